@@ -8,6 +8,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from slackwater.core.notebook_repr import register_renderers
+from slackwater.core.version import VERSION
+
 if TYPE_CHECKING:
     from slackwater.api import Registered as Registered
     from slackwater.api import pipeline as pipeline
@@ -51,7 +54,7 @@ if TYPE_CHECKING:
     from slackwater.runner.batch import batch_join as batch_join
     from slackwater.runner.run import run as run
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 _HOMES = {
     "Aggregation": "config.aggregation",
@@ -97,6 +100,21 @@ _HOMES = {
     "why": "query.why_api",
 }
 __all__ = sorted([*_HOMES, "__version__"])
+
+
+def _render_html(value: object) -> str:
+    from slackwater.ui.notebook import to_html
+
+    return to_html(value)
+
+
+def _render_for_terminal(value: object) -> str:
+    from slackwater.cli.terminal_rendering import render_for_terminal
+
+    return render_for_terminal(value)
+
+
+register_renderers(html=_render_html, terminal=_render_for_terminal)
 
 
 def __getattr__(name: str) -> Any:

@@ -24,11 +24,12 @@ from slackwater.core.dead_letter_columns import LETTER
 from slackwater.core.dead_letter_filter import LetterFilter
 from slackwater.core.schema import Field
 from slackwater.dead_letters.attempt_ledger import AttemptLedger, add_letter_ids, format_applied_lines
+from slackwater.dead_letters.letter_reader import count_letters, read_newest
 from slackwater.errors import StartError
 from slackwater.evolution import commit_from_config
 from slackwater.operators.compile import compile_window
-from slackwater.runner.components import create_letter_writer, create_store
-from slackwater.runner.dead_letter_reader import count_letters, read_newest
+from slackwater.runner.components import create_letter_writer
+from slackwater.state.store_creation import create_store
 
 AT = dt.datetime(2024, 3, 1, 9, 0, tzinfo=dt.UTC)
 SCHEMA = {f.name: f.polars for f in LETTER}

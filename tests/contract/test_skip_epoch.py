@@ -17,11 +17,12 @@ from slackwater.config import toml
 from slackwater.connectors.source import Batch
 from slackwater.core.dead_letter_filter import LetterFilter
 from slackwater.core.schema import Field
+from slackwater.dead_letters import letter_reader
 from slackwater.engine.epoch_driver import DriverCallbacks
 from slackwater.errors import PublishError
 from slackwater.operators import compile as compiling
-from slackwater.runner import dead_letter_reader
-from slackwater.runner.components import create_letter_writer, create_store
+from slackwater.runner.components import create_letter_writer
+from slackwater.state.store_creation import create_store
 from slackwater.testing.in_process_engine import InProcessEngine
 
 S = 1_000_000
@@ -155,7 +156,7 @@ def test_no_start_gets_further_and_a_row_is_neither_lost_nor_doubled(
     assert "epoch 7 is not waiting to be published, but epoch 1 is" in capsys.readouterr().err
     assert ask(monkeypatch, "skip", stuck, 1) == 0
     assert "epoch 1 was skipped; its rows are now in the dead letters" in capsys.readouterr().out
-    letters = dead_letter_reader.read_newest(toml.load(stuck), LetterFilter())
+    letters = letter_reader.read_newest(toml.load(stuck), LetterFilter())
     assert set(letters["reason"]) == {"not published"}
     assert set(letters["epoch"]) == {1}
     names = [bytes(v).decode() for v in letters["value"]]
@@ -174,7 +175,7 @@ def test_no_start_gets_further_and_a_row_is_neither_lost_nor_doubled(
     every = [*(k for k, _ in after), *(n for n in names)]
     for name in ("first", "fine", "wrong", "next", "later", "z"):
         assert any(name in e for e in every), name
-    assert len(dead_letter_reader.read_newest(toml.load(stuck), LetterFilter())) == letters.height
+    assert len(letter_reader.read_newest(toml.load(stuck), LetterFilter())) == letters.height
 
 
 def test_into_a_directory(
@@ -211,7 +212,7 @@ def test_a_crash_between_the_letters_and_the_note_doubles_nothing(stuck: Path, m
         pending = skip_publish._read_pending(store, commit, commit.missing(store.delivered_targets()))
         skip_publish._write_letters(pipeline, commit, pending, None)
     assert ask(monkeypatch, "skip", stuck, 1) == 0
-    assert dead_letter_reader.read_newest(pipeline, LetterFilter()).height == pending.total > 0
+    assert letter_reader.read_newest(pipeline, LetterFilter()).height == pending.total > 0
 
 
 def test_once_the_table_takes_it_a_start_publishes_it(stuck: Path, url: str) -> None:

@@ -16,11 +16,12 @@ from slackwater.config import toml
 from slackwater.connectors.source import Batch
 from slackwater.core.dead_letter_filter import LetterFilter
 from slackwater.core.schema import Field
+from slackwater.dead_letters import letter_reader
 from slackwater.engine.epoch_driver import DriverCallbacks, EpochDriver
 from slackwater.errors import PublishError
 from slackwater.operators import compile as compiling
-from slackwater.runner import dead_letter_reader
-from slackwater.runner.components import create_letter_writer, create_store
+from slackwater.runner.components import create_letter_writer
+from slackwater.state.store_creation import create_store
 from slackwater.testing.in_process_engine import InProcessEngine
 
 S = 1_000_000
@@ -117,7 +118,7 @@ def test_outbox_show_and_skip(
     assert "epoch 7 is not waiting to be published, but epoch 0 is" in capsys.readouterr().err
     assert run_outbox(monkeypatch, "skip", unpublished, 0) == 0
     assert "the next start continues after it" in capsys.readouterr().out
-    letters = dead_letter_reader.read_newest(toml.load(unpublished), LetterFilter())
+    letters = letter_reader.read_newest(toml.load(unpublished), LetterFilter())
     assert set(letters["reason"]) == {"not published"}
     assert sorted(json.loads(v)["k"] for v in letters["value"]) == ["a", "b"]
     assert run_outbox(monkeypatch, "show", unpublished) == 0
@@ -161,7 +162,7 @@ def test_skipping_again_after_a_crash_duplicates_nothing(unpublished: Path, monk
         pending = skip_publish._read_pending(store, commit, commit.missing(store.delivered_targets()))
         skip_publish._write_letters(pipeline, commit, pending, None)
     assert run_outbox(monkeypatch, "skip", unpublished, 0) == 0
-    assert dead_letter_reader.read_newest(pipeline, LetterFilter()).height == 2
+    assert letter_reader.read_newest(pipeline, LetterFilter()).height == 2
 
 
 def test_without_a_state_nothing_is_pending(

@@ -35,7 +35,7 @@ SHOWN_BYTES = 64  # how many bytes to show of a value that is not text
 
 def list_dead_letters(file: Path) -> None:
     """Print the number of dead letters by reason and source, and how many of them are open or applied."""
-    from slackwater.runner.dead_letter_reader import count_letters
+    from slackwater.dead_letters.letter_reader import count_letters
 
     pipeline = toml.load(file)
     counts_frame = count_letters(pipeline)
@@ -66,9 +66,9 @@ def list_dead_letters(file: Path) -> None:
 def show_dead_letters(file: Path, limit: int, reason: str | None, source: str | None, key: Sequence[str] = ()) -> None:
     """Print the newest dead letters, with their details and their content as text."""
     from slackwater.core.dead_letter_filter import LetterFilter
+    from slackwater.dead_letters.letter_reader import add_attempts, read_newest
     from slackwater.query.key_history import format_dead_letter_keys
     from slackwater.query.locate_state import locate_store
-    from slackwater.runner.dead_letter_reader import add_attempts, read_newest
 
     pipeline = toml.load(file)
     keys = None

@@ -25,9 +25,9 @@ app = typer.Typer(
 
 def _version(is_set: bool) -> None:
     if is_set:
-        from slackwater import __version__
+        from slackwater.core.version import VERSION
 
-        print(f"slackwater {__version__}")
+        print(f"slackwater {VERSION}")
         raise typer.Exit
 
 

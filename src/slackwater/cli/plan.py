@@ -16,12 +16,12 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.errors import StartError, StateError
 from slackwater.evolution import compare
 from slackwater.runner import previous_name, previous_output, target_markers
-from slackwater.runner.components import create_store
 from slackwater.runner.local_paths import check_moved_directories
 from slackwater.runner.table_schema_changes import add_table_schema_changes
 from slackwater.secrets import mask_secrets
 from slackwater.state.maintenance_commit import pending_epoch_error
 from slackwater.state.protocol import Snapshot, StateStore
+from slackwater.state.store_creation import create_store
 
 
 def print_config_changes(file: Path, as_json: bool) -> None:

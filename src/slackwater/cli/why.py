@@ -38,7 +38,7 @@ PARTITIONS = 4  # the maximum number of partitions listed in a line
 
 def print_why_report(file: Path, key: Sequence[str], as_json: bool, stage: str | None = None) -> None:
     """Print why a pipeline has no output yet. Raises ConfigError, and StartError if there is no durable state."""
-    from slackwater.runner.components import create_store
+    from slackwater.state.store_creation import create_store
 
     pipeline = toml.load(file)
     if pipeline.state_store is None or not pipeline.state_store.durable:

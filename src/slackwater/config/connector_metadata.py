@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from slackwater.core.offsets import FileOffsets, KafkaOffsets, Offsets, TableOffsets
 
 if TYPE_CHECKING:
-    from slackwater.config.source import Source
     from slackwater.config.target import Target
 
 
@@ -37,13 +36,30 @@ class StartPosition:
     no_offsets_reason: str = ""
 
 
+class SourceKeys(Protocol):
+    """The keys of a source that descriptions and limits use. `config.source.Source` has them."""
+
+    @property
+    def query(self) -> str | None: ...
+    @property
+    def format(self) -> str | None: ...
+    @property
+    def payload_format(self) -> str | None: ...
+    @property
+    def max_files_per_trigger(self) -> int | None: ...
+    @property
+    def max_messages_per_trigger(self) -> int | None: ...
+    @property
+    def max_offsets_per_trigger(self) -> int | None: ...
+
+
 def absolute_path(path: str | None) -> str:
     """Return a local directory as an absolute path, and a URL unchanged."""
     is_local = path and "://" not in path and not path.startswith("file:")
     return str(Path(str(path)).absolute()) if is_local else str(path)
 
 
-def _query_text(s: Source) -> str:
+def _query_text(s: SourceKeys) -> str:
     return str(s.query)
 
 
@@ -74,9 +90,9 @@ class ConnectorMetadata:
     keys: tuple[str, ...] = ()  # keys of a source in addition to those that every source has
     offsets: type[Offsets] | None = None  # class of its offsets in a commit; None if only Spark's checkpoint has them
     start: StartPosition = StartPosition()  # frozen
-    short_name: Callable[[Source], str] = _query_text  # short description of a source
-    plan_text: Callable[[Source], str] = _query_text  # description of a source in a plan
-    batch_limit: Callable[[Source], int | None] = lambda s: s.max_messages_per_trigger
+    short_name: Callable[[SourceKeys], str] = _query_text  # short description of a source
+    plan_text: Callable[[SourceKeys], str] = _query_text  # description of a source in a plan
+    batch_limit: Callable[[SourceKeys], int | None] = lambda s: s.max_messages_per_trigger
     # -- as a target -----------------------------------------------------------------------------------------------
     location_text: Callable[[Target], str] = _console
     write_text: Callable[[Target, bool, bool], str] = lambda t, adds, within: "to the console"
@@ -102,14 +118,14 @@ _STREAM = (*_RECORDS, "max_messages_per_trigger")
 
 
 def _stream(kind: str) -> dict[str, Any]:
-    def text(s: Source) -> str:
+    def text(s: SourceKeys) -> str:
         return f"{s.query} in {kind}"
 
     return {"short_name": text, "plan_text": text}
 
 
 def _table(kind: str, version: str) -> dict[str, Any]:
-    def text(s: Source) -> str:
+    def text(s: SourceKeys) -> str:
         return f"{kind} table {s.query}"
 
     return {

@@ -1,19 +1,26 @@
 """Representations of values in notebooks and terminals.
 
-The packages that render values are higher up in the layering, so they are imported lazily, by name.
+The packages that render values import this one. Therefore, `slackwater/__init__.py` registers their functions here.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
+from collections.abc import Callable
+
+Renderer = Callable[[object], str]
+_renderers: dict[str, Renderer] = {}
+
+
+def register_renderers(*, html: Renderer, terminal: Renderer) -> None:
+    """Set the functions that render values as HTML and as text."""
+    _renderers.update(html=html, terminal=terminal)
 
 
 class NotebookRepr:
     """Mixin for an HTML representation. `slackwater.ui.notebook` renders each class that derives from it."""
 
     def _repr_html_(self) -> str:
-        html: str = import_module("slackwater.ui.notebook").to_html(self)
-        return html
+        return _renderers["html"](self)
 
 
 class TerminalRepr:
@@ -23,5 +30,4 @@ class TerminalRepr:
     """
 
     def __str__(self) -> str:
-        text: str = import_module("slackwater.cli.terminal_rendering").render_for_terminal(self)
-        return text
+        return _renderers["terminal"](self)

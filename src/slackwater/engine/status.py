@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from slackwater.errors import StartError
@@ -144,7 +143,9 @@ class Status:
     stages: tuple[StageStatus, ...] = ()
     files_done: int | None = None
     files_total: int | None = None  # known with --available-now over files, for the progress bar
-    config: Pipeline | None = field(default=None, repr=False, compare=False)  # set in the status that a run returns
+    # set in the status that a run returns
+    config: Pipeline | None = field(default=None, repr=False, compare=False)
+    read_results: Callable[[str | None], pl.DataFrame] | None = field(default=None, repr=False, compare=False)
 
     def results(self, target: str | None = None) -> pl.DataFrame:
         """Read the current content of the run's target. If there are several targets, `target` selects one.
@@ -152,12 +153,11 @@ class Status:
         Only works on the status that `run` returns. Raises StartError for a target that cannot be read, such as the
         console.
         """
-        if self.config is None:
+        if self.read_results is None:
             raise StartError(
                 f"{self.pipeline}: results() needs the status that run() returned, not the status of an epoch"
             )
-        frame: pl.DataFrame = import_module("slackwater.query.result_readers").read_all_results(self.config, target)
-        return frame
+        return self.read_results(target)
 
     @property
     def rows_per_second(self) -> float:

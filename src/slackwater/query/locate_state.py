@@ -68,7 +68,7 @@ def list_pipelines(where: str | Path | Pipeline, schema: str = "public") -> list
 
 
 def _store_of_config(pipeline: Pipeline) -> StateStore:
-    from slackwater.runner.components import create_store
+    from slackwater.state.store_creation import create_store
 
     if pipeline.state_store is None or not pipeline.state_store.durable:
         raise _in_memory_error(pipeline)

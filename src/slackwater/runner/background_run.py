@@ -11,7 +11,6 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from slackwater.config.pipeline import Pipeline
@@ -81,16 +80,18 @@ class Handle(NotebookRepr):
 
     def why(self, key: Mapping[str, Any] | str | None = None, stage: str | None = None) -> WhyReport:
         """Return what holds the watermark and which windows close next: see `sw.why`. The state must be durable."""
-        report: WhyReport = import_module("slackwater.query.why_api").why(self.pipeline, key, stage)
-        return report
+        from slackwater.query.why_api import why
+
+        return why(self.pipeline, key, stage)
 
     def results(self, target: str | None = None) -> pl.DataFrame:
         """Read the rows that the target now holds. If there are several targets, name one of them.
 
         Raises StartError for a target that cannot be read, such as the console.
         """
-        rows: pl.DataFrame = import_module("slackwater.query.result_readers").read_all_results(self.pipeline, target)
-        return rows
+        from slackwater.query.result_readers import read_all_results
+
+        return read_all_results(self.pipeline, target)
 
     # -- the end of the run --------------------------------------------------------------------------------------
 

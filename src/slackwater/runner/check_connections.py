@@ -22,7 +22,7 @@ def find_connection_problems(pipeline: Pipeline) -> list[str]:
 
     Spark is only started for a Postgres target, to find out which columns its table must have.
     """
-    from slackwater.runner.components import create_store
+    from slackwater.state.store_creation import create_store
 
     problems: list[str] = []
 
@@ -55,7 +55,7 @@ def find_connection_problems(pipeline: Pipeline) -> list[str]:
 def find_connection_notes(pipeline: Pipeline) -> list[str]:
     """Return notes that are not problems: what a start would create, and files that changed after they were read."""
     from slackwater.connectors.files import file_change_tracker
-    from slackwater.runner.components import create_store
+    from slackwater.state.store_creation import create_store
 
     notes = [
         line
@@ -118,9 +118,10 @@ def _table_problems(pipeline: Pipeline) -> list[str]:
     """Return one line for each difference between a Postgres table and the pipeline's output."""
     from slackwater.connectors.lookup_views import LookupViews
     from slackwater.connectors.postgres.target import PostgresTarget
-    from slackwater.runner.components import create_source, create_store, create_target_writers, spark_settings
+    from slackwater.runner.components import create_source, create_target_writers, spark_settings
     from slackwater.runner.stage_binding import bind_stages
     from slackwater.spark import session
+    from slackwater.state.store_creation import create_store
 
     private_session = session.private_session(
         session.start_session(spark_settings(pipeline, lambda level, line: None)), 1

@@ -1,4 +1,4 @@
-"""Create the components of a run from its config: sources, state store, targets and the target of dead letters."""
+"""Create the components of a run from its config: sources, targets and the target of dead letters."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from slackwater.evolution import added_columns
 from slackwater.operators.base import Operator
 from slackwater.spark import connect_session, maven_packages
 from slackwater.state.commit import Commit
-from slackwater.state.files.store import FilesStore, TemporaryFilesStore
-from slackwater.state.protocol import StateStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -56,18 +54,6 @@ def spark_settings(pipeline: Pipeline, notice: Callable[[str, str], None]) -> di
     if any(s.payload_format == "avro" for s in pipeline.sources):
         jars = [*jars, *maven_packages.avro_connector(installed)]
     return {**settings, "spark.jars": ",".join(map(str, jars))}
-
-
-def create_store(pipeline: Pipeline) -> StateStore:
-    """Create the state store of the config, or an in-memory store if the config has none."""
-    store = pipeline.state_store
-    if store is None or store.kind == "in_memory":
-        return TemporaryFilesStore(pipeline.name)
-    if store.kind == "postgres":
-        from slackwater.state.postgres.store import PostgresStore
-
-        return PostgresStore(store.url or "", store.schema_, pipeline.name, store.path)
-    return FilesStore(store.path or "", pipeline.name, store.options)
 
 
 def create_target_writers(

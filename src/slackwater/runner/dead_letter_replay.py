@@ -9,11 +9,12 @@ from slackwater.config import late_row_replay_check
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.dead_letter_filter import LetterFilter
 from slackwater.core.humanize import plural
+from slackwater.dead_letters import letter_reader
 from slackwater.dead_letters.replay import ReplayResult, count_replayable_late_letters
 from slackwater.dead_letters.replay import replay_letters as apply
 from slackwater.errors import LockHeldError, StartError
 from slackwater.operators.dead_letters import LATE
-from slackwater.runner import dead_letter_reader, run_log
+from slackwater.runner import run_log
 from slackwater.runner.pipeline_runner import PipelineRunner
 from slackwater.runner.run_notifications import RunNotifier
 from slackwater.spark import dead_letter_frames
@@ -56,7 +57,7 @@ def replay_dead_letters(
                 "this pipeline writes to the next stage; list late dead letters with: slackwater dlq list"
             )
         if pipeline.dead_letter is None:
-            dead_letter_reader.read_newest(
+            letter_reader.read_newest(
                 pipeline, LetterFilter()
             )  # raises an error if dead letters are not kept, before Spark starts
         _check_late(pipeline, choose, limit)
@@ -74,7 +75,7 @@ def replay_dead_letters(
                     components.session, components.streams.sources, letters
                 )
 
-            letters = dead_letter_reader.read_newest(
+            letters = letter_reader.read_newest(
                 pipeline, LetterFilter()
             )  # includes dead letters that this start published
             return apply(components.driver, choose(letters), rows, dry, limit)
@@ -87,8 +88,8 @@ def _check_late(pipeline: Pipeline, choose: Callable[[pl.DataFrame], pl.DataFram
     refusal = late_row_replay_check.find_replay_obstacle(pipeline)
     if refusal is None:
         return
-    letters = choose(dead_letter_reader.read_newest(pipeline, LetterFilter()))
-    late = count_replayable_late_letters(letters, dead_letter_reader.read_attempt_ledger(pipeline), limit)
+    letters = choose(letter_reader.read_newest(pipeline, LetterFilter()))
+    late = count_replayable_late_letters(letters, letter_reader.read_attempt_ledger(pipeline), limit)
     if late:
         other_reasons = sorted({*letters["reason"].drop_nulls()} - {LATE})
         hint = f"; to replay the others: --reason {other_reasons[0]}" if other_reasons else ""

@@ -17,11 +17,11 @@ from slackwater.connectors.target import TargetTable
 from slackwater.errors import StartError, StateError
 from slackwater.evolution import target_locations
 from slackwater.runner import target_markers
-from slackwater.runner.components import create_store
 from slackwater.state.commit import TargetMarker
 from slackwater.state.migrations import with_targets
 from slackwater.state.protocol import StateStore
 from slackwater.state.rename_by_fork import rename_state
+from slackwater.state.store_creation import create_store
 
 _BACKFILL = "-backfill-"
 

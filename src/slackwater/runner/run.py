@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from slackwater import explain
@@ -32,6 +33,7 @@ from slackwater.secrets import mask_secrets
 from slackwater.state.commit import Commit
 
 if TYPE_CHECKING:
+    import polars as pl
     from pyspark.sql import SparkSession
 
 
@@ -151,7 +153,13 @@ def run_pipeline(pipeline: Pipeline, options: RunOptions) -> Status | None:
 
 def _with_pipeline(last: Status | None, pipeline: Pipeline) -> Status | None:
     """Return the status with the pipeline, which allows it to read the results."""
-    return None if last is None else replace(last, config=pipeline)
+    return None if last is None else replace(last, config=pipeline, read_results=partial(_read_results, pipeline))
+
+
+def _read_results(pipeline: Pipeline, target: str | None) -> pl.DataFrame:
+    from slackwater.query.result_readers import read_all_results
+
+    return read_all_results(pipeline, target)
 
 
 def _run(runner: PipelineRunner, options: RunOptions) -> Status | None:

@@ -25,10 +25,11 @@ from slackwater.errors import StartError
 from slackwater.evolution.marker_mismatch import with_skipped_targets
 from slackwater.operators.dead_letters import UNPUBLISHED, storable_letters
 from slackwater.runner import target_markers
-from slackwater.runner.components import create_letter_writer, create_skipped_rows_target, create_store
+from slackwater.runner.components import create_letter_writer, create_skipped_rows_target
 from slackwater.state.commit import LETTERS, Commit
 from slackwater.state.maintenance_commit import missing_state_error, next_maintenance_commit
 from slackwater.state.protocol import StateStore
+from slackwater.state.store_creation import create_store
 
 log = logging.getLogger("slackwater")
 

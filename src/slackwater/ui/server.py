@@ -37,11 +37,11 @@ from starlette.routing import Mount, Route
 
 from slackwater.core.dead_letter_filter import LetterFilter
 from slackwater.core.humanize import mismatch
+from slackwater.dead_letters.letter_reader import add_attempts, read_newest
 from slackwater.errors import SlackwaterError, StartError, StateError
 from slackwater.maintenance.hot_keys import find_hot_keys
 from slackwater.query import server as questions
 from slackwater.query.state_view import StateView
-from slackwater.runner.dead_letter_reader import add_attempts, read_newest
 from slackwater.secrets import remember_secret
 from slackwater.ui import pages
 from slackwater.ui.access_control import TokenMiddleware, check_bind_address

@@ -35,8 +35,9 @@ from slackwater.engine.stage_runner import StageRunner
 from slackwater.errors import SlackwaterError
 from slackwater.query.result_readers import result_reader
 from slackwater.runner import previous_name, previous_output, target_markers
-from slackwater.runner.components import create_store, create_target_writers
+from slackwater.runner.components import create_target_writers
 from slackwater.state.commit import BatchId
+from slackwater.state.store_creation import create_store
 from slackwater.testing.pipeline import LocalPipeline
 
 MINUTE_US = 60_000_000

@@ -1,0 +1,3 @@
+"""The version of Slackwater."""
+
+VERSION = "0.1.0"
