@@ -35,8 +35,8 @@ def index_page() -> str:
         "",
         MADE,
         "",
-        "These pages list every error and warning by its meaning. An error is one line: what is wrong, where, what was found and expected,",
-        "and what to do. On a terminal, a second line gives its section on these pages; in Python, `error.documented` does. `slackwater` ends",
+        "These pages list every error and warning by its meaning. An error is one line. It says what is wrong and where, which value",
+        "was found and which was expected, and what to do. On a terminal, a second line gives its section on these pages; in Python, `error.documented` does. `slackwater` ends",
         "with exit code 2 for a wrong config or command line, and with 1 for all other errors.",
     ]
     for page, families in _GROUPS.items():

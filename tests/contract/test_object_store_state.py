@@ -127,7 +127,7 @@ def test_clocks_that_differ_only_change_how_long_a_start_waits(make: Make, monke
     second = make()
     assert second.open() == done
     add_epoch(second, done, "b")
-    with pytest.raises(FencedError, match="epoch 1 was already committed by another runner in s3://"):
+    with pytest.raises(FencedError, match="epoch 1 was already committed in s3://"):
         add_epoch(first, done, "c")
     with make().peek() as snapshot:
         assert users(snapshot) == ["b"]

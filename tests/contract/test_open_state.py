@@ -125,7 +125,7 @@ def test_windows_without_keys(place: Place) -> None:
     place.ran([RowsInput({"a": [row(0), row(S), row(61 * S)]})], minutes)
     with sw.open_state(place.where) as view:
         assert view.fetch()["n"].to_list() == [1], "the first minute is closed"
-        with pytest.raises(StartError, match="find_sessions: the windows are tumbling, not sessions"):
+        with pytest.raises(StartError, match="find_sessions: found windows of kind tumbling, expected session windows"):
             view.find_sessions(None)
         with pytest.raises(StartError, match="key: found 'k', expected none, as there is no group_by"):
             view.fetch("k")

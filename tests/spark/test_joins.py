@@ -139,7 +139,7 @@ def test_each_side_has_its_own_sql_and_chosen_columns(runner: Runner) -> None:
         ),
         (
             {"left_keys": ["amount", "region"]},
-            'test: transform.join: keys: "amount" of the left side is double, "paid_order" of the right side is bigint; cast one',
+            'test: transform.join: keys: "amount" of the left side is double and "paid_order" of the right side is bigint; cast one',
         ),
         (
             {"left_prefix": "", "right_prefix": ""},

@@ -108,7 +108,7 @@ CASES: list[tuple[str, str, *tuple[str, ...]]] = [  # what is changed to what: t
     ('event_time_column = "_event_ts"', 'event_time_column = "ts"\ntime_mode = "processing"',
      f'{J}.event_time_column: cannot be combined with time_mode = "processing", where the clock is the event time; remove one of them'),
     # -- output
-    (BOUNDS, BOUNDS + "left_prefix = 3\n", f"{J}.left_prefix: found 3, expected a string; it may be empty"),
+    (BOUNDS, BOUNDS + "left_prefix = 3\n", f"{J}.left_prefix: found 3, expected a string, which may be empty"),
     (BOUNDS, BOUNDS + 'output_left_columns = ["a", "a"]\n', f'{J}.output_left_columns: "a" is listed 2 times; list it once'),
     (BOUNDS, BOUNDS + 'output_left_columns = ["a", "b"]\noutput_right_columns = ["c", "B"]\nleft_prefix = "x"\nright_prefix = "x"\n',
      f'{J}.right_prefix: "B" of the right side is emitted as "xB", which is already the name of "b" of the left side; {ADVICE}'),

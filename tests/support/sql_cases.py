@@ -166,7 +166,7 @@ REFUSED: list[tuple[dict[str, str], str, str]] = [
     ({"schema": 'schema = "user_id CHAR(3), amount DOUBLE, ts TIMESTAMP, n INT"'}, "sources[0].schema", "use STRING"),
     ({"query": f"SELCT {_ALL} FROM source"}, "transform.sql", 'did you mean "SELECT"?'),
     ({"query": f"SELECT {_ALL} FROM source WHERE (n > 1"}, "transform.sql", 'unclosed "("'),
-    ({"query": f"SELECT {_ALL} FROM source WHERE n > 1)"}, "transform.sql", 'extra ")" at'),
+    ({"query": f"SELECT {_ALL} FROM source WHERE n > 1)"}, "transform.sql", 'extra ")" on line'),
     ({"query": f"SELECT {_ALL} FROM source WHERE user_id = 'a"}, "transform.sql", "quote"),
     ({"query": f"SELECT {_ALL} FROM source; SELECT 1"}, "transform.sql", "2 statements"),
     ({"query": "UPDATE source SET n = 1"}, "transform.sql", "UPDATE is a statement"),

@@ -55,16 +55,14 @@ def test_a_missing_filesystem_connector_of_a_source_is_one_line(
     assert line.startswith(
         f'p.toml: note: source "{name}": Spark needs a connector to read {scheme}://, and none is configured; add {package}'
     )
-    assert line.endswith('to "spark.jars.packages" ([spark]); without that a run ends')
+    assert line.endswith('to "spark.jars.packages" ([spark]); otherwise, a run fails')
     assert notes(slackwater, text + SETTINGS) == []
 
 
 def test_check_notes_an_address_that_spark_does_not_know(slackwater: Command) -> None:
     Path("p.toml").write_text(GOOD.replace('"in/*.jsonl"', '"s3://bucket/in/*.jsonl"'))
     printed = slackwater("check", "p.toml").out
-    assert (
-        'note: source "events": Spark does not know s3:// addresses; write s3a://; without that a run ends' in printed
-    )
+    assert 'note: source "events": Spark does not know s3:// addresses; write s3a://; otherwise, a run fails' in printed
 
 
 def test_local_paths_and_an_external_spark_need_no_connector(

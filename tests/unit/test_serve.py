@@ -189,7 +189,7 @@ def test_malformed_requests_are_refused(served: HttpServer, path: str) -> None:
 @pytest.mark.parametrize(
     ("bound", "value", "status", "message"),
     [
-        ("MOST_ROWS", 10, 413, "the answer has 50 windows; at most 10 are sent: request fewer"),
+        ("MOST_ROWS", 10, 413, "the answer has 50 windows; at most 10 can be sent: request fewer windows"),
         ("MOST_BYTES", 500, 413, "the answer is larger than 0 MiB; request fewer windows"),
         ("SCAN_SECONDS", 0.0, 400, "where: the query took longer than 0 seconds; request the windows of one key"),
     ],
@@ -282,7 +282,7 @@ def test_an_ip_address_and_an_allowed_host_are_answered(served: HttpServer, host
 def test_only_get_requests_are_answered(served: HttpServer, method: str) -> None:
     answer = raw(served, f"{method} / HTTP/1.1\r\nHost: localhost\r\n\r\n".encode(), whole=True)
     assert answer.startswith(b"HTTP/1.1 405 ")
-    assert b"only GET is" in answer
+    assert b"accepts only GET" in answer
 
 
 SECOND = b"GET /fetch?key=k=u49 HTTP/1.1\r\nHost: localhost\r\n\r\n"

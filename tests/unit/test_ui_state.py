@@ -173,7 +173,7 @@ def test_an_unavailable_source_is_waited_for_no_longer_than_the_limit(
         assert snapshot is not None
         for _ in range(3):
             backlogs = one.asker.poll(one.pipeline, snapshot)
-            assert [w.problem for w in backlogs] == ["it is being asked"] * 2
+            assert [w.problem for w in backlogs] == ["no response yet"] * 2
         assert sum(t.name.startswith("ui-asks-") for t in threading.enumerate()) == 2
     release.set()
 

@@ -79,10 +79,10 @@ def _check_config(file: Path, connect: bool) -> None:
     for line in notes:
         print(mask_secrets(f"{file}: note: {line}"))
     for line in object_store_connectors.find_unreadable_sources(pipeline):
-        print(mask_secrets(f"{file}: note: {line}; without that a run ends"))
+        print(mask_secrets(f"{file}: note: {line}; otherwise, a run fails"))
     if not connect:
         for line in local_paths.missing_directories(pipeline):
-            print(mask_secrets(f"{file}: note: {line}; a run does not start without it"))
+            print(mask_secrets(f"{file}: note: {line}; otherwise, a run does not start"))
     for line in checked.unchecked:
         print(mask_secrets(f"{file}: not checked: {line}"))
 

@@ -123,7 +123,7 @@ def _size_lines(measured: Sizes) -> list[str]:
     ]
     if not in_tables:
         span = f"{measured.kept[0]} to {measured.kept[-1]}" if measured.kept[1:] else str(measured.epoch)
-        facts.append(["kept epochs", f"{span}; only the earlier ones hold {_count_and_size(measured.only_kept)}"])
+        facts.append(["kept epochs", f"{span}; the earlier ones alone hold {_count_and_size(measured.only_kept)}"])
         removed = "; a runner, or compact, removes it" if measured.garbage[0] else ""
         facts.append(["garbage", f"{_count_and_size(measured.garbage)}{removed}"])
     facts.append(["lists", _count_and_size(measured.lists)])

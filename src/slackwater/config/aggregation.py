@@ -313,7 +313,9 @@ class Aggregation(Spec):
             names = ", ".join(absent)
             yield (
                 "columns",
-                f'{names} missing; name the columns that {type(aggregator).__name__} reads, as in {{ {absent[0]} = "price" }}',
+                f"no column for {names}; name the columns that {type(aggregator).__name__} reads, as in {{ "
+                f"{absent[0]} = "
+                f'"price" }}',
             )
 
 

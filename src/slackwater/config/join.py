@@ -46,7 +46,7 @@ JOIN_TYPES = {  # spelling -> join type
 @attach_json_schema(type="string")
 def _prefix(value: Any) -> str:
     if not isinstance(value, str):
-        raise InvalidValueError("a string; it may be empty")
+        raise InvalidValueError("a string, which may be empty")
     return value
 
 

@@ -87,7 +87,7 @@ def check_connections(values: Values) -> Iterator[Problem]:
             payload = format_value(spec.payload_format)
             if (key := SCHEMA_FILES.get(spec.payload_format or "")) is not None:
                 if getattr(spec, key) is None and key not in spec._wrong:
-                    line = f"missing; payload_format = {payload} needs it, or schema_registry in the connection"
+                    line = f"missing; payload_format = {payload} needs this file, or schema_registry in the connection"
                     yield f"{path}.{key}", line
             elif spec.payload_format in FRAMED:
                 line = f"{payload} needs schema_registry in the connection, which has none; add it"

@@ -101,7 +101,7 @@ class Spec(BaseModel):
             prefix = f"{file}: {path}." if path else f"{file}: "
             for key in [k for k in cls.PYTHON_ONLY if k in data]:
                 del data[key]
-                problems.append(f"{prefix}{key}: is available in Python only; {cls.PYTHON_ONLY[key]}")
+                problems.append(f"{prefix}{key}: is available only in Python; {cls.PYTHON_ONLY[key]}")
             values, wrong = cls.read(data, file, path, problems)
         elif not isinstance(data, MissingEnvString):
             problems.append(f"{file}: {path}: {value_mismatch(data, 'a table')}")

@@ -290,7 +290,8 @@ class _StepCheck:
             if out.is_complete:
                 self.result.add(
                     key,
-                    f'{prefix}does not select "{EVENT_TIME}", the event time; add it to the SELECT; it selects: {", ".join(out.types)}',
+                    f'{prefix}does not select "{EVENT_TIME}", the event time, but only: {", ".join(out.types)}; add '
+                    "it to the SELECT",
                 )
         elif out.types[EVENT_TIME] not in (None, "timestamp"):
             self.result.add(
@@ -363,7 +364,7 @@ class _StepCheck:
         for i, (a, b) in enumerate(zip(*keys, strict=True)):
             if a is None or b is None:
                 continue
-            pair = f"{format_value(join.left_keys[i])} of the left side is {a}, {format_value(join.right_keys[i])} of the right side is {b}"
+            pair = f"{format_value(join.left_keys[i])} of the left side is {a} and {format_value(join.right_keys[i])} of the right side is {b}"
             if strip_type_parameters(a) in NO_KEYS or strip_type_parameters(b) in NO_KEYS:
                 self.result.add(join_key, f"keys: {pair}; expected scalar types; cast them in left_sql and right_sql")
             elif a != b and not (a in INTEGERS and b in INTEGERS):

@@ -45,7 +45,7 @@ def _lookups(value: Any) -> dict[str, Lookup]:
     seen: dict[str, str] = {}
     for name in value:
         if name.casefold() == "source":
-            problems.append(f": {name}: this is the name of the rows in SQL; choose another name")
+            problems.append(f": {name}: is the name of the rows in SQL; choose another name")
         elif not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             problems.append(f": {format_key(name)}: " + value_mismatch(name, 'a name of letters, digits and "_"'))
         elif seen.setdefault(name.casefold(), name) != name:

@@ -126,7 +126,8 @@ def _unknown_inputs(stages: Sequence[Stage], sources: Sequence[str]) -> Iterator
                 continue
             if name in every:
                 line = (
-                    "is defined below it, and a stage reads only what is defined above it: move it"
+                    "is defined below this stage, but a stage reads only what is defined above it; move one of the "
+                    "stages"
                     if name != stage.name
                     else "is itself"
                 )

@@ -58,5 +58,5 @@ def size_warnings(step: StepBase) -> tuple[str, ...]:
         return ()
     return (
         f"the state may grow to {size / GIB:.1f} GiB at max_groups_per_window = {step.max_groups_per_window:,}; "
-        "lower it, shorten the window, or make room for it",
+        "lower the limit, shorten the window, or provide that much space",
     )

@@ -171,7 +171,7 @@ def to_toml(pipeline: Pipeline) -> str:
 
     if any(s.dataframe is not None for s in pipeline.sources):
         raise ConfigError(
-            [f"{pipeline.name}: a source over a DataFrame cannot be written as TOML; it exists in Python only"]
+            [f"{pipeline.name}: a source over a DataFrame cannot be written as TOML; it exists only in Python"]
         )
     window = pipeline.target_stage.transform.window
     class_aggregations = [a.as_ for a in window.aggregations if not isinstance(a.agg, str)] if window else []

@@ -119,7 +119,7 @@ class Publisher:
         if changed:
             raise StartError(f"{self.pipeline.name}: {target_locations.describe_pending(latest.epoch, changed)}")
         latest = target_locations.with_current_names(latest, stages, list(self.bindings))
-        self.hooks.on_notice("info", f"publishing epoch {latest.epoch}, which was committed and not yet published")
+        self.hooks.on_notice("info", f"publishing epoch {latest.epoch}, which was committed but not yet published")
         self.publish_pending(latest)
         self.check_available()
 

@@ -159,8 +159,8 @@ def _check_letters(pipeline: Pipeline, epoch: int, outcome: IngestOutcome) -> No
     letters = sum(staged.reasons.get(LATE, 0) for staged in outcome.letters)
     if pipeline.keeps_late_rows and late != letters:
         raise EpochError(
-            f"{pipeline.name}: epoch {epoch}: {plural(late, 'late row')} and {plural(letters, 'letter')}: the input "
-            "changed between two reads; this epoch was not committed; the next start repeats it"
+            f"{pipeline.name}: epoch {epoch}: {plural(late, 'late row')}, but {plural(letters, 'dead letter')}: the "
+            "input changed between two reads; this epoch was not committed; the next start repeats it"
         )
 
 

@@ -45,8 +45,8 @@ def match_stages(former_names: Mapping[str, str | None], commit: Commit) -> Stag
             origins[name] = name
             if former in state and former not in former_names:
                 problems[name] = (
-                    f'the state has both "{name}" and "{former}", and only one of them can continue as "{name}"; remove formerly to continue '
-                    f'with "{name}", or rename one of them in a separate start'
+                    f'the state has both "{name}" and "{former}", but only one of them can continue as "{name}"; '
+                    f'remove formerly to continue with "{name}", or rename one of them in a separate start'
                 )
         elif former in state and former not in former_names:
             origins[name] = str(former)

@@ -23,7 +23,7 @@ FAMILIES: Sequence[MessageFamily] = (
             "describes a join",
             "found a join",
             "has no windows, so",
-            "the windows are .*, not sessions",
+            "expected session windows",
             "a join has one",
         ),
     ),

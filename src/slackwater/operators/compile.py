@@ -213,7 +213,7 @@ def _key_problems(where: str, left: Field, right: Field) -> list[str]:
 
     Keys are compared by hash, so both must have the same type; all integer widths match each other.
     """
-    pair = f'"{left.name}" of the left side is {left.type}, "{right.name}" of the right side is {right.type}'
+    pair = f'"{left.name}" of the left side is {left.type} and "{right.name}" of the right side is {right.type}'
     if not (left.is_scalar and right.is_scalar):
         return [f"{where}: keys: {pair}; expected scalar types; cast them in left_sql and right_sql"]
     if left.type == right.type or (left.base in INTEGERS and right.base in INTEGERS):

@@ -135,7 +135,8 @@ def _choose_identity(a: LabeledRows, b: LabeledRows, by: Sequence[str] | None) -
         )
     if len(identities) == 2 and set(identities[0]) != set(identities[1]):
         raise StartError(
-            f"{a.label} identifies rows by {', '.join(identities[0])}, {b.label} by {', '.join(identities[1])}; name the columns with --by"
+            f"{a.label} identifies rows by {', '.join(identities[0])}, but {b.label} identifies rows by "
+            f"{', '.join(identities[1])}; name the columns with --by"
         )
     return list(identities[0])
 

@@ -21,7 +21,7 @@ def describe_last_failure(store: StateStore, pipeline: str) -> str | None:
         return None
     run = runs[-1]
     if run.outcome is None:
-        return f"the last run, begun {format_iso(run.started_us)}, {KILLED}; what it had not committed is read again at the next start"
+        return f"the last run, which began at {format_iso(run.started_us)}, {KILLED}; the next start reads again what was not committed"
     if run.outcome != "failed" or run.ended_us is None:
         return None
     return f"the last run failed at {format_iso(run.ended_us)}: {(run.error or 'no error was recorded').removeprefix(f'{pipeline}: ')}"

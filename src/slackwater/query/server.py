@@ -146,7 +146,7 @@ def _parse_query(query: str) -> dict[str, str]:
 def _rows_response(windows: pl.DataFrame, as_arrow: bool) -> Response:
     if windows.height > MOST_ROWS:
         raise _TooLargeError(
-            f"the answer has {plural(windows.height, 'window')}; at most {MOST_ROWS} are sent: request fewer"
+            f"the answer has {plural(windows.height, 'window')}; at most {MOST_ROWS} can be sent: request fewer windows"
         )
     if windows.estimated_size() > MOST_BYTES:
         raise _too_large_error()

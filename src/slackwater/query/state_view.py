@@ -230,7 +230,9 @@ def _check_sessions(operator: Operator) -> None:
 
 @_check_sessions.register
 def _(operator: PaneOperator) -> None:
-    raise StartError(f"{operator.pipeline}: find_sessions: the windows are {operator.window.kind}, not sessions")
+    raise StartError(
+        f"{operator.pipeline}: find_sessions: " + mismatch(f"windows of kind {operator.window.kind}", "session windows")
+    )
 
 
 @_check_sessions.register

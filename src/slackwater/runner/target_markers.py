@@ -204,8 +204,8 @@ def mismatch_error(pipeline: Pipeline, commit: Commit, mismatches: Sequence[Mark
         choices.append("continue without the lost rows with --keep-output")
     choices.append("start over with --rebuild")
     return StateError(
-        f"{pipeline.name}: the state and its targets do not match: {facts}. Do one of: {'; '.join(choices)}; nothing "
-        "was changed"
+        f"{pipeline.name}: the state and its targets do not match: {facts}. Do one of these: {'; '.join(choices)}. "
+        "Nothing was changed"
     )
 
 

@@ -191,7 +191,7 @@ def _check_columns(pipeline: Pipeline, input_path: InputPath, out: DataFrame, wh
     if "_event_ts" not in fields:
         listed = ", ".join(name for name in fields if name != _selected_origin(pipeline, input_path))
         raise StartError(
-            f'{where} does not select "_event_ts", the event time; add it to the SELECT; it selects: {listed}'
+            f'{where} does not select "_event_ts", the event time, but only: {listed}; add it to the SELECT'
         )
     if fields["_event_ts"].type != "timestamp":
         raise StartError(

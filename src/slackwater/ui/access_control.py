@@ -34,8 +34,8 @@ def check_bind_address(host: str, token: str | None) -> None:
         raise StartError("--token: " + mismatch("fewer than 8 characters", "at least 8"))
     if token is None and not _is_loopback(host):
         raise StartError(
-            f"--host {host}: other machines can reach this address, and a state may hold private data; add a --token, "
-            "or remove --host to serve this machine only"
+            f"--host {host}: other machines can reach this address, and a state may hold private data; set --token, "
+            "or remove --host to serve only this machine"
         )
 
 

@@ -34,7 +34,7 @@ class _BacklogAnswer:
     """
 
     backlog_of: Answer | None = None
-    problem: str | None = "it is being asked"
+    problem: str | None = "no response yet"
     answered_s: float = float("-inf")
     thread: threading.Thread | None = None
 

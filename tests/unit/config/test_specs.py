@@ -282,7 +282,7 @@ def test_a_source_over_a_dataframe() -> None:
     assert p.sources[0].dataframe is frame
     with pytest.raises(sw.ConfigError) as caught:
         sw.to_toml(p)
-    assert str(caught.value) == ("p: a source over a DataFrame cannot be written as TOML; it exists in Python only")
+    assert str(caught.value) == ("p: a source over a DataFrame cannot be written as TOML; it exists only in Python")
     with pytest.raises(sw.ConfigError) as caught:
         sw.Source(dataframe=frame, format="json")
     assert caught.value.problems == (

@@ -172,7 +172,7 @@ kind = "in_memory"
     [
         ("id BIGINT", "id BIGINT", None),
         ('left_keys = ["id"]', 'left_keys = ["idd"]', 'stages[0].join.left_keys: column "idd" does not come out of the left side; did you mean "id"?'),
-        ('right_keys = ["order_id"]', 'right_keys = ["amount"]', 'stages[0].join: keys: "id" of the left side is bigint, "amount" of the right side is double'),
+        ('right_keys = ["order_id"]', 'right_keys = ["amount"]', 'stages[0].join: keys: "id" of the left side is bigint and "amount" of the right side is double'),
         ("SELECT order_id, amount,", "SELECT order_id, amuont,", 'stages[0].join.right_sql: source "payments": column "amuont" does not exist; did you mean "amount"?'),
         ('"SELECT order_id, amount, _event_ts', '"SELECT order_id, amount', 'stages[0].join.right_sql: source "payments": does not select "_event_ts"'),
         ("left_shop AS shop", "shop", 'stages[1].sql: column "shop" does not exist; did you mean "left_shop"?'),

@@ -90,7 +90,7 @@ def _words(sql: str) -> list[lexer.Token]:
         depth += (word.text == "(") - (word.text == ")")
         if depth < 0:
             line = sql.count("\n", 0, word.start) + 1
-            raise SqlSyntaxError(f'has an extra ")" at line {line}; remove it')
+            raise SqlSyntaxError(f'has an extra ")" on line {line}; remove it')
         if word.text == ";":
             count = 1 + sum(w.text == ";" for w in words)
             raise SqlSyntaxError(f"holds {count} statements, expected one SELECT")

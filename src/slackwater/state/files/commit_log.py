@@ -105,5 +105,5 @@ class CommitLog:
             ) from None
         if not created:
             raise FencedError(
-                f"epoch {commit.epoch} was already committed by another runner in {storage.root}; this one stops"
+                f"epoch {commit.epoch} was already committed in {storage.root} by another runner; this one stops"
             )

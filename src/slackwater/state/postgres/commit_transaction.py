@@ -129,7 +129,7 @@ class Transaction:
             )
         if cursor.rowcount != 1:
             raise FencedError(
-                f"epoch {commit.epoch} was already committed by another runner {self.location}; this one stops"
+                f"epoch {commit.epoch} was already committed {self.location} by another runner; this one stops"
             )
 
     def _write_offsets(self, commit: Commit) -> None:

@@ -35,9 +35,9 @@ def check_tables(db: psycopg.Connection[Any], tables: TableNames, commit: Commit
         if differences := list(table_differences(db, table, stage.table)):
             raise StateError(
                 f'stage "{stage.name}": table {table} {location} was changed outside Slackwater since epoch '
-                f"{commit.epoch}: {'; '.join(differences)}; nothing was changed: restore the database from a backup, "
-                "check what is intact with `slackwater state verify`, or start over with: slackwater run FILE "
-                "--rebuild"
+                f"{commit.epoch}: {'; '.join(differences)}; nothing was committed: restore the database from a "
+                "backup, check what is intact with `slackwater state verify`, or start over with: slackwater run "
+                "FILE --rebuild"
             )
 
 
