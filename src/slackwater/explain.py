@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slackwater.config import state_size
-from slackwater.config.config_paths import is_local
 from slackwater.config.connection import Connection, PostgresConnection
 from slackwater.config.connector_metadata import CONNECTORS, absolute_path
 from slackwater.config.duration_unit_check import find_durations_without_unit
@@ -23,6 +22,7 @@ from slackwater.config.source import Lookup, Source
 from slackwater.config.stateless_step import StatelessStep
 from slackwater.config.target import Target
 from slackwater.config.window import Window, effective_allowed_lateness_ms
+from slackwater.core.file_uris import is_local
 from slackwater.core.humanize import format_ms, plural
 from slackwater.core.notebook_repr import NotebookRepr, TerminalRepr
 

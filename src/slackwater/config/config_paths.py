@@ -13,6 +13,7 @@ from slackwater.config.pipeline_checks import resolve_connection
 from slackwater.config.source import SCHEMA_FILES, Lookup, Source
 from slackwater.config.stage import Stage, Transform
 from slackwater.config.target import StateStore, Target
+from slackwater.core.file_uris import is_local
 
 _S = TypeVar("_S", Source, Lookup, Target, StateStore)
 _T = TypeVar("_T", Transform, Stage)
@@ -60,11 +61,6 @@ def spark_address(address: str) -> str:
     """Return an address with Spark's name for its scheme. A path without a scheme is unchanged."""
     scheme, colon, rest = address.partition("://")
     return f"{spark_scheme(scheme)}{colon}{rest}" if colon else address
-
-
-def is_local(path: str) -> bool:
-    """Return whether a path is on this machine, not in an object store."""
-    return "://" not in path or path.startswith("file:")
 
 
 def resolve_paths(pipeline: Pipeline, folder: PurePath) -> Pipeline:
@@ -120,4 +116,4 @@ def list_written_directories(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
     yield from ((key, path) for key, path in paths if path and is_local(path))
 
 
-__all__ = ["ResolvedPath", "is_local", "list_written_directories", "resolve_paths", "restore_written_path"]
+__all__ = ["ResolvedPath", "list_written_directories", "resolve_paths", "restore_written_path"]

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from slackwater.connectors import spark_connect
-from slackwater.connectors.source import CORRUPT
 from slackwater.connectors.timestamp_parsing import TextTimestampSchema
+from slackwater.core.reserved_columns import CORRUPT
 from slackwater.core.spark_sql import quote_identifier
 
 if TYPE_CHECKING:

@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-CORRUPT = "_corrupt_record"
-
-
 class ColumnStats(NamedTuple):
     """Statistics of one column over the rows of some files.
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from slackwater.connectors.source import CORRUPT
+from slackwater.core.reserved_columns import CORRUPT
 from slackwater.core.spark_sql import quote_identifier
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Names of local files as users write them."""
+"""Paths and URIs of files as users write them."""
 
 from __future__ import annotations
 
@@ -8,3 +8,8 @@ from urllib.parse import unquote, urlsplit
 def file_uri_to_path(uri: str) -> str:
     """Return the path of a `file:` URI (`file:///in/a%20b.csv` -> `/in/a b.csv`), and any other name unchanged."""
     return unquote(urlsplit(uri).path) if uri.startswith("file:") else uri
+
+
+def is_local(path: str) -> bool:
+    """Return whether a path is on this machine, not in an object store."""
+    return "://" not in path or path.startswith("file:")

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 
 import polars as pl
 
-from slackwater.connectors.source import CORRUPT
 from slackwater.core.dead_letter_columns import LETTER
 from slackwater.core.json_encoding import value_to_json
+from slackwater.core.reserved_columns import CORRUPT
 from slackwater.core.schema import Field
 from slackwater.core.spark_sql import quote_identifier, quote_string
 from slackwater.operators.base import ShardTask, flag_idle_sources

@@ -8,10 +8,10 @@ from pathlib import Path
 from types import ModuleType
 
 from slackwater.config import toml
-from slackwater.config.config_paths import is_local
 from slackwater.config.message_format import suggest_word
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.target import OBJECTS
+from slackwater.core.file_uris import is_local
 from slackwater.errors import StartError
 from slackwater.state.files.store import FilesStore
 from slackwater.state.protocol import ASIDE, StateStore

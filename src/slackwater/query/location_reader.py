@@ -19,7 +19,6 @@ from pathlib import Path
 import polars as pl
 
 from slackwater.config import toml
-from slackwater.config.config_paths import is_local
 from slackwater.config.connection import (
     Connection,
     ConsoleConnection,
@@ -32,6 +31,7 @@ from slackwater.config.connection import (
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.target import Target
 from slackwater.connectors.files.output_directory import open_directory
+from slackwater.core.file_uris import is_local
 from slackwater.core.singledispatch_fallback import raise_unregistered
 from slackwater.errors import StartError
 from slackwater.evolution.operator_from_state import restore_window

@@ -6,13 +6,12 @@ from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 
-from slackwater.config.config_paths import is_local
 from slackwater.config.connection import PostgresConnection
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.target import Target as TargetSpec
 from slackwater.connectors.files import source as files_source
 from slackwater.connectors.registry import connector_for
-from slackwater.core.file_uris import file_uri_to_path
+from slackwater.core.file_uris import file_uri_to_path, is_local
 from slackwater.core.offsets import ChangedFiles, FileOffsets
 from slackwater.errors import SlackwaterError
 

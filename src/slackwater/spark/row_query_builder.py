@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from slackwater.config.connector_metadata import CONNECTORS
 from slackwater.config.lineage import InputPath
 from slackwater.config.pipeline import Pipeline, resolve_connection
-from slackwater.connectors.source import CORRUPT
+from slackwater.core.reserved_columns import CORRUPT
 from slackwater.core.schema import Field
 from slackwater.core.spark_sql import quote_identifier
 from slackwater.core.value_limits import ValueLimits

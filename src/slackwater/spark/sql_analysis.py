@@ -16,8 +16,9 @@ from slackwater.config.message_format import format_value
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.sql import lexer
 from slackwater.connectors import spark_connect
-from slackwater.connectors.source import CORRUPT, spark_error_reason
+from slackwater.connectors.source import spark_error_reason
 from slackwater.connectors.timestamp_parsing import UTC
+from slackwater.core.reserved_columns import CORRUPT
 from slackwater.core.schema import Field
 from slackwater.core.spark_sql import quote_identifier
 from slackwater.errors import StartError

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from slackwater.connectors import spark_connect
-from slackwater.connectors.source import CORRUPT, spark_error_reason
+from slackwater.connectors.source import spark_error_reason
+from slackwater.core.reserved_columns import CORRUPT
 from slackwater.errors import EpochError
 from slackwater.spark.source_statistics import FINGERPRINT, Facts
 

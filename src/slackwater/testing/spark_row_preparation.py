@@ -19,7 +19,8 @@ import pyarrow as pa
 from slackwater.config.lineage import InputPath
 from slackwater.config.pipeline import Pipeline
 from slackwater.connectors.lookup_views import LookupViews
-from slackwater.connectors.source import CORRUPT, spark_error_reason
+from slackwater.connectors.source import spark_error_reason
+from slackwater.core.reserved_columns import CORRUPT
 from slackwater.core.schema import Field
 from slackwater.core.spark_sql import quote_identifier
 from slackwater.core.value_limits import ANYTHING, ValueLimits

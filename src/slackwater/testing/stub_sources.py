@@ -29,10 +29,10 @@ from slackwater.connectors.kafka.broker import KafkaBroker
 from slackwater.connectors.kafka.source import KafkaSource
 from slackwater.connectors.payloads.base import Payload, RawPayload, RawRecords
 from slackwater.connectors.payloads.payload_factory import create_payload
-from slackwater.connectors.source import CORRUPT
 from slackwater.connectors.streaming_sources import DataFrameSource
 from slackwater.connectors.timestamp_parsing import UTC
 from slackwater.core.humanize import mismatch
+from slackwater.core.reserved_columns import CORRUPT
 from slackwater.core.schema import Field
 from slackwater.core.spark_sql import quote_identifier
 from slackwater.errors import StartError

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from slackwater.config.config_paths import is_local
 from slackwater.config.connection import FilesConnection
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
@@ -22,6 +21,7 @@ from slackwater.connectors.files.planner import PlannedFilesSource, check_readab
 from slackwater.connectors.files.target import FilesTarget
 from slackwater.connectors.target import TargetTable
 from slackwater.core.dead_letter_filter import LetterFilter
+from slackwater.core.file_uris import is_local
 from slackwater.core.internal_directories import OUTPUT_FOLDER
 from slackwater.errors import StartError
 

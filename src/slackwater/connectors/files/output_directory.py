@@ -17,7 +17,7 @@ from typing import Protocol
 
 import xxhash
 
-from slackwater.config.config_paths import is_local
+from slackwater.core.file_uris import is_local
 from slackwater.core.internal_directories import OUTPUT_FOLDER
 from slackwater.errors import PublishError
 from slackwater.storage.file_cache import FileCache

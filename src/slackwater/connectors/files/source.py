@@ -22,7 +22,6 @@ from slackwater.config.source import Source
 from slackwater.connectors import dead_letter_rows
 from slackwater.connectors.files import parquet_footers
 from slackwater.connectors.source import (
-    CORRUPT,
     SourceBatch,
     SparkPlannedSource,
     checkpoint_line,
@@ -32,6 +31,7 @@ from slackwater.connectors.source import (
 from slackwater.connectors.timestamp_parsing import UTC, TextTimestampSchema, find_time_zone
 from slackwater.core.file_uris import file_uri_to_path
 from slackwater.core.offsets import ChangedFiles, FileOffsets
+from slackwater.core.reserved_columns import CORRUPT
 from slackwater.errors import EpochError, StartError
 from slackwater.state.commit import SourceRecord
 from slackwater.state.protocol import StateStore

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from slackwater.config.source import Source
 from slackwater.connectors.payloads import schema_registry
-from slackwater.connectors.source import CORRUPT
 from slackwater.connectors.timestamp_parsing import UTC
+from slackwater.core.reserved_columns import CORRUPT
 from slackwater.core.spark_sql import quote_identifier
 from slackwater.errors import StartError
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, ClassVar
 from slackwater.connectors import spark_connect
 from slackwater.connectors.payloads import json_schema
 from slackwater.connectors.payloads.base import Payload, RawRecords
-from slackwater.connectors.source import CORRUPT, declared_schema
+from slackwater.connectors.source import declared_schema
 from slackwater.connectors.timestamp_parsing import UTC, TextTimestampSchema
 from slackwater.core.humanize import plural
+from slackwater.core.reserved_columns import CORRUPT
 from slackwater.errors import StartError
 
 if TYPE_CHECKING:
