@@ -33,8 +33,8 @@ from slackwater.config.window import Aggregation, Window
 from slackwater.connectors.source import Batch
 from slackwater.core.schema import Field
 from slackwater.engine.clock_skew import ClockSkewWarnings
-from slackwater.engine.driver_callbacks import DriverCallbacks
 from slackwater.engine.epoch_driver import EpochDriver
+from slackwater.engine.observer import DriverCallbacks
 from slackwater.engine.stage_runner import StageRunner
 from slackwater.operators import compile as compiling
 from slackwater.state.commit import BatchId

@@ -23,8 +23,8 @@ from slackwater.config.aggregation import Aggregation
 from slackwater.config.window import Window
 from slackwater.state.files.store import FilesStore
 from slackwater.ui.axis import Axis
+from slackwater.ui.blocks import key, row_accounting, upcoming_closes, watermark
 from slackwater.ui.blocks.key import KeyView
-from slackwater.ui.draw import key, row_accounting, upcoming_closes, watermark
 from slackwater.ui.notebook import drawing_styles
 from slackwater.ui.page_model import PageModel, PageSource, load_key, load_model
 from slackwater.ui.svg import WIDTH, element, picture, rect, text, time_axis, title

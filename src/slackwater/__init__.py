@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from slackwater.explain import describe as describe
     from slackwater.query.state_view import StateView as StateView
     from slackwater.query.state_view import open_state as open_state
-    from slackwater.query.why_api import why as why
     from slackwater.query.why_report import WhyReport as WhyReport
+    from slackwater.query.why_report_builder import why as why
     from slackwater.runner.background_run import Handle as Handle
     from slackwater.runner.batch import batch as batch
     from slackwater.runner.batch import batch_join as batch_join
@@ -97,7 +97,7 @@ _HOMES = {
     "run_streaming_pipeline": "api",
     "streaming_pipeline": "api",
     "to_toml": "config.toml",
-    "why": "query.why_api",
+    "why": "query.why_report_builder",
 }
 __all__ = sorted([*_HOMES, "__version__"])
 

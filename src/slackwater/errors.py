@@ -24,6 +24,7 @@ import errno
 import os
 import traceback
 from collections.abc import Sequence
+from typing import NoReturn
 
 from slackwater import messages
 from slackwater.secrets import mask_secrets
@@ -135,3 +136,11 @@ class EpochError(SlackwaterError):
 
 class NewColumnsError(EpochError):
     """A source has new columns that the run accepts but is not bound to; `run` restarts with them."""
+
+
+def raise_unregistered(kind: object, question: str) -> NoReturn:
+    """Raise TypeError because no implementation of a function is registered for this kind.
+
+    `question`: the import path of the function, as in "slackwater.operators.panes.function".
+    """
+    raise TypeError(f"{question} is not registered for {type(kind).__qualname__}")

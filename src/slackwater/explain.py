@@ -22,9 +22,9 @@ from slackwater.config.source import Lookup, Source
 from slackwater.config.stateless_step import StatelessStep
 from slackwater.config.target import Target
 from slackwater.config.window import Window, effective_allowed_lateness_ms
-from slackwater.core.file_uris import is_local
 from slackwater.core.humanize import format_ms, plural
 from slackwater.core.notebook_repr import NotebookRepr, TerminalRepr
+from slackwater.core.paths import is_local
 
 
 @dataclass(frozen=True)

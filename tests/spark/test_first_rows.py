@@ -15,7 +15,7 @@ from tests.support.runner import Runner
 
 import slackwater as sw
 from slackwater.connectors.files.source import FilesSource
-from slackwater.core.file_uris import file_uri_to_path
+from slackwater.core.paths import file_uri_to_path
 from slackwater.errors import BadRowError, StartError
 from slackwater.metrics import Metrics
 from slackwater.query.why_report_builder import build_why_report

@@ -22,7 +22,7 @@ from slackwater.connectors.streaming_sources import SourceSet
 from slackwater.core.hashing import mix_bits, session_ids, shard_of, spark_xxhash64
 from slackwater.core.offsets import FileOffsets
 from slackwater.core.schema import Field
-from slackwater.engine.group_limit import divide_group_limit
+from slackwater.engine.row_policies import divide_group_limit
 from slackwater.errors import EpochError, StateError
 from slackwater.state.commit import BatchId, SegmentMeta
 from slackwater.state.files import segments

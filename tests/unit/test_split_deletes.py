@@ -19,7 +19,7 @@ from slackwater.connectors.kafka.target import KafkaTarget
 from slackwater.connectors.target import TargetTable
 from slackwater.core.schema import Field
 from slackwater.engine.epoch_driver import DriverCallbacks
-from slackwater.engine.split_deletes import split_deletes
+from slackwater.engine.publishing import split_deletes
 from slackwater.errors import StartError
 from slackwater.evolution.commit_from_config import first_commit
 from slackwater.operators.compile import compile_window

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from slackwater.connectors.files.backlog import list_files
-from slackwater.ui.blocks.upcoming_closes import CloseBin, UpcomingCloses, count_windows
-from slackwater.ui.draw.upcoming_closes import draw_closes
+from slackwater.ui.blocks.upcoming_closes import CloseBin, UpcomingCloses, count_windows, draw_closes
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.support.case_selection import select_cases
 
 from slackwater.web.event_streams import StreamSlot, StreamSlots
-from slackwater.web.host_header import client_network, is_host_allowed
+from slackwater.web.request_guard import client_network, is_host_allowed
 from slackwater.web.server import start_server
 
 NAMES = {"localhost", "state.example"}

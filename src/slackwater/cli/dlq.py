@@ -16,8 +16,8 @@ from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
 from slackwater.connectors import bad_value_search
-from slackwater.core.file_uris import file_uri_to_path
 from slackwater.core.humanize import format_age, format_datetime, plural
+from slackwater.core.paths import file_uri_to_path
 from slackwater.errors import StartError
 from slackwater.operators.dead_letters import LATE
 

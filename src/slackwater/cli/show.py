@@ -23,7 +23,7 @@ from slackwater.core import row_format
 from slackwater.core.humanize import format_datetime, mismatch, plural
 from slackwater.errors import StartError
 from slackwater.explain import describe_result_location
-from slackwater.query import selection
+from slackwater.query import condition
 from slackwater.query.last_run import describe_last_failure
 from slackwater.query.result_readers import MOST, result_reader, sort_by_start
 from slackwater.secrets import mask_secrets
@@ -75,8 +75,8 @@ class ShowOptions:
     def select(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Return the selected rows and columns of a frame. Raises StartError."""
         if self.sql is not None:
-            return selection.select_with_sql(frame, self.sql)
-        return selection.select_columns(selection.filter_rows(frame, self.where), self.columns)
+            return condition.select_with_sql(frame, self.sql)
+        return condition.select_columns(condition.filter_rows(frame, self.where), self.columns)
 
 
 def show_file(file: Path, view: ShowOptions, follow: bool, target: str | None = None) -> None:

@@ -18,8 +18,7 @@ from slackwater.errors import StartError
 from slackwater.maintenance import reset_offsets
 from slackwater.maintenance.compact import CompactionResult, compact_state
 from slackwater.maintenance.history import commit_history
-from slackwater.maintenance.object_store_writes import WriteCounts
-from slackwater.maintenance.sizes import Sizes, measure_sizes
+from slackwater.maintenance.sizes import Sizes, WriteCounts, measure_sizes
 from slackwater.maintenance.verify import verify_state
 from slackwater.maintenance.verify_report import VerifyReport
 from slackwater.query.locate_state import locate_store

@@ -13,7 +13,7 @@ from slackwater.config.pipeline_checks import resolve_connection
 from slackwater.config.source import SCHEMA_FILES, Lookup, Source
 from slackwater.config.stage import Stage, Transform
 from slackwater.config.target import StateStore, Target
-from slackwater.core.file_uris import is_local
+from slackwater.core.paths import is_local
 
 _S = TypeVar("_S", Source, Lookup, Target, StateStore)
 _T = TypeVar("_T", Transform, Stage)

@@ -13,8 +13,8 @@ import polars as pl
 
 from slackwater.connectors.target import ReadableTarget
 from slackwater.core.hashing import key_hash, shard_of
-from slackwater.core.singledispatch_fallback import raise_unregistered
 from slackwater.engine.epoch_driver import EpochDriver
+from slackwater.errors import raise_unregistered
 from slackwater.operators.base import Operator, ShardTask
 from slackwater.operators.reports import EmitReport
 from slackwater.operators.window_base import WindowOperator

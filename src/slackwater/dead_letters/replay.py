@@ -22,11 +22,10 @@ import polars as pl
 
 from slackwater.connectors.source import Batch, ReplayRecord
 from slackwater.connectors.target import ReadableTarget, TargetWriter
-from slackwater.core.singledispatch_fallback import raise_unregistered
 from slackwater.dead_letters.attempt_ledger import AttemptLedger, format_applied_lines
 from slackwater.dead_letters.corrections import compute_corrections
 from slackwater.engine.epoch_driver import EpochDriver
-from slackwater.errors import StartError
+from slackwater.errors import StartError, raise_unregistered
 from slackwater.operators import storability
 from slackwater.operators.base import Operator
 from slackwater.operators.dead_letters import BAD_GAP, LATE, ORIGIN_FIELDS, UNPUBLISHED

@@ -19,10 +19,10 @@ from slackwater.connectors.target import TargetWriter
 from slackwater.core.offsets import Offsets
 from slackwater.core.value_limits import find_value_limits
 from slackwater.engine import idle_stages, next_commit
-from slackwater.engine.driver_callbacks import DriverCallbacks as DriverCallbacks
 from slackwater.engine.engine_interface import IngestOutcome
 from slackwater.engine.idle_tick_check import IdleTickCheck
-from slackwater.engine.phase_timer import PhaseTimer
+from slackwater.engine.kill_points import PhaseTimer
+from slackwater.engine.observer import DriverCallbacks as DriverCallbacks
 from slackwater.engine.publishing import Publisher, bind_targets
 from slackwater.engine.stage_runner import NO_ROWS, EpochContext, StageResult, StageRunner
 from slackwater.engine.startup_recovery import StartupRecovery

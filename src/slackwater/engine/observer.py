@@ -1,18 +1,19 @@
-"""Observers of a run, such as metrics and lineage.
+"""Observers of a run, such as metrics and lineage, and the callbacks through which the driver reports.
 
-They are notified when the run starts, at every commit, and when it ends.
+Observers are notified when the run starts, at every commit, and when it ends.
 
 on_start ─▶ on_pending? ─▶ on_schema ─▶ on_commit? ─▶ on_running ─▶ ( on_pending* ─▶ on_commit )* ─▶ on_end
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.schema import Field
+from slackwater.engine.kill_points import FaultInjector, NoFaultInjector
 from slackwater.engine.status import Status
 from slackwater.state.commit import Commit
 
@@ -119,3 +120,17 @@ class ObserverGroup(Observer):
             self.on_end(error)
             raise
         self.on_end(None)
+
+
+@dataclass
+class DriverCallbacks:
+    """Functions that a driver calls to read the clock, and to report to its caller.
+
+    `clock_us` returns the time in µs UTC.
+    """
+
+    clock_us: Callable[[], int]
+    on_status: Callable[[Status], None] = lambda status: None
+    on_notice: Callable[[str, str], None] = lambda level, line: None
+    on_waiting: Callable[[PendingPublish | None], None] = lambda epoch: None
+    faults: FaultInjector = field(default_factory=NoFaultInjector)

@@ -1,4 +1,4 @@
-"""Publish the staged output of a commit to the targets.
+"""Publish the staged output of a commit to the targets: rows to write and rows to delete.
 
 This is part of the commit's transaction if store and target share a database. Otherwise it follows the commit.
 
@@ -13,21 +13,48 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import cast
 
+import numpy as np
 import polars as pl
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.connectors.target import TargetWriter
 from slackwater.core.value_limits import ANYTHING, ValueLimits, find_value_limits
-from slackwater.engine.driver_callbacks import DriverCallbacks
-from slackwater.engine.observer import PendingPublish
-from slackwater.engine.phase_timer import PhaseTimer
-from slackwater.engine.split_deletes import split_deletes
+from slackwater.engine.kill_points import PhaseTimer
+from slackwater.engine.observer import DriverCallbacks, PendingPublish
 from slackwater.errors import PublishError, StartError
 from slackwater.evolution import added_columns, target_locations
 from slackwater.operators.base import Operator
 from slackwater.operators.dead_letters import storable_letters
 from slackwater.state.commit import LETTERS, Commit, OutputMeta, TargetDestination, TargetMarker
 from slackwater.state.protocol import Publish, StateStore, TransactionalTarget
+
+SUPERSEDED = "supersede"  # `__reason` of an emitted row that no longer exists; it has its identity, else NULLs
+
+
+def split_deletes(
+    operator: Operator, staged: Sequence[pl.DataFrame], upserts: bool
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Split an epoch's staged output into rows to write (output columns) and identities to delete, both sorted.
+
+        __reason    user  window_start  session_id  n
+        supersede   u     09:05         77          NULL   ─▶ gone (user, window_start, session_id)
+        late        u     09:00         12          8      ─▶ rows (all columns)
+
+    An append-only target gets all rows unchanged.
+    """
+    output = operator.sorted_output(pl.concat(_add_missing_columns(operator, frame) for frame in staged))
+    columns = [f.name for f in operator.output]
+    is_gone = (output["__reason"] == SUPERSEDED).to_numpy() & upserts
+    if not is_gone.any():
+        return output[columns], output[list(operator.retraction)].clear()
+    return output[np.flatnonzero(~is_gone)][columns], output[np.flatnonzero(is_gone)][list(operator.retraction)]
+
+
+def _add_missing_columns(operator: Operator, frame: pl.DataFrame) -> pl.DataFrame:
+    """Add missing columns with NULL, for an epoch that was committed before these columns were added."""
+    new = [f for f in operator.output if f.name not in frame.columns]
+    return frame.with_columns(pl.lit(None, f.polars).alias(f.name) for f in new) if new else frame
+
 
 Phase = Callable[[str], AbstractContextManager[None]]
 

@@ -1,9 +1,13 @@
-"""Account for every row: bad, late, lost and refused rows are handled by their policies and logged with their location."""
+"""Account for every row: bad, late, lost and refused rows are handled by their policies and logged with their location.
+
+`check_group_limit` enforces `max_groups_per_window`, counted over all shards or divided among them.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import polars as pl
 
@@ -11,10 +15,10 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.connectors.source import Batch
 from slackwater.core.humanize import format_duration, format_iso, plural
 from slackwater.engine import next_commit
-from slackwater.engine.engine_interface import IngestOutcome
+from slackwater.engine.engine_interface import Engine, IngestOutcome
 from slackwater.errors import BadRowError, EpochError, StartError
 from slackwater.operators import storability
-from slackwater.operators.base import SIDES
+from slackwater.operators.base import SIDES, Operator, Question, ShardTask
 from slackwater.operators.dead_letters import LATE, OUTSIDE
 from slackwater.operators.reports import EmitReport, IngestReport
 from slackwater.state.commit import StageState
@@ -251,3 +255,19 @@ def _log_join(pipeline: Pipeline, epoch: int, outcome: IngestOutcome) -> None:
                     source,
                     text,
                 )
+
+
+def divide_group_limit(bound: int, shards: int, shard: int) -> int:
+    """Return one shard's share of a limit. Shares differ by at most one and add up to the limit."""
+    return bound // shards + (1 if shard < bound % shards else 0)
+
+
+def check_group_limit(
+    operator: Operator, engine: Engine, before: StageState, after: StageState, tasks: Sequence[ShardTask]
+) -> None:
+    """Raise CapExceededError if the state has more groups than allowed; see `Operator.check_group_limit`."""
+
+    def recount(question: Question) -> Mapping[int, int]:
+        return engine.count([replace(t, state=t.state.with_metas(after.segments[t.shard])) for t in tasks], question)
+
+    operator.check_group_limit(next_commit.read_stage_counts(after), before.watermark_us, recount)

@@ -14,12 +14,12 @@ import polars as pl
 from slackwater.config.pipeline import Pipeline
 from slackwater.connectors.source import Batch
 from slackwater.core.value_limits import ANYTHING, ValueLimits
-from slackwater.engine import group_limit, next_commit, row_policies
+from slackwater.engine import next_commit, row_policies
 from slackwater.engine.clock_skew import ClockSkewWarnings
 from slackwater.engine.engine_interface import Engine, IngestOutcome, SourceStats
-from slackwater.engine.phase_timer import PhaseTimer
+from slackwater.engine.kill_points import PhaseTimer
+from slackwater.engine.publishing import split_deletes
 from slackwater.engine.row_policies import EVENT_TIME
-from slackwater.engine.split_deletes import split_deletes
 from slackwater.operators.base import EpochWatermark, LateLetterContext, Operator, ShardTask
 from slackwater.operators.reports import EmitReport
 from slackwater.state.commit import OutputMeta, StageState
@@ -138,7 +138,7 @@ class StageRunner:
             self.operator, before, batch, outcome or IngestOutcome((), {}), clocks, watermark, late
         )
         if outcome is not None:
-            group_limit.check_group_limit(self.operator, self.engine, before, state, tasks)
+            row_policies.check_group_limit(self.operator, self.engine, before, state, tasks)
         if context.flush:  # just past the latest close of an open window
             close = max((m.close for m in state.metas), default=watermark)
             state = state.model_copy(update={"watermark_us": max(watermark, close)})
@@ -339,7 +339,7 @@ class StageRunner:
                 watermark=state.watermark_us,
                 since=state.watermark_us,
                 idle_sources=idle,
-                group_limit=None if cap is None else group_limit.divide_group_limit(cap, state.shards, shard),
+                group_limit=None if cap is None else row_policies.divide_group_limit(cap, state.shards, shard),
                 groups=state.groups[shard],
                 pane_groups={p: g[shard] for p, g in state.panes.items()} if cap is not None else None,
                 late=late,

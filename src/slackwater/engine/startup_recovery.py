@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.engine import next_commit
-from slackwater.engine.driver_callbacks import DriverCallbacks
-from slackwater.engine.phase_timer import PhaseTimer
+from slackwater.engine.kill_points import PhaseTimer
+from slackwater.engine.observer import DriverCallbacks
 from slackwater.engine.publishing import Publisher
 from slackwater.engine.stage_runner import StageOutput, StageRunner
 from slackwater.evolution import commit_from_config, compare, state_migration

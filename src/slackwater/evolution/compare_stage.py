@@ -20,7 +20,7 @@ from slackwater.config.step_base import effective_allowed_lateness_ms
 from slackwater.config.window import Window
 from slackwater.core.humanize import plural
 from slackwater.core.schema import Field
-from slackwater.core.singledispatch_fallback import raise_unregistered
+from slackwater.errors import raise_unregistered
 from slackwater.evolution import added_columns, commit_from_config, state_migration
 from slackwater.evolution.change_messages import BY_KEY, describe_emission_change, describe_gap_change
 from slackwater.joins.compiled_join import JoinSide

@@ -19,7 +19,7 @@ import polars as pl
 from slackwater.config.spec_serialization import spec_from_data
 from slackwater.config.window import Window
 from slackwater.core.hashing import shard_of
-from slackwater.core.singledispatch_fallback import raise_unregistered
+from slackwater.errors import raise_unregistered
 from slackwater.evolution import commit_from_config
 from slackwater.joins import interval_join
 from slackwater.joins.join_buffers import BufferChange

@@ -9,7 +9,7 @@ from typing import Any
 
 import polars as pl
 
-from slackwater.core.singledispatch_fallback import raise_unregistered
+from slackwater.errors import raise_unregistered
 from slackwater.evolution.operator_from_state import restore_operator
 from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoinOperator

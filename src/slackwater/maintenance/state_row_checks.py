@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from slackwater.core.hashing import key_hash, mix_bits, shard_of
 from slackwater.core.humanize import mismatch, plural
 from slackwater.core.schema import Field
-from slackwater.core.singledispatch_fallback import raise_unregistered
 from slackwater.core.sorted_arrays import Int64s
+from slackwater.errors import raise_unregistered
 from slackwater.joins.compiled_join import JoinSide
 from slackwater.joins.join_buffers import row_references
 from slackwater.operators.base import Operator

@@ -19,8 +19,7 @@ import psycopg
 import pyarrow as pa
 
 from slackwater.core.humanize import plural
-from slackwater.core.singledispatch_fallback import raise_unregistered
-from slackwater.errors import EpochError, SlackwaterError, StateError
+from slackwater.errors import EpochError, SlackwaterError, StateError, raise_unregistered
 from slackwater.evolution.operator_from_state import find_contradiction, matches_description, restore_operator
 from slackwater.maintenance import state_row_checks
 from slackwater.maintenance.verify_report import Problem, VerifyReport

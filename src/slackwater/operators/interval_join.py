@@ -13,9 +13,8 @@ from slackwater.core.humanize import plural
 from slackwater.core.schema import parse_field
 from slackwater.errors import CapExceededError
 from slackwater.joins import interval_join
-from slackwater.joins.compiled_join import MATCH, UNMATCHED, CompiledJoin, JoinSide
+from slackwater.joins.compiled_join import MATCH, UNMATCHED, CompiledJoin, JoinSide, ShuffleColumns
 from slackwater.joins.compiled_join import build_join_side as side_with
-from slackwater.joins.shuffle_columns import ShuffleColumns
 from slackwater.operators.base import SIDES, ShardTask, StageCounts, flag_idle_sources, is_segment_expired
 from slackwater.operators.dead_letters import LATE, ORIGIN, build_late_letters
 from slackwater.operators.late_row_histogram import count_late_rows_by_lateness

@@ -11,7 +11,7 @@ from functools import singledispatch
 import polars as pl
 
 from slackwater.core import lateness_histogram
-from slackwater.core.singledispatch_fallback import raise_unregistered
+from slackwater.errors import raise_unregistered
 from slackwater.joins.compiled_join import CompiledJoin
 from slackwater.windows.compiled_window import CompiledWindow
 from slackwater.windows.pane_windows import CompiledPaneWindow, last_window

@@ -15,7 +15,7 @@ from slackwater.config.stateless_step import StatelessStep as RowsSpec
 from slackwater.config.step_base import StepBase
 from slackwater.config.window import KINDS_OF_WINDOW, Window
 from slackwater.core.schema import Field
-from slackwater.core.singledispatch_fallback import raise_unregistered
+from slackwater.errors import raise_unregistered
 from slackwater.operators.base import Operator
 from slackwater.operators.compile import compile_join, compile_stateless, compile_window
 from slackwater.operators.dedup import DedupOperator

@@ -15,9 +15,9 @@ from typing import NamedTuple
 import polars as pl
 
 from slackwater.core.schema import Field
-from slackwater.core.singledispatch_fallback import raise_unregistered
 from slackwater.core.spark_sql import quote_identifier
 from slackwater.core.value_limits import YEARS, ValueLimits
+from slackwater.errors import raise_unregistered
 from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoinOperator
 from slackwater.operators.keyed import KeyedOperator

@@ -15,15 +15,15 @@ import polars as pl
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.dead_letter_filter import LetterFilter
-from slackwater.core.file_uris import file_uri_to_path
+from slackwater.core.paths import file_uri_to_path
 from slackwater.core.schema import Field
 from slackwater.dead_letters.letter_reader import add_attempts, read_newest
 from slackwater.errors import ConfigError, SlackwaterError, StartError, StateError
 from slackwater.operators.dead_letters import LATE, group_key_json
 from slackwater.operators.window_base import WindowOperator
 from slackwater.query import state_inspection
+from slackwater.query.locate_state import narrow_commit
 from slackwater.query.result_readers import PostgresResultReader, result_reader, sort_by_start
-from slackwater.query.stage_selection import narrow_commit
 from slackwater.query.why_report import KeyHistory, LateRowReport, PublishedResults, StageReport, WhyReport
 from slackwater.state.commit import Commit
 from slackwater.state.protocol import StateStore

@@ -1,20 +1,25 @@
-"""Locates the state of a pipeline by its config, its directory or URL, or its database."""
+"""Locate the state of a pipeline by its config, its directory or URL, or its database, and a stage within it."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 from slackwater.config import toml
-from slackwater.config.message_format import suggest_word
+from slackwater.config.message_format import format_value, suggest_word, suggest_word_or_list
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.target import OBJECTS
-from slackwater.core.file_uris import is_local
+from slackwater.core.paths import is_local
 from slackwater.errors import StartError
+from slackwater.joins.compiled_join import CompiledJoin
+from slackwater.joins.join_buffers import Buffers
+from slackwater.state.commit import Commit
 from slackwater.state.files.store import FilesStore
-from slackwater.state.protocol import ASIDE, StateStore
+from slackwater.state.protocol import ASIDE, Snapshot, StateReader, StateStore
+from slackwater.windows.state_rows import KeyedStateLayout
 
 _URL = re.compile(r"postgres(ql)?://")
 
@@ -163,3 +168,45 @@ def _choose_name(place: str, name: str | None, names: Sequence[str]) -> str:
             f'{place}: "{name}" has no state there{suggest_word(name, names) or f"; available: {names_text}"}'
         )
     return name
+
+
+def find_stage_index(commit: Commit, name: str, option: str = "--stage") -> int:
+    """Return the index of a stage, from 0. Raises StartError, which names `option`, if the stage does not exist."""
+    names = [s.name for s in commit.stages]
+    if name not in names:
+        raise StartError(
+            f"{commit.pipeline}: {option}: found {format_value(name)}, which is not a stage of the state in epoch {commit.epoch}"
+            f"{suggest_word_or_list(name, names)}; available: {', '.join(names)}"
+        )
+    return names.index(name)
+
+
+def narrow_commit(commit: Commit, number: int) -> Commit:
+    """Return a commit with only this stage, the sources that it reads, and the targets that receive its results."""
+    stage = commit.stages[number]
+    if not commit.stages[1:]:
+        return commit
+    return commit.model_copy(
+        update={
+            "stages": (stage,),
+            "sources": {n: s for n, s in commit.sources.items() if n in stage.clocks},
+            "targets": {n: t for n, t in commit.targets.items() if t.stage == stage.name},
+            "output": commit.output_of(stage.name),
+            "letters": (),
+            "counters": {},
+        }
+    )
+
+
+def narrow_snapshot(snapshot: Snapshot, number: int) -> Snapshot:
+    """Return a snapshot of only this stage, which becomes stage 0."""
+    if not snapshot.commit.stages[1:]:
+        return snapshot
+
+    def rows_of(shard: int, logic: KeyedStateLayout, stage: int) -> StateReader:
+        return snapshot.reader(shard, logic, number)
+
+    def buffers_of(shard: int, logic: CompiledJoin, stage: int) -> Buffers:
+        return snapshot.buffers(shard, logic, number)
+
+    return replace(snapshot, commit=narrow_commit(snapshot.commit, number), rows_of=rows_of, buffers_of=buffers_of)

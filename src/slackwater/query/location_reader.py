@@ -31,9 +31,8 @@ from slackwater.config.connection import (
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.target import Target
 from slackwater.connectors.files.output_directory import open_directory
-from slackwater.core.file_uris import is_local
-from slackwater.core.singledispatch_fallback import raise_unregistered
-from slackwater.errors import StartError
+from slackwater.core.paths import is_local
+from slackwater.errors import StartError, raise_unregistered
 from slackwater.evolution.operator_from_state import restore_window
 from slackwater.query.locate_state import locate_store
 from slackwater.query.state_view import StateView

@@ -30,8 +30,7 @@ from slackwater.config.connection import (
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.connectors.files.output_directory import OutputDirectory, open_directory
 from slackwater.connectors.result_rows import RowCount, subtract_rows
-from slackwater.core.singledispatch_fallback import raise_unregistered
-from slackwater.errors import StartError
+from slackwater.errors import StartError, raise_unregistered
 from slackwater.query import location_reader
 
 TIMES = ("window_start", "window_end")

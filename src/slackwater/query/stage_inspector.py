@@ -11,9 +11,8 @@ import polars as pl
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.lateness_histogram import compute_lateness_stats
-from slackwater.core.singledispatch_fallback import raise_unregistered
 from slackwater.engine import next_commit
-from slackwater.errors import StartError
+from slackwater.errors import StartError, raise_unregistered
 from slackwater.operators.base import Operator
 from slackwater.operators.immediate import ImmediateOperator
 from slackwater.operators.interval_join import IntervalJoinOperator
@@ -22,8 +21,7 @@ from slackwater.operators.panes import PaneOperator
 from slackwater.operators.sessions import SessionOperator
 from slackwater.operators.window_base import WindowOperator
 from slackwater.query import state_inspection
-from slackwater.query.clock_reports import report_clocks, slowest_clock, time_or_none
-from slackwater.query.stage_selection import narrow_snapshot
+from slackwater.query.locate_state import narrow_snapshot
 from slackwater.query.why_report import (
     ClockReport,
     JoinSideReport,
@@ -31,6 +29,9 @@ from slackwater.query.why_report import (
     OpenWindow,
     RequiredEvent,
     StageReport,
+    report_clocks,
+    slowest_clock,
+    time_or_none,
 )
 from slackwater.state.commit import StageState
 from slackwater.state.protocol import Snapshot

@@ -18,9 +18,8 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.core.hashing import key_hash, mix_bits, shard_of
 from slackwater.core.humanize import mismatch
 from slackwater.core.schema import INTEGERS, Field
-from slackwater.core.singledispatch_fallback import raise_unregistered
 from slackwater.core.sorted_arrays import Int64s, distinct_values
-from slackwater.errors import StartError, StateError
+from slackwater.errors import StartError, StateError, raise_unregistered
 from slackwater.evolution import commit_from_config
 from slackwater.evolution.operator_from_state import restore_operator
 from slackwater.operators.base import Operator

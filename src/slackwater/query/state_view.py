@@ -26,8 +26,7 @@ import polars as pl
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.humanize import mismatch
 from slackwater.core.notebook_repr import NotebookRepr
-from slackwater.core.singledispatch_fallback import raise_unregistered
-from slackwater.errors import StartError, StateError
+from slackwater.errors import StartError, StateError, raise_unregistered
 from slackwater.evolution.operator_from_state import restore_window
 from slackwater.operators.base import Operator
 from slackwater.operators.panes import PaneOperator

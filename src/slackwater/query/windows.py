@@ -12,7 +12,7 @@ from functools import singledispatch
 import numpy as np
 import polars as pl
 
-from slackwater.core.singledispatch_fallback import raise_unregistered
+from slackwater.errors import raise_unregistered
 from slackwater.operators.base import Operator
 from slackwater.operators.panes import PaneOperator
 from slackwater.operators.sessions import SessionOperator

@@ -37,7 +37,7 @@ from slackwater.runner.backfill_source import FilesRangeReader, KafkaRangeReader
 from slackwater.runner.backfill_target import RangeCounts, RangeFilterTarget
 from slackwater.runner.components import create_target_writers
 from slackwater.runner.pipeline_runner import PipelineRunner, RunComponents
-from slackwater.runner.run_notifications import RunNotifier
+from slackwater.runner.run_log import RunNotifier
 from slackwater.state.commit import BatchId, Commit
 
 if TYPE_CHECKING:

@@ -80,7 +80,7 @@ class Handle(NotebookRepr):
 
     def why(self, key: Mapping[str, Any] | str | None = None, stage: str | None = None) -> WhyReport:
         """Return what holds the watermark and which windows close next: see `sw.why`. The state must be durable."""
-        from slackwater.query.why_api import why
+        from slackwater.query.why_report_builder import why
 
         return why(self.pipeline, key, stage)
 

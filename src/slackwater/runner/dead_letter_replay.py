@@ -16,7 +16,7 @@ from slackwater.errors import LockHeldError, StartError
 from slackwater.operators.dead_letters import LATE
 from slackwater.runner import run_log
 from slackwater.runner.pipeline_runner import PipelineRunner
-from slackwater.runner.run_notifications import RunNotifier
+from slackwater.runner.run_log import RunNotifier
 from slackwater.spark import dead_letter_frames
 from slackwater.state.commit import Commit
 

@@ -9,10 +9,10 @@ from slackwater.connectors.files import source as files_source
 from slackwater.connectors.files.file_change_tracker import AT_ONCE, FileChangeTracker
 from slackwater.connectors.files.file_change_tracker import changed_files_text as changed_text
 from slackwater.connectors.files.source import FileEntry, FilesSource
-from slackwater.core.file_uris import file_uri_to_path
 from slackwater.core.offsets import FileOffsets, Offsets
+from slackwater.core.paths import file_uri_to_path
 from slackwater.runner.pipeline_runner import RunComponents
-from slackwater.runner.run_notifications import RunNotifier
+from slackwater.runner.run_log import RunNotifier
 
 log = logging.getLogger("slackwater")
 

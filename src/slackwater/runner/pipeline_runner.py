@@ -31,7 +31,7 @@ from slackwater.evolution import commit_from_config
 from slackwater.operators.base import Operator
 from slackwater.runner import error_boundary, run_log, target_markers
 from slackwater.runner.components import create_letter_writer, create_source, create_target_writers, spark_settings
-from slackwater.runner.run_notifications import RunNotifier
+from slackwater.runner.run_log import RunNotifier
 from slackwater.runner.stage_binding import bind_stages, create_stage_runners
 from slackwater.spark import session
 from slackwater.spark.engine import SparkEngine

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from slackwater.config.pipeline import Pipeline
 from slackwater.runner import run_log, skip_publish
 from slackwater.runner.pipeline_runner import PipelineRunner
-from slackwater.runner.run_notifications import RunNotifier
+from slackwater.runner.run_log import RunNotifier
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

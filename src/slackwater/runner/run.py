@@ -27,7 +27,7 @@ from slackwater.runner.background_run import Handle
 from slackwater.runner.components import create_targets
 from slackwater.runner.local_paths import check_moved_directories
 from slackwater.runner.pipeline_runner import PipelineRunner
-from slackwater.runner.run_notifications import RunNotifier
+from slackwater.runner.run_log import RunNotifier
 from slackwater.runner.run_options import RunOptions
 from slackwater.secrets import mask_secrets
 from slackwater.state.commit import Commit

@@ -1,4 +1,4 @@
-"""Log lines of a run: at its start, per epoch, and at its end.
+"""Reports of a run: `RunNotifier` passes notices and statuses on; the log has lines at the start, per epoch and at the end.
 
 slackwater 0.1.0: clicks, state in files at "state", new; reads "events": …, from its first file; writes …
 starting Spark, which takes 5 to 30 s …
@@ -13,7 +13,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
@@ -23,9 +23,11 @@ from slackwater.config.connector_metadata import CONNECTORS
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.source import Source
 from slackwater.core.humanize import format_stamp, plural
+from slackwater.engine.observer import Observer, ObserverGroup
 from slackwater.engine.status import Status
 from slackwater.runner import starting_offsets
 from slackwater.runner.results_summary import summarize_results
+from slackwater.secrets import mask_secrets
 from slackwater.state.commit import Commit
 
 log = logging.getLogger("slackwater")
@@ -174,3 +176,41 @@ class _RunLogFormatter(logging.Formatter):
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802 — logging's name
         return format_stamp(int(record.created * 1e6))
+
+
+class RunNotifier:
+    """Sends notices and statuses. `last` is the status after the latest commit of this run; None before the first."""
+
+    def __init__(
+        self,
+        on_notice: Callable[[str, str], None],
+        on_status: Callable[[Status], None] | None = None,
+        observers: Sequence[Observer] = (),
+    ) -> None:
+        self.observers = ObserverGroup(observers)
+        self.last: Status | None = None
+        self._on_notice, self._on_status = on_notice, on_status
+        self._files: tuple[int, int] | None = None  # files read by this run, and in total; None if the input has no end
+
+    def notice(self, level: str, line: str) -> None:
+        self._on_notice(level, mask_secrets(line))
+
+    def expect_files(self, total: int) -> None:
+        """Set the number of files that this run will read, for its progress."""
+        self._files = (0, total)
+
+    def files_read(self, count: int) -> None:
+        if self._files:
+            self._files = (self._files[0] + count, self._files[1])
+
+    def committed(self, status: Status) -> None:
+        """Report the status after a commit of this run, with its progress."""
+        if self._files:
+            status = replace(status, files_done=self._files[0], files_total=max(self._files))
+        self.last = status
+        self.status(status)
+
+    def status(self, status: Status) -> None:
+        if self._on_status:
+            self._on_status(status)
+        self.observers.on_commit(status)

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 
 from slackwater.core.hashing import mix_bits
 from slackwater.core.humanize import plural
-from slackwater.core.singledispatch_fallback import raise_unregistered
 from slackwater.engine.next_commit import format_late_sample
-from slackwater.errors import BadRowError
+from slackwater.errors import BadRowError, raise_unregistered
 from slackwater.joins import interval_join as joining
+from slackwater.joins.compiled_join import ShuffleColumns
 from slackwater.joins.join_buffers import NoBuffers
-from slackwater.joins.shuffle_columns import ShuffleColumns
 from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoinOperator
 from slackwater.operators.panes import PaneOperator

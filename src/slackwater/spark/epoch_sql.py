@@ -9,8 +9,7 @@ from slackwater.core import schema
 from slackwater.core.schema import Field
 from slackwater.core.spark_sql import quote_identifier
 from slackwater.errors import StartError
-from slackwater.joins.compiled_join import CompiledJoin
-from slackwater.joins.shuffle_columns import ShuffleColumns
+from slackwater.joins.compiled_join import CompiledJoin, ShuffleColumns
 from slackwater.operators.dead_letters import ORIGIN
 from slackwater.operators.keyed import KeyedOperator
 from slackwater.windows.aggregations import normalization_sql

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from slackwater.connectors import spark_connect
 from slackwater.connectors.files.source import SIZE_MODULUS
-from slackwater.core.file_uris import file_uri_to_path
 from slackwater.core.humanize import format_iso
+from slackwater.core.paths import file_uri_to_path
 from slackwater.engine.engine_interface import SourceStats
 from slackwater.errors import EpochError
 from slackwater.operators import storability

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from slackwater.core.file_uris import is_local
+from slackwater.core.paths import is_local
 from slackwater.storage.base import Storage
 from slackwater.storage.local import LocalStorage
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import polars as pl
 
-from slackwater.core.internal_directories import STATE_FOLDERS
+from slackwater.core.paths import STATE_FOLDERS
 from slackwater.errors import ExhaustedError, StateError
 from slackwater.storage import arrow_files, file_lock
 from slackwater.storage.base import FileRef, Storage, StorageLock, VersionedContent, open_file

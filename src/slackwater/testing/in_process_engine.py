@@ -18,10 +18,10 @@ import polars as pl
 from slackwater.connectors.source import Batch
 from slackwater.core.hashing import key_hash, shard_of, spark_xxhash64
 from slackwater.core.schema import Field
-from slackwater.core.singledispatch_fallback import raise_unregistered
 from slackwater.core.value_limits import ANYTHING, ValueLimits
 from slackwater.engine.engine_interface import IngestOutcome, SourceStats, UnstorableRows
-from slackwater.joins.shuffle_columns import ShuffleColumns
+from slackwater.errors import raise_unregistered
+from slackwater.joins.compiled_join import ShuffleColumns
 from slackwater.operators import ingest_and_emit, storability
 from slackwater.operators.base import Operator, Question, ShardTask
 from slackwater.operators.dead_letters import ORIGIN, ORIGIN_FIELDS, unstorable_letters, write_late_letters

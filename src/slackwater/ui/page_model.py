@@ -13,7 +13,7 @@ from slackwater.core.humanize import format_time
 from slackwater.core.lateness_histogram import NOTHING, LatenessStats, format_lateness_advice
 from slackwater.errors import SlackwaterError, StateError
 from slackwater.maintenance.sizes import list_kept_commits
-from slackwater.query import stage_selection as staged
+from slackwater.query import locate_state as staged
 from slackwater.query.clock_sentences import quote_stage
 from slackwater.query.key_history import add_key_history
 from slackwater.query.pipeline_from_state import rebuild_pipeline

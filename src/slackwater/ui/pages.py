@@ -1,12 +1,19 @@
-"""Render pages and fragments from blocks, with templates. All values are escaped."""
+"""Render pages and fragments from blocks, with templates. All values are escaped.
+
+On a narrow screen, tables become lists: each cell has the name of its column, which the stylesheet puts before the value:
+
+<td>7</td>  ──▶  <td data-label="rows">7</td>
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from html import escape, unescape
 from importlib import resources
 from typing import Any
 from urllib.parse import quote
@@ -14,7 +21,6 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from slackwater.core.file_uris import file_uri_to_path
 from slackwater.core.humanize import (
     format_brief,
     format_exact_time,
@@ -27,25 +33,24 @@ from slackwater.core.humanize import (
     format_time,
     plural,
 )
+from slackwater.core.paths import file_uri_to_path
 from slackwater.core.row_format import format_value
 from slackwater.maintenance.hot_keys import HotKey
-from slackwater.ui.blocks.key import KeyView
-from slackwater.ui.blocks.stages import StageSummary
-from slackwater.ui.blocks.upcoming_closes import ClosingWindow, count_windows
-from slackwater.ui.draw import (
+from slackwater.ui.blocks import (
     growth,
     join_buffers,
     key,
-    lateness,
     row_accounting,
     stages,
     throughput,
     upcoming_closes,
     watermark,
 )
+from slackwater.ui.blocks.key import KeyView
+from slackwater.ui.blocks.stages import StageSummary
+from slackwater.ui.blocks.upcoming_closes import ClosingWindow, count_windows
 from slackwater.ui.page_model import PageModel
 from slackwater.ui.svg import HALF, draw_both_widths
-from slackwater.ui.table_labels import label_table_cells
 
 STAGE_BLOCKS = ("top", "stages", "watermark", "rows", "closing", "size", "joins")
 BLOCKS = ("top", "stages", "watermark", "rows", "closing", "size", "pace", "joins", "runs")
@@ -130,7 +135,7 @@ def _templates() -> Environment:
         draw_key=draw_both_widths(key.draw_key_timeline),
         draw_bytes=draw_both_widths(growth.draw_size, HALF),
         draw_rows=draw_both_widths(growth.draw_rows, HALF),
-        draw_lateness=draw_both_widths(lateness.draw_lateness),
+        draw_lateness=draw_both_widths(row_accounting.draw_lateness),
         draw_laps=draw_both_widths(throughput.draw_epoch_times),
         draw_stages=stages.draw_stages,
         draw_join_buffers=draw_both_widths(join_buffers.draw_join_buffers),
@@ -250,3 +255,44 @@ def to_json(content: Any) -> bytes:
 def _key_query(key: Mapping[str, Any]) -> str:
     """Format a key as the query string of its page; a name without a value means NULL."""
     return "&".join(quote(n, safe="") + ("" if v is None else f"={quote(str(v), safe='')}") for n, v in key.items())
+
+
+_TABLE = re.compile(r"<table\b.*?</table>", re.DOTALL)
+_HEAD = re.compile(r"<thead>(.*?)</thead>", re.DOTALL)
+_BODY = re.compile(r"<tbody>.*?</tbody>", re.DOTALL)
+_NAME = re.compile(r"<th\b[^>]*>(.*?)</th>", re.DOTALL)
+_CELL = re.compile(r"<(tr|td|th)\b(?! data-label)([^>]*)>")
+_SPAN = re.compile(r'colspan="(\d+)"')
+_TAG = re.compile(r"<[^>]*>")
+
+
+def label_table_cells(page: str) -> str:
+    """Add the column names to the table cells in rendered HTML.
+
+    The values in the HTML must be escaped, so that a user's text cannot look like a tag.
+    """
+    return _TABLE.sub(lambda table: _labelled(table[0]), page)
+
+
+def _labelled(table: str) -> str:
+    head = _HEAD.search(table)
+    if head is None:
+        return table
+    names = [unescape(_TAG.sub("", name)).strip() for name in _NAME.findall(head[1])]
+    return _BODY.sub(lambda body: _body(body[0], names), table)
+
+
+def _body(body: str, names: Sequence[str]) -> str:
+    column = 0
+
+    def labelled(cell: re.Match[str]) -> str:
+        nonlocal column
+        if cell[1] == "tr":
+            column = 0
+            return cell[0]
+        span = _SPAN.search(cell[2])
+        name = names[column] if column < len(names) and span is None else ""
+        column += int(span[1]) if span else 1
+        return f'<{cell[1]} data-label="{escape(name)}"{cell[2]}>'
+
+    return _CELL.sub(labelled, body)

@@ -19,7 +19,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from slackwater.web.host_header import client_network
+from slackwater.web.request_guard import client_network
 
 WAIT_S = 10.0  # time limit for an entire request, and for progress in reading a response
 HEAD_BYTES = 16 * 1024  # limit for a request line with its headers

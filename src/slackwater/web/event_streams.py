@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 
 from starlette.responses import Response, StreamingResponse
 
-from slackwater.web.host_header import client_network
-from slackwater.web.request_guard import Receive, Scope, Send
+from slackwater.web.request_guard import Receive, Scope, Send, client_network
 
 MEDIA_TYPE = "text/event-stream"
 

@@ -18,8 +18,8 @@ from functools import singledispatch
 import numpy as np
 import polars as pl
 
-from slackwater.core.singledispatch_fallback import raise_unregistered
 from slackwater.core.sorted_arrays import distinct_values, is_in_sorted
+from slackwater.errors import raise_unregistered
 from slackwater.windows import pane_windows, session_emission, session_state
 from slackwater.windows.compiled_window import CompiledWindow
 from slackwater.windows.epoch_results import EmitResult

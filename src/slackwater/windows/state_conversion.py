@@ -24,7 +24,7 @@ from functools import singledispatch
 import numpy as np
 import polars as pl
 
-from slackwater.core.singledispatch_fallback import raise_unregistered
+from slackwater.errors import raise_unregistered
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows import pane_windows
 from slackwater.windows.compiled_window import CompiledWindow

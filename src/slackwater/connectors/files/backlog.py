@@ -12,9 +12,9 @@ from pathlib import Path
 from slackwater.config.source import Source
 from slackwater.connectors.backlog import Answer, Backlog
 from slackwater.connectors.files.source import absolute_query, load_file_list
-from slackwater.core.file_uris import file_uri_to_path
 from slackwater.core.humanize import plural
 from slackwater.core.offsets import FileOffsets
+from slackwater.core.paths import file_uri_to_path
 from slackwater.state.protocol import Snapshot
 
 MAX_FILES = 100_000  # the maximum number of files to list or compare

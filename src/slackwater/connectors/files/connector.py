@@ -21,8 +21,7 @@ from slackwater.connectors.files.planner import PlannedFilesSource, check_readab
 from slackwater.connectors.files.target import FilesTarget
 from slackwater.connectors.target import TargetTable
 from slackwater.core.dead_letter_filter import LetterFilter
-from slackwater.core.file_uris import is_local
-from slackwater.core.internal_directories import OUTPUT_FOLDER
+from slackwater.core.paths import OUTPUT_FOLDER, is_local
 from slackwater.errors import StartError
 
 if TYPE_CHECKING:

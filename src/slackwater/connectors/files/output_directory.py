@@ -17,8 +17,7 @@ from typing import Protocol
 
 import xxhash
 
-from slackwater.core.file_uris import is_local
-from slackwater.core.internal_directories import OUTPUT_FOLDER
+from slackwater.core.paths import OUTPUT_FOLDER, is_local
 from slackwater.errors import PublishError
 from slackwater.storage.file_cache import FileCache
 from slackwater.storage.object_client import ObjectClient

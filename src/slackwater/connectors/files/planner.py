@@ -16,8 +16,8 @@ from slackwater.connectors.files import source as files_source
 from slackwater.connectors.files.directory_listing import DirectoryListing
 from slackwater.connectors.files.source import FileEntry, FilesSource
 from slackwater.connectors.source import SelfPlannedSource, SourceBatch
-from slackwater.core.file_uris import file_uri_to_path
 from slackwater.core.offsets import FileOffsets
+from slackwater.core.paths import file_uri_to_path
 from slackwater.errors import EpochError, ExhaustedError, StartError
 from slackwater.state.commit import SourceRecord
 from slackwater.state.protocol import StateStore

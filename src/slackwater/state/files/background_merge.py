@@ -14,7 +14,7 @@ from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import singledispatch
 
-from slackwater.core.singledispatch_fallback import raise_unregistered
+from slackwater.errors import raise_unregistered
 from slackwater.joins.compiled_join import CompiledJoin
 from slackwater.state.commit import Commit, SegmentMeta
 from slackwater.state.files.join_buffers import JoinWriter

@@ -16,8 +16,7 @@ import psycopg
 from psycopg import errors
 
 from slackwater.core.offsets import Offsets
-from slackwater.core.singledispatch_fallback import raise_unregistered
-from slackwater.errors import FencedError
+from slackwater.errors import FencedError, raise_unregistered
 from slackwater.joins.compiled_join import CompiledJoin
 from slackwater.state.commit import FORMAT, Commit, SegmentMeta, StageState, TableRecord
 from slackwater.state.postgres import client, join_buffers, staged_version_merge, state_columns

@@ -9,8 +9,7 @@ from typing import Any
 
 import psycopg
 
-from slackwater.core.singledispatch_fallback import raise_unregistered
-from slackwater.errors import StateError
+from slackwater.errors import StateError, raise_unregistered
 from slackwater.joins.compiled_join import CompiledJoin
 from slackwater.state import migrations
 from slackwater.state.commit import FORMAT

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import singledispatch
 
-from slackwater.core.singledispatch_fallback import raise_unregistered
+from slackwater.errors import raise_unregistered
 from slackwater.joins.compiled_join import CompiledJoin
 from slackwater.state.postgres import client
 from slackwater.state.postgres.join_buffers import JoinTable

@@ -40,8 +40,7 @@ from slackwater.errors import StartError
 from slackwater.windows.aggregations.custom import custom_kind
 from slackwater.windows.aggregations.extremes import Extreme, FirstLast, ValueBy
 from slackwater.windows.aggregations.floats import Moments, total_kind
-from slackwater.windows.aggregations.input_columns import AggregationInput, normalization_sql, normalize_columns
-from slackwater.windows.aggregations.kind import AggregationKind
+from slackwater.windows.aggregations.kind import AggregationInput, AggregationKind, normalization_sql, normalize_columns
 from slackwater.windows.aggregations.lists import CollectList, TopK
 from slackwater.windows.aggregations.quantiles import Quantile
 from slackwater.windows.aggregations.sets import ApproximateDistinct, CollectSet, ExactDistinct

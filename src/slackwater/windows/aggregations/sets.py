@@ -9,8 +9,13 @@ import polars as pl
 from slackwater.core.schema import Field
 from slackwater.core.spark_sql import quote_identifier
 from slackwater.windows import hyperloglog
-from slackwater.windows.aggregations.input_columns import AggregationInput
-from slackwater.windows.aggregations.kind import AggregationKind, as_lists, check_group_size, concatenate_lists
+from slackwater.windows.aggregations.kind import (
+    AggregationInput,
+    AggregationKind,
+    as_lists,
+    check_group_size,
+    concatenate_lists,
+)
 
 
 class _Values(AggregationKind):

@@ -1,4 +1,4 @@
-"""Paths and URIs of files as users write them."""
+"""Names of files and directories: local files as users write them, and directories that Slackwater creates."""
 
 from __future__ import annotations
 
@@ -13,3 +13,10 @@ def file_uri_to_path(uri: str) -> str:
 def is_local(path: str) -> bool:
     """Return whether a path is on this machine, not in an object store."""
     return "://" not in path or path.startswith("file:")
+
+
+STATE_FOLDERS = ("manifests", "segments", "outputs")  # within the state directory of a pipeline
+OUTPUT_FOLDER = "_slackwater"  # within a target's directory; readers of the target skip it
+
+
+__all__ = ["OUTPUT_FOLDER", "STATE_FOLDERS"]

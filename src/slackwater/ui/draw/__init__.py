@@ -1,1 +1,0 @@
-"""Draw blocks as SVG. Shapes only have classes; colors and strokes are in the stylesheet."""
