@@ -60,7 +60,7 @@ lint: $(READY)   ## checks style, types, import contracts and English
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/python -m tools.imports
 	@$(BIN)/python -m tools.english
 	@found=$$($(BIN)/python -m pytest -qq --collect-only) || { echo "$$found"; exit 1; }
 

@@ -1,4 +1,7 @@
-"""Pipelines in Python: the specs of the TOML config, built from keyword arguments."""
+"""Pipelines in Python: the specs of the TOML config, built from keyword arguments.
+
+May import: config, engine, errors, pyspark, runner.
+"""
 
 from __future__ import annotations
 

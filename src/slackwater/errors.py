@@ -16,6 +16,8 @@
         └── NewColumnsError  a source has columns that this run is not bound to: the pipeline restarts with them
 
 Each message says what failed, the actual and the expected value, and what to do next.
+
+May import: messages, secrets.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The plan of a pipeline as text, built from the config alone: neither Spark nor data is needed.
 
-`explain`, `check` and notebooks show the plan. `run`, `check` and log lines use parts of it: warnings, state and
-target.
+`explain`, `check` and notebooks show the plan. `run` and log lines use its warnings, its state and its target.
+
+May import: config, core.
 """
 
 from __future__ import annotations

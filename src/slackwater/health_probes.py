@@ -6,6 +6,8 @@
     /readyz    503                                       200                       503          503
 
 A long epoch does not make a run unhealthy, since a restart would repeat it. Use alerts on the duration of epochs.
+
+May import: config, core, engine.
 """
 
 from __future__ import annotations

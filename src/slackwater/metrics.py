@@ -3,6 +3,8 @@
 Counters are the cumulative ones from the commit, so they continue across restarts. The histogram of epoch phases and
 target failures only cover this process. Pending output is known from the start of a run, before the first status. Every
 metric has the label `pipeline`; metrics of one stage or target also have `stage` or `target`.
+
+May import: config, core, engine, health_probes, web.
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ A config preserves the spelling of its values (`config.message_format.EnvString`
 values, and Spark's errors quote the SQL. Therefore, the values are registered for the lifetime of the process. Rows are
 never masked, because they are the user's data. Names of pipelines and sources are not secrets, since directories and
 metrics are named after them.
+
+May import: nothing.
 """
 
 from __future__ import annotations

@@ -20,6 +20,8 @@ larger gap once there are `CONFIRMS` rows beyond the gap. The newest time is the
 
     rows of a source     ●●●●●●●●●●●●●●●●●            ●●      ●     held back until there are 100
                                         ▲ newest  > max_jump_ms
+
+May import: core.
 """
 
 from __future__ import annotations

@@ -1,1 +1,4 @@
-"""The specs that users write: validated and immutable. This package knows nothing about Spark, state or clocks."""
+"""The specs that users write: validated and immutable. This package opens no state, runs no Spark and reads no clock.
+
+May import: core, errors, secrets.
+"""

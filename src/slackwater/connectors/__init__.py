@@ -1,1 +1,4 @@
-"""Connectors: one folder per system, with its sources, its target, its reader and its description."""
+"""Connectors: one folder per system, with its sources and its target. `connector.py` of each folder creates and checks them.
+
+May import: config, core, errors, logging, pyspark, secrets, state, storage.
+"""

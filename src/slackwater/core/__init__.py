@@ -1,1 +1,4 @@
-"""Values, types, times and wording shared by all packages. This package imports no other one."""
+"""Values, types, times and wording that all packages share.
+
+May import: errors.
+"""

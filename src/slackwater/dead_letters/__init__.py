@@ -1,1 +1,4 @@
-"""Replay of dead letters and the corrections that it causes. This package uses neither Spark nor the command line."""
+"""Read and replay dead letters, and correct the results that a replay changes. This package does not use Spark.
+
+May import: config, connectors, core, engine, errors, operators, state, windows.
+"""

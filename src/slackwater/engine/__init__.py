@@ -1,4 +1,9 @@
-"""Run epochs (read, ingest, commit and publish) without knowledge of Spark. Log lines never contain known secrets."""
+"""Run epochs: read, ingest, commit and publish. This package knows neither Spark nor windows nor joins.
+
+Log lines never contain known secrets.
+
+May import: config, connectors, core, errors, evolution, logging, operators, secrets, state, watermark.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""Stream joins as pure functions over data frames. This package uses neither Spark, nor files, nor a clock."""
+"""Stream joins as pure functions over data frames. This package uses neither Spark, nor files, nor a clock.
+
+May import: core.
+"""

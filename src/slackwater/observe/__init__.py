@@ -4,6 +4,8 @@
 
 Each observer needs the extra of the same name. Observers send from separate threads. An unreachable system causes one
 warning, and never stops or slows down a run.
+
+May import: config, core, engine, errors, logging, metrics, openlineage, opentelemetry, secrets.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
 """Operators: the work of a stage on one shard.
 
-Only this package combines windows or joins with state. It knows nothing about Spark, sources or targets.
+An operator reads rows and state, calls the pure functions of windows and joins, and stages the new state. This package
+knows nothing about Spark, sources or targets.
+
+May import: config, core, errors, joins, state, watermark, windows.
 """

@@ -1,4 +1,8 @@
-"""Test support: a pipeline in one process with a virtual clock, tests as TOML files, and services on loopback."""
+"""Test support: a pipeline in one process with a virtual clock, tests as TOML files, and services on loopback.
+
+May import: config, connectors, core, dead_letters, engine, errors, joins, logging, operators, pyspark, runner, spark,
+state, watermark, windows.
+"""
 
 from __future__ import annotations
 

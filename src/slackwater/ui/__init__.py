@@ -6,4 +6,7 @@
 
 Each commit is processed once, no matter how many viewers there are: `page_cache` keeps the latest model and watches for
 commits.
+
+May import: config, connectors, core, dead_letters, engine, errors, evolution, explain, joins, logging, maintenance,
+operators, query, runner, secrets, state, watermark, web, windows.
 """
