@@ -41,7 +41,8 @@ from slackwater.core.schema import Field
 from slackwater.engine.observer import Observer, RunSchema
 from slackwater.engine.status import Status
 from slackwater.errors import StartError
-from slackwater.observe import OutageReporter, error_reason, openlineage_datasets
+from slackwater.observe import openlineage_datasets
+from slackwater.observe.outage_reporter import OutageReporter, error_reason
 from slackwater.secrets import mask_secrets, remember_secret, remember_url
 
 PRODUCER = f"urn:slackwater:{version('slackwater')}"

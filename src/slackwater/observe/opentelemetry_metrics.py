@@ -28,7 +28,7 @@ from slackwater.engine.observer import Observer, PendingPublish
 from slackwater.engine.status import Status
 from slackwater.errors import StartError
 from slackwater.metrics import BUCKETS, PREFIX, Metrics
-from slackwater.observe import OutageReporter
+from slackwater.observe.outage_reporter import OutageReporter
 from slackwater.secrets import mask_secrets, remember_secret, remember_url
 
 LAST_SECONDS = 3.0  # time limit for the last export
