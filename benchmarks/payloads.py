@@ -79,11 +79,11 @@ def main() -> None:
     from slackwater.config.source import Source
     from slackwater.connectors.payloads.base import RawRecords
     from slackwater.connectors.payloads.payload_factory import create_payload
-    from slackwater.spark import maven_packages, session
+    from slackwater.spark.sessions import maven_packages, spark_session
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     jars = ",".join(map(str, maven_packages.avro_connector(pyspark.__version__)))
-    spark = session.start_session({"spark.master": "local[1]", "spark.jars": jars})
+    spark = spark_session.start_session({"spark.master": "local[1]", "spark.jars": jars})
     records = rows()
     bodies = {
         "json": [json.dumps(r).encode() for r in records],

@@ -1,7 +1,7 @@
 """`python -m benchmarks.session_step`: the step of one shard alone, without Spark: an Arrow table of rows in, segments out.
 
 The present step of sessions and the former one (whole arrays, `tests/support/whole_array_step.py`) take turns on the same rows, each
-with a state of its own, in one process; once with memory as it is, and once as workers keep it (`slackwater.spark.worker_memory`).
+with a state of its own, in one process; once with memory as it is, and once as workers keep it (`slackwater.spark.tuning.worker_memory`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from slackwater.core.hashing import mix_bits
 from slackwater.core.schema import Field
 from slackwater.operators.base import Operator, ShardTask
 from slackwater.operators.compile import bind_window
-from slackwater.spark import operator_rows, worker_memory
+from slackwater.spark import operator_rows
+from slackwater.spark.tuning import worker_memory
 from slackwater.state.commit import SegmentMeta
 from slackwater.state.files.segments import FilesShard
 from slackwater.storage.local import LocalStorage

@@ -24,7 +24,7 @@ from benchmarks import joins
 from benchmarks.cases import NATIVE, Join, Window
 from benchmarks.data import FILES_PER_EPOCH, SIDES
 from benchmarks.topics import Topic
-from slackwater.spark import worker_memory
+from slackwater.spark.tuning import worker_memory
 
 _SAMPLE_S = 0.1
 _TAIL = 3000

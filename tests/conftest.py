@@ -84,14 +84,14 @@ def spark() -> Iterator[Any]:
         warnings.simplefilter("ignore")  # PySpark's own imports warn; ours must not
         import pyspark
 
-        from slackwater.spark import maven_packages, session
+        from slackwater.spark.sessions import maven_packages, spark_session
 
         jars = [
             *maven_packages.kafka_connector(pyspark.__version__)[0],
             *maven_packages.avro_connector(pyspark.__version__),
         ]
         settings = {"spark.jars": ",".join(map(str, jars)), "spark.sql.shuffle.partitions": "2"}
-        active = session.start_session({"spark.master": "local[2]", **settings})
+        active = spark_session.start_session({"spark.master": "local[2]", **settings})
     yield active
     code = active.sparkContext._gateway.proc.poll()
     if code is None:

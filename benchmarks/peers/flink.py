@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.data import LATENESS_S, SIDES
 from benchmarks.peers.workloads import GAP_S, JOIN, LENGTH_S, SESSIONS, WITHIN_S, Work
-from slackwater.spark import maven_packages
+from slackwater.spark.sessions import maven_packages
 
 VERSION = "2.3.0"
 GATEWAY = ("org.apache.flink", "flink-sql-gateway", VERSION)  # what the client works with; PyPI has it not

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 from benchmarks.peers.workloads import Work
-from slackwater.spark import maven_packages
+from slackwater.spark.sessions import maven_packages
 from slackwater.testing.services import KAFKA_VERSION
 
 SOURCE = Path(__file__).with_name("KafkaStreamsPeer.java")

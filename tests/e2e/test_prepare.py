@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.support.case_selection import exhaustive
 
-from slackwater.spark import jvm_class_archive
+from slackwater.spark.sessions import jvm_class_archive
 
 
 @exhaustive(beside="test_jvm_class_archive.py::test_a_start_uses_the_archive_and_restores_the_environment")

@@ -11,8 +11,8 @@ import pytest
 from tests.support.events import SIMPLE, events, simple
 from tests.support.runner import Runner
 
-from slackwater.spark import arrow_batch_size
-from slackwater.spark.arrow_batch_size import ArrowBatchSizer
+from slackwater.spark.tuning import arrow_batch_size
+from slackwater.spark.tuning.arrow_batch_size import ArrowBatchSizer
 
 pytestmark = pytest.mark.spark
 

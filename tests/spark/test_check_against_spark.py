@@ -13,7 +13,7 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.connectors.lookup_views import LookupViews
 from slackwater.errors import StartError
 from slackwater.runner import components, stage_binding
-from slackwater.spark.session import private_session
+from slackwater.spark.sessions.spark_session import private_session
 
 pytestmark = pytest.mark.spark
 

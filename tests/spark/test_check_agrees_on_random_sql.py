@@ -21,8 +21,8 @@ import slackwater as sw
 from slackwater.config import sql_check
 from slackwater.config.lineage import InputPath
 from slackwater.errors import SlackwaterError, StartError
-from slackwater.spark import sql_analysis
-from slackwater.spark.session import private_session
+from slackwater.spark.analysis import sql_analysis
+from slackwater.spark.sessions.spark_session import private_session
 from slackwater.testing import LocalPipeline
 
 pytestmark = pytest.mark.spark

@@ -20,7 +20,7 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.core.reserved_columns import ROW_COLUMNS
 from slackwater.core.spark_sql import quote_identifier
 from slackwater.errors import SlackwaterError
-from slackwater.spark import origin_tracking
+from slackwater.spark.analysis import origin_tracking
 from slackwater.testing import LocalPipeline
 
 pytestmark = pytest.mark.spark

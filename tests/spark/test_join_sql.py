@@ -9,7 +9,7 @@ import pytest
 import slackwater as sw
 from slackwater.config.lineage import InputPath
 from slackwater.errors import StartError
-from slackwater.spark import sql_analysis
+from slackwater.spark.analysis import sql_analysis
 
 pytestmark = pytest.mark.spark
 

@@ -22,7 +22,7 @@ from slackwater.config.lineage import InputPath
 from slackwater.engine import kill_points
 from slackwater.errors import EpochError, StartError
 from slackwater.operators.dead_letters import origin_column
-from slackwater.spark import origin_tracking, sql_analysis
+from slackwater.spark.analysis import origin_tracking, sql_analysis
 from slackwater.spark.rejected_rows import RejectedRowHandler
 
 IN = InputPath("in", "in")

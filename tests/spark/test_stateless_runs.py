@@ -28,8 +28,8 @@ from slackwater.config.sql.select_scope import ColumnTypes, SqlFindings
 from slackwater.engine import kill_points
 from slackwater.engine.kill_points import KILL_POINTS
 from slackwater.errors import StartError
-from slackwater.spark import row_wise_check
-from slackwater.spark.session import private_session
+from slackwater.spark.analysis import row_wise_check
+from slackwater.spark.sessions.spark_session import private_session
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.testing import LocalPipeline
 

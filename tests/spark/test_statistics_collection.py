@@ -17,8 +17,9 @@ import slackwater as sw
 from slackwater.connectors.files import parquet_footers
 from slackwater.connectors.files.source import FilesSource
 from slackwater.errors import EpochError
-from slackwater.spark import first_row_counts, statistics_collector
+from slackwater.spark import first_row_counts
 from slackwater.spark.engine import SparkEngine
+from slackwater.spark.tuning import statistics_collector
 from slackwater.state.files.store import FilesStore
 
 pytestmark = pytest.mark.spark

@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 import pyspark
 
-from slackwater.spark import jvm_class_archive
+from slackwater.spark.sessions import jvm_class_archive
 from slackwater.testing.services import SECONDS, Process, free_port
 
 WORKERS = 2

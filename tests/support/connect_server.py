@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pyspark
 
-from slackwater.spark import maven_packages
+from slackwater.spark.sessions import maven_packages
 from slackwater.testing.services import SECONDS, Process, free_port
 
 _SPARK = Path(pyspark.__file__).parent

@@ -330,7 +330,7 @@ def test_a_second_interrupt_stops_immediately(config: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_spark_starts_stops_immediately(config: Path, number: int) -> None:
     """One signal suffices, because no epoch has begun."""
-    body = "import slackwater.spark.session as s; s._starting = True; on_notice('info', 'starting'); time.sleep(600)"
+    body = "import slackwater.spark.sessions.spark_session as s; s._starting = True; on_notice('info', 'starting'); time.sleep(600)"
     process = child(config, body)
     assert process.stderr is not None
     for expected in ("look here", "epoch=7", "starting"):

@@ -20,7 +20,7 @@ from slackwater.cli.check import check_file
 from slackwater.cli.main import app
 from slackwater.errors import StartError
 from slackwater.health_probes import LIVE, READY
-from slackwater.spark import maven_packages
+from slackwater.spark.sessions import maven_packages
 
 SCHEMAS = ROOT / "tests/fixtures/schemas"
 KUBERNETES: dict[str, Any] = json.loads((SCHEMAS / "kubernetes.json").read_text())

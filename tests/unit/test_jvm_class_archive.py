@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from slackwater.errors import StartError
-from slackwater.spark import jvm_class_archive
+from slackwater.spark.sessions import jvm_class_archive
 
 JAVA = shutil.which("java") or "java"
 

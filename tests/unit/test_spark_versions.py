@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from slackwater.errors import StartError
-from slackwater.spark import maven_packages, shard_partitioning
+from slackwater.spark import shard_partitioning
+from slackwater.spark.sessions import maven_packages
 
 
 def test_the_hash_is_that_of_spark() -> None:

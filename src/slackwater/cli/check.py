@@ -16,7 +16,7 @@ from slackwater.core.humanize import plural
 from slackwater.errors import ConfigError, StartError
 from slackwater.runner import local_paths
 from slackwater.secrets import mask_secrets
-from slackwater.spark import object_store_connectors
+from slackwater.spark.sessions import object_store_connectors
 
 # -- check and explain -------------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ def prepare_machine(files: list[Path], names: list[str]) -> None:
     `files`: configs whose jars are fetched. `names`: connectors whose jars are fetched.
     """
     from slackwater.runner.components import spark_settings
-    from slackwater.spark import jvm_class_archive, maven_packages
+    from slackwater.spark.sessions import jvm_class_archive, maven_packages
     from slackwater.spark.worker_tasks import compile_session_loops
 
     began = time.monotonic()
@@ -44,7 +44,7 @@ def prepare_machine(files: list[Path], names: list[str]) -> None:
 def run_demo_pipelines() -> None:
     """Run the pipelines of the demo, so that Spark loads the classes to archive."""
     from slackwater.cli.demo import run_demo
-    from slackwater.spark import jvm_class_archive
+    from slackwater.spark.sessions import jvm_class_archive
 
     with tempfile.TemporaryDirectory(prefix="slackwater-prepare-") as home, contextlib.redirect_stdout(io.StringIO()):
         run_demo(Path(home), 2_000)

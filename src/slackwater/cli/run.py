@@ -27,7 +27,7 @@ from slackwater.runner import starting_offsets
 from slackwater.runner.backfill import BackfillResult, run_backfill
 from slackwater.runner.backfill_plan import backfill_pipeline
 from slackwater.runner.run_options import RunOptions
-from slackwater.spark import session
+from slackwater.spark.sessions import spark_session
 
 if TYPE_CHECKING:
     from slackwater.ui.server import UiServer
@@ -163,7 +163,7 @@ def stop_on_signals(stop: threading.Event, view: views.ProgressView) -> Iterator
 
     def listen() -> None:
         while number := os.read(reader, 1):
-            if session.is_spark_starting():
+            if spark_session.is_spark_starting():
                 view.notice("info", "stopped while Spark was starting: nothing was read, nothing was committed")
                 view.close()
                 os._exit(128 + number[0])

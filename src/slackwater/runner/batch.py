@@ -31,10 +31,11 @@ from slackwater.core.spark_sql import quote_identifier
 from slackwater.errors import ConfigError, StartError
 from slackwater.operators.base import Operator
 from slackwater.runner import error_boundary, stage_binding
-from slackwater.spark import batch_shard_functions, connect_session, session
+from slackwater.spark import batch_shard_functions
 from slackwater.spark.batch_shard_functions import END_WATERMARK, ShardFunction
 from slackwater.spark.operator_rows import lift_rows
 from slackwater.spark.row_query_builder import RowQueryBuilder
+from slackwater.spark.sessions import connect_session, spark_session
 from slackwater.windows.compiled_window import allowed_lateness_us
 
 if TYPE_CHECKING:
@@ -181,7 +182,7 @@ class _Planner:
 
     def columns(self, name: str, usable: DataFrame, tag: int | None) -> DataFrame:
         """Return the columns that are sent to the shards."""
-        from slackwater.spark import sql_analysis
+        from slackwater.spark.analysis import sql_analysis
 
         (path,) = self.rows.pipeline.input_paths_from(name)
         if self.rows.pipeline.sql_chain(path):
@@ -225,7 +226,7 @@ def _plan(
     if spark_connect.is_connect(caller_session):  # a Connect plan is only valid in the session that built it
         plan_session = spark_connect.ConnectTables(caller_session, lookups or {})
     else:
-        plan_session = session.private_session(caller_session, 1)
+        plan_session = spark_session.private_session(caller_session, 1)
         for view, frame in (lookups or {}).items():
             rebind_to_session(plan_session, frame).createOrReplaceTempView(view)
     sources = [DataFrameSource(source, rebind_to_session(plan_session, frame)) for source, frame in frames.items()]

@@ -119,11 +119,11 @@ def _table_problems(pipeline: Pipeline) -> list[str]:
     from slackwater.connectors.postgres.target import PostgresTarget
     from slackwater.runner.components import create_source, create_target_writers, spark_settings
     from slackwater.runner.stage_binding import bind_stages
-    from slackwater.spark import session
+    from slackwater.spark.sessions import spark_session
     from slackwater.state.store_creation import create_store
 
-    private_session = session.private_session(
-        session.start_session(spark_settings(pipeline, lambda level, line: None)), 1
+    private_session = spark_session.private_session(
+        spark_session.start_session(spark_settings(pipeline, lambda level, line: None)), 1
     )
     LookupViews(private_session, pipeline.lookups, lambda line: None).load()
     sources = [create_source(private_session, pipeline, i, None) for i in range(len(pipeline.sources))]

@@ -15,7 +15,7 @@ from slackwater.connectors.target import TargetTable, TargetWriter
 from slackwater.core.dead_letter_columns import ADDED, LETTER
 from slackwater.evolution import added_columns
 from slackwater.operators.base import Operator
-from slackwater.spark import connect_session, maven_packages
+from slackwater.spark.sessions import connect_session, maven_packages
 from slackwater.state.commit import Commit
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from slackwater.runner.epoch_execution import EpochExecutor
 from slackwater.runner.input_file_watcher import InputFileWatcher
 from slackwater.runner.pipeline_runner import PipelineRunner, RunComponents
 from slackwater.runner.polling_loop import PollingLoop
-from slackwater.spark import session
+from slackwater.spark.sessions import spark_session
 
 
 def run_to_end(runner: PipelineRunner, components: RunComponents, *, available_now: bool, offsets_given: bool) -> None:
@@ -35,7 +35,7 @@ def run_to_end(runner: PipelineRunner, components: RunComponents, *, available_n
         streaming_query.run_streaming_query(epochs, available_now)
     else:
         _forget_checkpoints(components)
-        session.list_files_locally(components.session)
+        spark_session.list_files_locally(components.session)
         PollingLoop(epochs, planners, available_now).follow()
     if available_now:
         files.report_changes(None)

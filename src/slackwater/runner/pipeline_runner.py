@@ -33,8 +33,8 @@ from slackwater.runner import error_boundary, run_log, target_markers
 from slackwater.runner.components import create_letter_writer, create_source, create_target_writers, spark_settings
 from slackwater.runner.run_log import RunNotifier
 from slackwater.runner.stage_binding import bind_stages, create_stage_runners
-from slackwater.spark import session
 from slackwater.spark.engine import SparkEngine
+from slackwater.spark.sessions import spark_session
 from slackwater.spark.worker_tasks import warm_up
 from slackwater.state.commit import LETTERS, Commit
 from slackwater.state.store_creation import create_store
@@ -122,7 +122,7 @@ class PipelineRunner:
             return None
         store = pipeline.state_store
         shards = (store.shards if store else None) or spark_connect.task_slots(spark)
-        private_session = session.private_session(spark, shards)
+        private_session = spark_session.private_session(spark, shards)
         warm_up_thread = threading.Thread(
             target=_warm_up_workers, args=(private_session, shards, pipeline), daemon=True
         )
@@ -192,8 +192,10 @@ class PipelineRunner:
         if self.stop.is_set():
             return None
         notice = self.reporter.notice
-        with session.mark_spark_starting():  # this may also download jars
-            self.spark = self._lent_session or session.start_session(spark_settings(self.pipeline, notice), notice)
+        with spark_session.mark_spark_starting():  # this may also download jars
+            self.spark = self._lent_session or spark_session.start_session(
+                spark_settings(self.pipeline, notice), notice
+            )
         if self.stop.is_set():
             return None
         self._opened.callback(error_boundary.hide_stack_traces(self.spark))

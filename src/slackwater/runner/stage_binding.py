@@ -24,7 +24,8 @@ from slackwater.engine.stage_runner import StageRunner
 from slackwater.errors import StartError
 from slackwater.operators.base import Operator
 from slackwater.operators.registry import compile_step
-from slackwater.spark import operator_rows, sql_analysis
+from slackwater.spark import operator_rows
+from slackwater.spark.analysis import sql_analysis
 from slackwater.spark.engine import SparkEngine
 from slackwater.spark.row_query_builder import RowQueryBuilder
 from slackwater.state.protocol import StateStore

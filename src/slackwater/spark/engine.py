@@ -37,10 +37,9 @@ from slackwater.operators.dead_letters import (
     numbered_origin,
 )
 from slackwater.operators.reports import EmitReport, IngestReport
-from slackwater.spark import operator_rows, sql_analysis
-from slackwater.spark.arrow_batch_size import ArrowBatchSizer
+from slackwater.spark import operator_rows
+from slackwater.spark.analysis import sql_analysis
 from slackwater.spark.first_row_hints import FirstRowHints
-from slackwater.spark.preaggregation import PreaggregationPolicy
 from slackwater.spark.rejected_rows import RejectedRowHandler
 from slackwater.spark.row_query_builder import LETTER_NUMBER, RowQueryBuilder, TimedRows
 from slackwater.spark.source_statistics import (
@@ -55,7 +54,9 @@ from slackwater.spark.source_statistics import (
     statistics_columns,
     statistics_from_footers,
 )
-from slackwater.spark.statistics_collector import PendingStatistics, StatisticsCollector
+from slackwater.spark.tuning.arrow_batch_size import ArrowBatchSizer
+from slackwater.spark.tuning.preaggregation import PreaggregationPolicy
+from slackwater.spark.tuning.statistics_collector import PendingStatistics, StatisticsCollector
 from slackwater.spark.worker_tasks import Task, count_task, emit_task, ingest_task, run_on_partitions
 from slackwater.watermark import Span
 

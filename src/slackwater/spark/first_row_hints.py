@@ -20,7 +20,7 @@ from slackwater.connectors.source import Batch
 from slackwater.core import schema
 from slackwater.core.spark_sql import quote_identifier
 from slackwater.engine.engine_interface import IngestOutcome
-from slackwater.spark import sql_analysis
+from slackwater.spark.analysis import sql_analysis
 from slackwater.spark.first_row_counts import ROWS, FirstRowCounts, describe_empty_column, suggest_time_unit
 
 if TYPE_CHECKING:

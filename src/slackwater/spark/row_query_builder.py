@@ -19,10 +19,11 @@ from slackwater.core.value_limits import ValueLimits
 from slackwater.operators import storability
 from slackwater.operators.base import Operator
 from slackwater.operators.dead_letters import OUTSIDE, origin_column
-from slackwater.spark import operator_rows, sql_analysis
+from slackwater.spark import operator_rows
+from slackwater.spark.analysis import sql_analysis
 from slackwater.spark.epoch_sql import PER_UNIT, event_time_sql
-from slackwater.spark.expression_cache import ExpressionCache
 from slackwater.spark.source_statistics import FILE, FINGERPRINT, fingerprint_sql
+from slackwater.spark.tuning.expression_cache import ExpressionCache
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

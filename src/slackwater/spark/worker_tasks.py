@@ -20,9 +20,10 @@ from slackwater.errors import EpochError, SlackwaterError
 from slackwater.operators import dead_letters, ingest_and_emit
 from slackwater.operators.base import Operator, Question, ShardTask
 from slackwater.operators.reports import LetterFile
-from slackwater.spark import operator_rows, worker_memory
-from slackwater.spark.arrow_batch_size import ArrowBatchSizer
-from slackwater.spark.expression_cache import ExpressionCache
+from slackwater.spark import operator_rows
+from slackwater.spark.tuning import worker_memory
+from slackwater.spark.tuning.arrow_batch_size import ArrowBatchSizer
+from slackwater.spark.tuning.expression_cache import ExpressionCache
 from slackwater.state.protocol import ShardState
 
 if TYPE_CHECKING:

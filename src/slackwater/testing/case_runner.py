@@ -289,11 +289,11 @@ def spark_session(pipelines: Sequence[Pipeline] = ()) -> SparkSession:
     os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PySpark's own imports warn
-        from slackwater.spark import session
+        from slackwater.spark.sessions import spark_session
 
         configured = {k: v for p in pipelines for k, v in p.spark.items() if k != "spark.master"}
         settings = {"spark.driver.memory": "1g", **configured, "spark.master": "local[1]"}
-        return session.start_session({k: str(v) for k, v in settings.items()})
+        return spark_session.start_session({k: str(v) for k, v in settings.items()})
 
 
 __all__ = ["CaseResult", "LoadedCase", "quiet_logs", "row_as_toml", "spark_session"]

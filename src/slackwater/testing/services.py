@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from slackwater.errors import StartError
-from slackwater.spark import maven_packages
+from slackwater.spark.sessions import maven_packages
 
 KAFKA_VERSION = "4.1.2"
 _NOBODY = 65534

@@ -29,9 +29,10 @@ from slackwater.operators import storability
 from slackwater.operators.base import Operator
 from slackwater.operators.dead_letters import ORIGIN, numbered_origin, origin_column
 from slackwater.runner import stage_binding
-from slackwater.spark import session, sql_analysis
+from slackwater.spark.analysis import sql_analysis
 from slackwater.spark.engine import SparkEngine
 from slackwater.spark.row_query_builder import RowQueryBuilder
+from slackwater.spark.sessions import spark_session
 from slackwater.spark.source_statistics import FILE, FINGERPRINT
 from slackwater.testing.stub_sources import NUMBER, Offsets, Row, StubSource, create_stub_source
 
@@ -76,7 +77,7 @@ class SparkRowPreparer:
     logic: Operator = field(init=False)
 
     def __post_init__(self) -> None:
-        self.session = session.private_session(self.base, 1)
+        self.session = spark_session.private_session(self.base, 1)
         self.session.conf.set(
             "spark.sql.codegen.wholeStage", "false"
         )  # compiling takes longer than processing a few rows

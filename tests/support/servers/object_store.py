@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from slackwater.errors import StartError
-from slackwater.spark import maven_packages
+from slackwater.spark.sessions import maven_packages
 from slackwater.testing.services import SECONDS, Process, free_port
 
 Fault = Literal[

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from slackwater.spark import maven_packages
+from slackwater.spark.sessions import maven_packages
 from slackwater.testing.services import Process, free_port
 
 

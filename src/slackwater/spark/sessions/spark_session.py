@@ -17,8 +17,9 @@ from slackwater.connectors import spark_connect
 from slackwater.connectors.payloads import avro_memory_limits
 from slackwater.connectors.source import spark_error_reason
 from slackwater.errors import StartError
-from slackwater.spark import connect_session, jvm_class_archive, worker_memory
-from slackwater.spark.arrow_batch_size import MOST_ROWS
+from slackwater.spark.sessions import connect_session, jvm_class_archive
+from slackwater.spark.tuning import worker_memory
+from slackwater.spark.tuning.arrow_batch_size import MOST_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from slackwater.errors import StartError
-from slackwater.spark import maven_packages
+from slackwater.spark.sessions import maven_packages
 
 _OPTIONS = "SPARK_SUBMIT_OPTS"
 _LAUNCHER = "SPARK_LAUNCHER_OPTS"

@@ -25,8 +25,8 @@ from slackwater.config.sql.query import resolve_query
 from slackwater.config.sql.row_wise_query_check import CONSTANT, LOOKUP_JOINS, NO_SOURCE, SELF_JOIN
 from slackwater.config.sql.select_scope import ColumnTypes, SqlFindings
 from slackwater.connectors import spark_connect
-from slackwater.spark import plan_nodes, row_wise_expressions, window_grouping_check
-from slackwater.spark.plan_nodes import Node
+from slackwater.spark.analysis import plan_nodes, row_wise_expressions, window_grouping_check
+from slackwater.spark.analysis.plan_nodes import Node
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

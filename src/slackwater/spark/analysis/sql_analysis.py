@@ -23,7 +23,7 @@ from slackwater.core.schema import Field
 from slackwater.core.spark_sql import quote_identifier
 from slackwater.errors import StartError
 from slackwater.operators.dead_letters import ORIGIN, ORIGIN_TYPE
-from slackwater.spark import origin_tracking, row_wise_check
+from slackwater.spark.analysis import origin_tracking, row_wise_check
 from slackwater.spark.epoch_sql import event_time_sql, gap_end_sql
 
 if TYPE_CHECKING:

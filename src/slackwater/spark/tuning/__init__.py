@@ -1,0 +1,1 @@
+"""Decisions that make an epoch or a start faster without changing any result."""
