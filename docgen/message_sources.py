@@ -98,7 +98,7 @@ def mistakes() -> dict[str, list[str]]:
     for path in sorted((SOURCES / "config").rglob("*.py")):
         if path.stem in (
             "config_difference",
-            "connector_metadata",
+            "connector_description",
             "json_schema",
             "config_key_docs",
             "late_row_replay_check",

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from slackwater.config import state_size
 from slackwater.config.connection import Connection, PostgresConnection
-from slackwater.config.connector_metadata import CONNECTORS, absolute_path
+from slackwater.config.connector_description import CONNECTORS, absolute_path
 from slackwater.config.duration_unit_check import find_durations_without_unit
 from slackwater.config.join import SIDES, Join
 from slackwater.config.late_row_replay_check import describe_replay_limits

@@ -21,9 +21,10 @@ from tests.support.published_targets import NINE, PLACES, PublishedTarget
 from slackwater.cli import main as cli
 from slackwater.cli import show
 from slackwater.connectors.kafka import reader as kafka_reader
+from slackwater.connectors.postgres import reader as postgres_reader
+from slackwater.connectors.postgres.reader import PostgresResultReader
 from slackwater.query import key_history
-from slackwater.query import result_readers as published_module
-from slackwater.query.result_readers import PostgresResultReader, result_reader, sort_by_start
+from slackwater.query.result_readers import result_reader, sort_by_start
 
 place_at = published_places.published_target
 
@@ -74,11 +75,11 @@ def test_what_is_not_counted_to_its_end_is_told_so(
     """A table in a database is counted up to a limit. Of a topic only the end is read."""
     table = place_at("postgres")
     table.publish(*((minute, "a", 1) for minute in range(7)))
-    monkeypatch.setattr(published_module, "COUNTED", 5)
+    monkeypatch.setattr(postgres_reader, "COUNTED", 5)
     assert (
         said(monkeypatch, capsys, table.file, "-n", 2)[2] == "(the newest 2 rows of more than 5; more with --limit)\n"
     )
-    monkeypatch.setattr(published_module, "COUNTED", 7)
+    monkeypatch.setattr(postgres_reader, "COUNTED", 7)
     assert said(monkeypatch, capsys, table.file, "-n", 2)[2] == "(the newest 2 rows of 7; more with --limit)\n"
     topic = place_at("kafka")
     topic.publish(*((minute, f"u{minute}", 1) for minute in range(40)))
@@ -96,7 +97,7 @@ def test_what_is_published_since_comes_once(place_at: Callable[[str], PublishedT
     """Only complete new rows appear: no row that was shown before, and no row that a merge rewrote."""
     output = place_at(place)
     results = result_reader(output.pipeline)
-    assert results.latest(10) is None
+    assert results.read(limit=10) is None
 
     def fresh() -> list[tuple[Any, int]]:
         frame = results.poll()
@@ -113,7 +114,7 @@ def test_what_is_published_since_comes_once(place_at: Callable[[str], PublishedT
         output.publish((0, "b", 9), gone=[(1, "a", 2)])
         assert fresh() == [("b", 9)]
         again = result_reader(output.pipeline)
-        frame = again.latest(10)
+        frame = again.read(limit=10)
         assert frame is not None
         assert sorted(frame.select("user", "n").rows()) == [("a", 1), ("b", 3), ("b", 9)]
         again.close()
@@ -164,7 +165,7 @@ def test_another_pipeline_in_the_same_directory_is_not_shown(
     output.publish((0, "a", 1))
     for name in ("p-letters-000000000", "q-000000000", "pp-000000001"):
         (tmp_path / "out" / f"{name}.parquet").write_bytes((tmp_path / "out" / "p-000000000.parquet").read_bytes())
-    rows = result_reader(output.pipeline).latest(10)
+    rows = result_reader(output.pipeline).read(limit=10)
     assert rows is not None
     assert rows.height == 1
 
@@ -176,7 +177,7 @@ def test_beside_a_writer_no_row_is_missed_or_shown_twice(
     output = place_at("postgres")
     output.publish((0, "a", 0))
     results = result_reader(output.pipeline)
-    seen = [] if (first := results.latest(10_000)) is None else first["n"].to_list()
+    seen = [] if (first := results.read(limit=10_000)) is None else first["n"].to_list()
     url, done = str(output.pipeline.connections["out"].url), threading.Event()  # type: ignore[union-attr]
 
     def write(worker: int) -> None:
@@ -209,7 +210,7 @@ def test_rows_without_windows_come_as_they_were_written(postgres: Any) -> None:
         for n in (3, 1, 2, 9, 5):
             db.execute("INSERT INTO joined VALUES (%s, 'x')", (n,))
         results = PostgresResultReader(url, "joined", None)
-        newest = results.latest(3)
+        newest = results.read(limit=3)
         assert newest is not None
         assert sort_by_start(newest, None)["top"].to_list() == [1, 2, 9, 5], (
             "one more than asked for says that there are more"

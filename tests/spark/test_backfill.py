@@ -19,10 +19,11 @@ from tests.support.topics import START_MS, Make
 
 import slackwater as sw
 from slackwater.cli.main import main
+from slackwater.connectors.result_rows import LabeledRows
 from slackwater.errors import BadRowError
 from slackwater.query.compare import compare_outputs
 from slackwater.query.locate_state import list_pipelines
-from slackwater.query.location_reader import LabeledRows, read_rows_at_location
+from slackwater.query.location_reader import read_rows_at_location
 from slackwater.runner.backfill import BackfillResult, run_backfill
 
 pytestmark = pytest.mark.spark

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slackwater.config.connection import CONNECTIONS
+from slackwater.config.connector_description import CONNECTORS
 from slackwater.config.custom_aggregator import Aggregator
 from slackwater.config.stage import STEP
 from slackwater.config.toml import loads
@@ -68,7 +68,7 @@ DURATION = 'a duration greater than 0 ("30s", "5m", "2h" or milliseconds)'
 NOT_NEGATIVE = 'a duration of 0 or more ("30s", "5m", "2h" or milliseconds)'
 NEVER = "complete mode is not supported: a result that never closes needs all rows forever"
 FORMATS = '"json" or "csv" or "parquet" or "text"'
-KINDS = " or ".join(f'"{kind}"' for kind in CONNECTIONS)
+KINDS = " or ".join(f'"{kind}"' for kind in CONNECTORS)
 INJECTED = 'declares "_event_ts", a column that Slackwater adds itself; rename it, or use it with event_time_column = "_event_ts"'
 NO_KEY = 'missing or empty; a session window needs at least one key, as in ["user_id"]'
 

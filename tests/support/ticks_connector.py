@@ -9,22 +9,20 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 
-from slackwater.config import connection
 from slackwater.config.connection import Connection
-from slackwater.config.connector_metadata import CONNECTORS, ConnectorMetadata, StartPosition, kinds_supporting_keys
+from slackwater.config.connector_description import ConnectorDescription, StartPosition
 from slackwater.config.source import Source
 from slackwater.config.value_parsers import ValueParser, choice_parser, integer_parser
 from slackwater.connectors import dead_letter_rows
 from slackwater.connectors.connector import Connector
-from slackwater.connectors.registry import CONNECTOR_TYPES
 from slackwater.connectors.source import SelfPlannedSource, SourceBatch
-from slackwater.core import offsets
+from slackwater.core.connector_table import TABLE
 from slackwater.core.offsets import OffsetChange, OffsetLookup, Offsets
 from slackwater.errors import StartError
 from slackwater.state.commit import SourceRecord
 
 
-# -- config/connection.py ----------------------------------------------------------------------------------------------
+# -- connectors/ticks/description.py ----------------------------------------------------------------------------------------
 class TicksConnection(Connection):
     """Numbers below `count`, which are seconds since 1970, too."""
 
@@ -40,6 +38,8 @@ class TicksConnection(Connection):
 @dataclass(frozen=True)
 class TicksRead(Offsets):
     """`next`: the next number."""
+
+    connector = "ticks"
 
     next: int = 0
 
@@ -66,8 +66,11 @@ class TicksRead(Offsets):
         return lookup(start)
 
 
-# -- config/connector_metadata.py ----------------------------------------------------------------------------------------------
-TICKS = ConnectorMetadata(
+# -- config/connector_description.py ----------------------------------------------------------------------------------------------
+TICKS = ConnectorDescription(
+    kind="ticks",
+    connection=TicksConnection,
+    connector="tests.support.ticks_connector:Ticks",
     keeps_history=True,
     has_timestamp=True,
     keys=("starting_offsets", "max_messages_per_trigger"),
@@ -140,13 +143,7 @@ class Ticks(Connector[TicksConnection]):
 
 @contextmanager
 def register_connector() -> Iterator[None]:
-    """Each list of kinds with a line more, as the files would have it."""
+    """Add the description to the table, as its line there would."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(connection.CONNECTIONS, "ticks", TicksConnection)  # type: ignore[arg-type]
-        patch.setitem(CONNECTORS, "ticks", TICKS)  # type: ignore[arg-type]
-        patch.setitem(CONNECTOR_TYPES, "ticks", Ticks)  # type: ignore[arg-type]
-        patch.setattr(offsets, "KINDS", (TicksRead, *offsets.KINDS))
-        patch.setattr(
-            Source, "KINDS_BY_KEY", kinds_supporting_keys("format", "max_files_per_trigger", "schema_", *Source.PARSERS)
-        )
+        patch.setitem(TABLE._loaded, "ticks", TICKS)
         yield

@@ -1,4 +1,4 @@
-"""Each kind of connection has a ConnectorMetadata for configs and a Connector for runs."""
+"""The description of each connector agrees with its connection and with its Connector."""
 
 from __future__ import annotations
 
@@ -7,29 +7,25 @@ import sys
 
 import pytest
 
-from slackwater.config.connection import CONNECTIONS
-from slackwater.config.connector_metadata import CONNECTORS, metadata_columns
+from slackwater.config.connector_description import CONNECTORS, metadata_columns
 from slackwater.config.source import Source
 from slackwater.config.target import Target
 from slackwater.connectors.connector import Connector
-from slackwater.connectors.registry import CONNECTOR_TYPES
+from slackwater.connectors.registry import connector_class
 
 
-def test_every_kind_of_connection_has_both() -> None:
-    assert CONNECTIONS.keys() == CONNECTORS.keys() == CONNECTOR_TYPES.keys()
-
-
-@pytest.mark.parametrize("kind", CONNECTIONS)
+@pytest.mark.parametrize("kind", CONNECTORS)
 def test_connections_agree_with_the_connectors_of_a_run(kind: str) -> None:
-    connection, system = CONNECTIONS[kind], CONNECTOR_TYPES[kind]
+    connection, system = CONNECTORS[kind].connection, connector_class(kind)
     assert (system.source is not Connector.source) == connection.READS
-    for method in ("target", "letters"):
+    for method in ("target", "result_reader", "letters"):
         assert (getattr(system, method) is not getattr(Connector, method)) == connection.WRITES, method
 
 
-@pytest.mark.parametrize("kind", CONNECTIONS)
+@pytest.mark.parametrize("kind", CONNECTORS)
 def test_connector_info_agrees_with_its_connection(kind: str) -> None:
-    info, connection = CONNECTORS[kind], CONNECTIONS[kind]
+    info, connection = CONNECTORS[kind], CONNECTORS[kind].connection
+    assert info.kind == kind == connection.model_fields["kind"].default
     source = Source.model_construct(name="s", query="q", format="json")
     target = Target.model_construct(path="/p", table="t", topic="o")
     assert ("q" in info.plan_text(source)) and ("q" in info.short_name(source))
@@ -46,5 +42,5 @@ def test_a_dataframe_adds_no_columns() -> None:
 
 def test_connector_info_loads_no_client_libraries() -> None:
     heavy = ("pyspark", "polars", "confluent_kafka", "psycopg", "deltalake", "pyiceberg")
-    code = f"import sys, slackwater.config.connector_metadata; print([m for m in {heavy} if m in sys.modules])"
+    code = f"import sys; from slackwater.config.connector_description import CONNECTORS; dict(CONNECTORS); print([m for m in {heavy} if m in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"

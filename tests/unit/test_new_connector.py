@@ -73,7 +73,7 @@ def page(tmp_path: Path, old: str = "", new: str = "") -> sw.Pipeline:
 
 
 def commit_at_tick(next_: int) -> Commit:
-    stored = {"ticks": next_}
+    stored = {"#connector": "ticks", "ticks": next_}
     return commit_of(3, sources={"ticks": {"rows": next_, "offsets": stored}})
 
 
@@ -97,7 +97,7 @@ def test_a_config_has_the_keys_and_check_names_what_it_reads(tmp_path: Path) -> 
 
 def test_a_commit_stores_offsets_and_a_start_shows_them(tmp_path: Path) -> None:
     record = SourceRecord(offsets=TicksRead(7))
-    assert json.loads(record.model_dump_json())["offsets"] == {"ticks": 7}
+    assert json.loads(record.model_dump_json())["offsets"] == {"#connector": "ticks", "ticks": 7}
     assert SourceRecord.model_validate_json(record.model_dump_json()) == record
     assert '"ticks": ticks of numbers, from tick 7;' in run_log.start_line(page(tmp_path), commit_at_tick(7))
 

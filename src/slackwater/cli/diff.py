@@ -11,11 +11,12 @@ import polars as pl
 import typer
 
 from slackwater.cli.format import align_rows
+from slackwater.connectors.result_rows import LabeledRows
 from slackwater.core.humanize import plural
 from slackwater.core.row_format import format_value
 from slackwater.errors import SlackwaterError
 from slackwater.query.compare import ResultComparison, compare_outputs
-from slackwater.query.location_reader import LabeledRows, read_rows_at_location
+from slackwater.query.location_reader import read_rows_at_location
 
 
 def print_output_diff(

@@ -25,10 +25,11 @@ from slackwater.errors import StartError
 from slackwater.explain import describe_result_location
 from slackwater.query import condition
 from slackwater.query.last_run import describe_last_failure
-from slackwater.query.result_readers import MOST, result_reader, sort_by_start
+from slackwater.query.result_readers import result_reader, sort_by_start
 from slackwater.secrets import mask_secrets
 
 POLL_SECONDS = 0.5
+MOST = 2**31 - 1  # a limit that prints all rows
 LIMIT = 20  # default number of rows
 WIDEST = 60  # maximum number of characters in a cell
 
@@ -121,7 +122,7 @@ def _show_target(pipeline: Pipeline, file: Path, view: ShowOptions, follow: bool
     results = result_reader(pipeline)
     printer = _Printer(pipeline, view)
     try:
-        newest = results.latest(MOST if view.reads_all else view.max_rows)
+        newest = results.read(limit=None if view.reads_all else view.max_rows)
         if newest is None:
             _print_nothing_published(pipeline, file)
         else:

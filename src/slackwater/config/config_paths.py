@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Any, Self, TypeVar
 
-from slackwater.config.connector_metadata import CONNECTORS
+from slackwater.config.connector_description import CONNECTORS
 from slackwater.config.message_format import EnvString
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.pipeline_checks import resolve_connection

@@ -26,6 +26,7 @@ from slackwater.config.value_parsers import (
     parse_text,
     settings_parser,
 )
+from slackwater.core.connector_table import TABLE, BrokenConnectorError
 
 _options = settings_parser('a table of settings ({ "security.protocol" = "SSL" })')
 
@@ -228,18 +229,8 @@ class PubSubConnection(Connection):
         return "the project's number or name" if key == "project" else 'the region or zone, as in "europe-west3-a"'
 
 
-CONNECTIONS: Mapping[str, type[Connection]] = {
-    "files": FilesConnection,
-    "console": ConsoleConnection,
-    "kafka": KafkaConnection,
-    "postgres": PostgresConnection,
-    "delta": DeltaConnection,
-    "iceberg": IcebergConnection,
-    "rabbitmq": RabbitMQConnection,
-    "kinesis": KinesisConnection,
-    "pubsub": PubSubConnection,
-}
-_EXPECTED = " or ".join(format_value(kind) for kind in CONNECTIONS)
+def _expected_kinds() -> str:
+    return " or ".join(format_value(kind) for kind in TABLE.installed_kinds())
 
 
 def _register_secrets(keys: Mapping[str, Any]) -> None:
@@ -263,14 +254,19 @@ def parse_connection(value: Any) -> Connection:
     kind = value.get("kind")
     if isinstance(kind, MissingEnvString):
         raise InvalidTableError([], None)
-    if kind is None:
-        raise InvalidTableError([f": kind: missing; expected {_EXPECTED}"], None)
-    if not isinstance(kind, str) or kind not in CONNECTIONS:
-        advice = suggest_word_or_list(kind, CONNECTIONS) if isinstance(kind, str) else f", expected {_EXPECTED}"
-        raise InvalidTableError([f": kind: found {format_value(kind)}{advice}"], None)
+    if not isinstance(kind, str):
+        problem = "missing; " if kind is None else f"found {format_value(kind)}, "
+        raise InvalidTableError([f": kind: {problem}expected {_expected_kinds()}"], None)
+    try:
+        connection: type[Connection] = TABLE[kind].connection
+    except KeyError:
+        advice = suggest_word_or_list(kind, TABLE.installed_kinds())
+        raise InvalidTableError([f": kind: found {format_value(kind)}{advice}"], None) from None
+    except BrokenConnectorError as error:
+        raise InvalidTableError([f": kind: {error}"], None) from None
     problems: list[str] = []
     _register_secrets(value)
-    built = CONNECTIONS[kind].parse(value, "", "", problems)
+    built = connection.parse(value, "", "", problems)
     if built is None:
         raise InvalidTableError(problems, None)
     return built

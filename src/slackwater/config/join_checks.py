@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from slackwater.config.connector_description import CONNECTORS
 from slackwater.config.message_format import format_value, suggest_word_or_list
 from slackwater.config.pipeline_checks import resolve_connection
 from slackwater.config.spec_base import Problem, Values
@@ -64,7 +65,7 @@ def check_append_only(values: Values, path: str = "target") -> Iterator[Problem]
     if step is not None and step.table != "join":
         row_text, stage_text = f"rows of a {step.table}", "them"
     connection = resolve_connection(target.connection, values.get("connections", {}))
-    if connection is not None and connection.kind in ("delta", "iceberg"):  # other kinds have no mode
+    if connection is not None and "mode" in CONNECTORS[connection.kind].target_keys:
         yield (
             f"{path}.mode",
             f'"merge" replaces rows with the same identity, but {row_text} have no identity; use "append" (the default for {stage_text})',

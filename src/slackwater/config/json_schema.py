@@ -16,7 +16,8 @@ from typing import Any
 
 from slackwater.config.aggregation import _BELONGS, _NEEDS, AGGREGATES, Aggregation
 from slackwater.config.config_key_docs import describe_config_key, doc_link
-from slackwater.config.connection import CONNECTIONS, Connection
+from slackwater.config.connection import Connection
+from slackwater.config.connector_description import CONNECTORS
 from slackwater.config.custom_aggregator import PATH
 from slackwater.config.join import Join
 from slackwater.config.keyed_step import KeyedStep
@@ -85,8 +86,8 @@ def _kinds(spec: type[Spec]) -> Mapping[str, Any]:
     if spec is not Connection:
         return {key: kind for key, kind in spec.PARSERS.items() if key not in spec.PYTHON_ONLY}
     parsers: dict[str, Any] = {}
-    for connection in CONNECTIONS.values():
-        for key, kind in connection.PARSERS.items():
+    for connector in CONNECTORS.values():
+        for key, kind in connector.connection.PARSERS.items():
             parsers.setdefault(key, kind)
     return parsers
 
@@ -95,7 +96,7 @@ def _table(spec: type[Spec], defs: dict[str, Schema]) -> Schema:
     keys: dict[str, Schema] = {}
     units = {key: name for name, key in find_duration_keys(spec).items()}
     for key, kind in _kinds(spec).items():
-        shape = {"enum": list(CONNECTIONS)} if (spec, key) == (Connection, "kind") else kind.shape
+        shape = {"enum": list(CONNECTORS)} if (spec, key) == (Connection, "kind") else kind.shape
         described = {"description": _description(spec, key), **_value(shape, defs), **_default(spec, key)}
         if key in units:
             keys[units[key]] = {**described, **_with_unit(shape)}
@@ -204,7 +205,8 @@ def _rules(spec: type[Spec]) -> list[Schema]:
     if spec is Connection:
         every = set(_kinds(Connection))
         rules.append({"required": ["kind"]})
-        for kind, connection in CONNECTIONS.items():
+        for kind, connector in CONNECTORS.items():
+            connection = connector.connection
             then = {"required": list(connection.REQUIRED)} | _forbid_keys(sorted(every - set(connection.PARSERS)))
             rules.append(_if_value({"const": kind}, then, "kind"))
     if issubclass(spec, StepBase):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from slackwater.config.connector_metadata import CONNECTORS
+from slackwater.config.connector_description import CONNECTORS
 from slackwater.config.keyed_step import KeyedStep
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.window import Window
 
-READABLE = ("postgres", "delta", "iceberg")  # targets from which windows can be read back
 EXPECTED = 'expected a Postgres table, or a Delta or Iceberg table with mode = "merge"'
 
 
@@ -26,7 +25,7 @@ def find_replay_obstacle(pipeline: Pipeline) -> str | None:
         return None
     targets = [(stage_pipeline.target, _kind(stage_pipeline)) for stage_pipeline in pipeline.per_target.values()]
     adds = [one for one in targets if not one[0].upserts(one[1], step)]
-    readable = [one for one in targets if one not in adds and one[1] in READABLE]
+    readable = [one for one in targets if one not in adds and CONNECTORS[one[1]].returns_windows]
     is_marked = step.emit_metadata and len(targets) > 1  # an append-only target marks rows that are written again
     if readable and (is_marked or not adds):
         return None

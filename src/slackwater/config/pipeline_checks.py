@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from slackwater.config.connection import CONNECTIONS, Connection, KafkaConnection
-from slackwater.config.connector_metadata import CONNECTORS
+from slackwater.config.connection import Connection, KafkaConnection
+from slackwater.config.connector_description import CONNECTORS
 from slackwater.config.keyed_step import KeyedStep
 from slackwater.config.message_format import format_value, suggest_word_or_list
 from slackwater.config.source import FRAMED, SCHEMA_FILES, Lookup, Source, parse_declared_columns
@@ -78,7 +78,7 @@ def check_connections(values: Values) -> Iterator[Problem]:
             yield from _unknown_connection(f"{path}.connection", spec.connection, connections)
         elif not connection.READS or (isinstance(spec, Lookup) and connection.kind != "files"):
             purpose = "lookups need" if isinstance(spec, Lookup) else "sources need"
-            kinds = ["files"] if isinstance(spec, Lookup) else [k for k, c in CONNECTIONS.items() if c.READS]
+            kinds = ["files"] if isinstance(spec, Lookup) else [k for k, c in CONNECTORS.items() if c.connection.READS]
             yield f"{path}.connection", _wrong_kind(spec.connection, connection, purpose, kinds)
         elif isinstance(spec, Source):
             yield from _with_path(path, spec.check_kind(connection.kind, vars(spec), spec._wrong))
@@ -101,7 +101,7 @@ def check_connections(values: Values) -> Iterator[Problem]:
             yield from _unknown_connection(f"{path}.connection", target.connection, connections)
         elif not connection.WRITES:
             purpose = "dead letters need" if path == "dead_letter" else "results need"
-            kinds = [k for k, c in CONNECTIONS.items() if c.WRITES]
+            kinds = [k for k, c in CONNECTORS.items() if c.connection.WRITES]
             yield f"{path}.connection", _wrong_kind(target.connection, connection, purpose, kinds)
         else:
             yield from _with_path(path, target.check_kind(connection.kind, vars(target), target._wrong))

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from slackwater.config import ddl
+from slackwater.config import connector_keys, ddl
 from slackwater.config.connection import Connection, connection_or_name
-from slackwater.config.connector_metadata import CONNECTORS, kinds_supporting_keys, metadata_columns
+from slackwater.config.connector_description import CONNECTORS, kinds_with_source_key, metadata_columns
 from slackwater.config.groupable_columns import ROW_BY_ROW, GroupableColumns
 from slackwater.config.message_format import EnvString, format_key, format_value, value_mismatch
 from slackwater.config.spec_base import Problem, Spec, Values
@@ -133,6 +133,7 @@ class Source(Spec):
     commit_group: str | None = None
     max_messages_per_trigger: int | None = None
     lateness_ms: int | None = None
+    connector_keys: Mapping[str, Any] = Field(default_factory=dict)  # see `config.connector_keys`
     dataframe: Any = Field(default=None, exclude=True)
 
     if TYPE_CHECKING:  # accepted types of arguments; the attributes hold the parsed values
@@ -192,8 +193,10 @@ class Source(Spec):
         ("topic", "topics", "queue", "stream", "subscription", "path", "table"), "query"
     )
     PYTHON_ONLY: ClassVar[Mapping[str, str]] = {"dataframe": "give a connection, a query and a format"}
-    KINDS_BY_KEY: ClassVar[Mapping[str, tuple[str, ...]]] = kinds_supporting_keys(
-        "format", "max_files_per_trigger", "schema_", *PARSERS
+    KEYS_BY_KIND: ClassVar[tuple[str, ...]] = (  # attributes that only some kinds of connection support
+        *("format", "max_files_per_trigger", "schema_", "payload_format", *SCHEMA_FILES.values(), "protobuf_message"),
+        *("starting_offsets", "starting_version", "on_rewrite", "schema_changes", "max_offsets_per_trigger"),
+        *("on_data_loss", "commit_group", "max_messages_per_trigger"),
     )
 
     @classmethod
@@ -217,12 +220,19 @@ class Source(Spec):
         return {"name": self.query}
 
     @classmethod
+    def is_connector_key(cls, key: str) -> bool:
+        return connector_keys.is_connector_key(key, of_target=False)
+
+    def non_defaults(self) -> Values:
+        return {**super().non_defaults(), **self.connector_keys}
+
+    @classmethod
     def check(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:
         if "dataframe" in values:
             if "name" not in values and "name" not in wrong:
                 yield "name", "missing; a source over a DataFrame needs a name"
-            for key in ("connection", "query", "options", *cls.KINDS_BY_KEY):
-                if key in values:
+            for key in ("connection", "query", "options", *cls.KEYS_BY_KIND, *values.get("connector_keys", ())):
+                if key in values or key in values.get("connector_keys", ()):
                     yield (
                         key.rstrip("_"),
                         "applies only to a source with a connection, but this one is a DataFrame; remove it",
@@ -240,13 +250,15 @@ class Source(Spec):
     @classmethod
     def check_kind(cls, kind: str, values: Mapping[str, Any], wrong: frozenset[str]) -> Iterator[Problem]:
         """Yield a problem for each key that does not fit this kind of connection."""
-        for key, kinds in cls.KINDS_BY_KEY.items():
-            if values.get(key) is not None and kind not in kinds and key.rstrip("_") not in wrong:
-                named = " or ".join(format_value(k) for k in kinds)
+        supported = CONNECTORS[kind].keys
+        for key in cls.KEYS_BY_KIND:
+            if values.get(key) is not None and key not in supported and key.rstrip("_") not in wrong:
+                named = " or ".join(format_value(k) for k in kinds_with_source_key(key))
                 yield (
                     key.rstrip("_"),
                     f"applies only to connections of kind {named}, but this one is {format_value(kind)}; remove it",
                 )
+        yield from connector_keys.check_connector_keys(kind, values.get("connector_keys") or {}, of_target=False)
         if kind == "files" and values.get("format") is None and "format" not in wrong:
             yield "format", f"missing; expected {' or '.join(format_value(f) for f in FORMATS)}"
         without = CONNECTORS[kind].start.no_offsets_reason
@@ -258,7 +270,7 @@ class Source(Spec):
                 "cannot be combined with starting_offsets, because both set where to begin; remove one of them",
             )
         payload = values.get("payload_format") or "json"
-        if payload in FRAMED and kind in cls.KINDS_BY_KEY["payload_format"] and kind != "kafka":
+        if payload in FRAMED and "payload_format" in supported and kind != "kafka":
             yield (
                 "payload_format",
                 f'{format_value(payload)} needs a connection of kind "kafka", but this one is {format_value(kind)}; use "json" or "raw"',
@@ -284,7 +296,7 @@ class Source(Spec):
                     "schema",
                     f"declares {format_value(column.casefold())}, a column that Slackwater adds itself; rename it",
                 )
-        if payload != "json" and kind in cls.KINDS_BY_KEY["payload_format"] and values.get("schema_") is not None:
+        if payload != "json" and "payload_format" in supported and values.get("schema_") is not None:
             yield (
                 "schema",
                 f'applies only to payload_format = "json", but this source has {format_value(payload)}; remove it',

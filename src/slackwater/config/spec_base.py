@@ -166,6 +166,11 @@ class Spec(BaseModel):
                 advice = cls.UNSUPPORTED[key]
                 wrong.add(key)
                 problems.append(f"{prefix}{key}: not available yet" + (f"; {advice}" if advice else ""))
+            elif cls.is_connector_key(str(key)):
+                if isinstance(value, MissingEnvString):
+                    wrong.add(key)
+                else:
+                    values.setdefault("connector_keys", {})[str(key)] = value
             else:
                 meant = cls.SUGGESTIONS.get(str(key))
                 meant = meant if meant is None else written.get(meant, meant)
@@ -184,6 +189,11 @@ class Spec(BaseModel):
         spelled = {key: name for key, name in written.items() if name in find_duration_keys(cls)}
         problems += [f"{prefix}{written.get(key, key)}: {_respell(line, spelled)}" for key, line in conflicts]
         return values, wrong | {key for key, _ in conflicts}
+
+    @classmethod
+    def is_connector_key(cls, key: str) -> bool:
+        """Return whether a key belongs to the connector of this source or target, which checks its value later."""
+        return False
 
     def derived(self) -> Values:
         """Return attribute values that are derived from other keys if the config does not set them.

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from slackwater.config import ddl
 from slackwater.config.check_result import CheckResult
-from slackwater.config.connector_metadata import CONNECTORS, metadata_columns
+from slackwater.config.connector_description import CONNECTORS, metadata_columns
 from slackwater.config.groupable_columns import GroupableColumns
 from slackwater.config.join import EVENT_TIME, SIDES, Join, joined_column_names
 from slackwater.config.keyed_step import KeyedStep

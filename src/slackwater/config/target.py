@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
+from slackwater.config import connector_keys
 from slackwater.config.connection import Connection, connection_or_name
+from slackwater.config.connector_description import CONNECTORS, kinds_with_target_key
 from slackwater.config.message_format import format_value, value_mismatch
 from slackwater.config.spec_base import Problem, Spec, Values
 from slackwater.config.step_base import StepBase
@@ -49,6 +51,7 @@ class Target(Spec):
     key_columns: tuple[str, ...] | None = None
     create: bool | None = None
     partitions: int | None = None
+    connector_keys: Mapping[str, Any] = Field(default_factory=dict)  # see `config.connector_keys`
 
     if TYPE_CHECKING:  # accepted types of arguments; the attributes hold the parsed values
 
@@ -86,27 +89,20 @@ class Target(Spec):
         "partitions": integer_parser(1, 100_000),
     }
     ATTRIBUTES: ClassVar[Mapping[str, str]] = {"from": "from_"}
-    KINDS_BY_KEY: ClassVar[Mapping[str, tuple[str, ...]]] = {  # key -> kinds of connection that support it
-        "path": ("files", "delta"),
-        "format": ("files",),
-        "table": ("postgres", "iceberg"),
-        "topic": ("kafka",),
-        "mode": ("delta", "iceberg"),
-        "delivery": ("kafka",),
-        "value_format": ("kafka",),
-        "key_columns": ("kafka",),
-        "create": ("kafka",),
-        "partitions": ("kafka",),
-    }
-    REQUIRED_BY_KIND: ClassVar[
-        Mapping[str, tuple[str, str]]
-    ] = {  # kind of connection -> its required key, and what to write
-        "files": ("path", 'a files target needs a directory, as in "out/sessions"'),
-        "delta": ("path", 'a delta target needs a directory, as in "lake/sessions"'),
-        "postgres": ("table", 'a postgres target needs a table, as in "public.sessions"'),
-        "iceberg": ("table", 'an iceberg target needs a table in a namespace, as in "shop.sessions"'),
-        "kafka": ("topic", 'a kafka target needs a topic, as in "sessions"'),
-    }
+    KEYS_BY_KIND: ClassVar[tuple[str, ...]] = (  # keys that only some kinds of connection support
+        *(
+            "path",
+            "format",
+            "table",
+            "topic",
+            "mode",
+            "delivery",
+            "value_format",
+            "key_columns",
+            "create",
+            "partitions",
+        ),
+    )
     REQUIRED: ClassVar[tuple[str, ...]] = ("connection",)
 
     def derived(self) -> Values:
@@ -121,22 +117,23 @@ class Target(Spec):
 
         Other targets are append-only. Every target of a join is append-only too.
         """
-        if not isinstance(step, Window):
-            return False
-        if kind != "kafka" or self.key_columns is None:
-            return kind in ("postgres", "kafka") or (kind in ("delta", "iceberg") and self.mode != "append")
-        keys, key_columns = set(step.group_by), set(self.key_columns)
-        window_identity = {step.window_start_column, *(["session_id"] if step.kind == "session" else [])}
-        return keys < key_columns <= keys | window_identity
+        return isinstance(step, Window) and CONNECTORS[kind].upserts(self, step)
+
+    @classmethod
+    def is_connector_key(cls, key: str) -> bool:
+        return connector_keys.is_connector_key(key, of_target=True)
+
+    def non_defaults(self) -> Values:
+        return {**super().non_defaults(), **self.connector_keys}
 
     @classmethod
     def check_kind(cls, kind: str, values: Mapping[str, Any], wrong: frozenset[str]) -> Iterator[Problem]:
         """Yield a problem for each key that does not fit this kind of connection."""
-        needed, target_text = cls.REQUIRED_BY_KIND.get(kind, ("", ""))
+        needed, target_text = CONNECTORS[kind].required_target_key or ("", "")
         missing = bool(needed) and values.get(needed) is None and needed not in wrong
-        for key, kinds in cls.KINDS_BY_KEY.items():
-            if values.get(key) is not None and kind not in kinds and key not in wrong:
-                named, advice = " or ".join(format_value(k) for k in kinds), "remove it"
+        for key in cls.KEYS_BY_KIND:
+            if values.get(key) is not None and key not in CONNECTORS[kind].target_keys and key not in wrong:
+                named, advice = " or ".join(format_value(k) for k in kinds_with_target_key(key)), "remove it"
                 if missing and key in ("path", "table", "topic"):  # report each mistake on one line
                     missing, advice = False, f"write {needed} instead: {target_text}"
                 yield (
@@ -145,6 +142,7 @@ class Target(Spec):
                 )
         if missing:
             yield needed, f"missing; {target_text}"
+        yield from connector_keys.check_connector_keys(kind, values.get("connector_keys") or {}, of_target=True)
         if kind == "kafka" and values.get("create") is False and values.get("partitions") is not None:
             yield "partitions", "applies only to a topic that a start creates, but create = false; remove one of them"
         path = values.get("path")

@@ -12,11 +12,13 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
 from slackwater.config.target import Target as TargetSpec
 from slackwater.connectors.backlog import Question
+from slackwater.connectors.result_rows import ResultReader
 from slackwater.connectors.streaming_sources import AnySource
 from slackwater.connectors.target import TargetTable, TargetWithMarker, TargetWriter
 from slackwater.connectors.timestamp_parsing import UTC
 from slackwater.core.dead_letter_filter import LetterFilter
 from slackwater.core.offsets import Offsets
+from slackwater.errors import StartError
 from slackwater.state.commit import SourceRecord
 
 if TYPE_CHECKING:
@@ -92,6 +94,12 @@ class Connector(Generic[C]):
     def target_with_marker(self, spec: TargetSpec, table: TargetTable) -> TargetWithMarker | None:
         """Return the target for reading its marker; None if it does not store one."""
         return None
+
+    # -- reading a target back -----------------------------------------------------------------------------------------
+
+    def result_reader(self, pipeline: Pipeline) -> ResultReader:
+        """Return the reader of the pipeline's target. Raises StartError if the system does not store rows."""
+        raise StartError(f"{pipeline.name}: its target is {self.connection.kind}, which cannot be read back")
 
     def letters(self, spec: TargetSpec, pipeline: str, letter_filter: LetterFilter) -> Iterator[pl.DataFrame]:
         """Yield the dead letters of a pipeline, one frame at a time."""

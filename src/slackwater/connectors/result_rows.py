@@ -1,8 +1,10 @@
-"""What the readers of results have in common: the number of rows, and the difference of two reads of a table."""
+"""What the readers of results have in common: their interface, counts, and the difference of two reads of a table."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import polars as pl
@@ -19,6 +21,62 @@ class RowCount:
 
     def __str__(self) -> str:
         return f"more than {self.rows:,}" if self.at_least else f"{self.rows:,}"
+
+
+@dataclass(frozen=True)
+class LabeledRows:
+    """Rows with a label for messages. `identity`: the columns that identify a row, if known."""
+
+    label: str
+    rows: pl.DataFrame
+    identity: tuple[str, ...] | None = None
+
+
+class ResultReader(ABC):
+    """Reads the results in a target back, without Spark and without a lock.
+
+    Call `read` first, then `poll` as often as needed.
+    """
+
+    @property
+    @abstractmethod
+    def location(self) -> str:
+        """Return the name of what is read, for messages."""
+
+    @abstractmethod
+    def read(self, where: Mapping[str, str | None] | None = None, limit: int | None = None) -> pl.DataFrame | None:
+        """Return the newest rows in any order; None if nothing has been published.
+
+        A reader may ignore both arguments, so the caller filters and cuts the rows.
+
+        Args:
+            where: The values of some columns as text, by column; None means NULL.
+            limit: If there are more rows than this, the result also has more rows than this.
+        """
+
+    @abstractmethod
+    def poll(self) -> pl.DataFrame | None:
+        """Return the rows published since the last call; None if there are none."""
+
+    def read_all(self) -> LabeledRows | None:
+        """Return all rows of the target, including those of other writers; None if the target cannot be read completely."""
+        rows = self.read()
+        return LabeledRows(self.location, pl.DataFrame() if rows is None else rows)
+
+    def count(self, rows_read: int) -> RowCount | None:
+        """Return the number of published rows; None if all rows would have to be read.
+
+        `rows_read`: the number of rows that `read` returned.
+        """
+        return RowCount(rows_read)
+
+    def close(self) -> None:
+        """Release the connections."""
+        return
+
+
+def none_if_empty(rows: pl.DataFrame) -> pl.DataFrame | None:
+    return rows if rows.height else None
 
 
 def subtract_rows(rows: pl.DataFrame, former: pl.DataFrame | None) -> pl.DataFrame:

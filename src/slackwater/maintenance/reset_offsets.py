@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slackwater.config.connector_metadata import CONNECTORS
+from slackwater.config.connector_description import CONNECTORS
 from slackwater.config.message_format import suggest_word_or_list
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.core.humanize import mismatch

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from slackwater.config.connector_metadata import metadata_columns
+from slackwater.config.connector_description import metadata_columns
 from slackwater.config.join import EVENT_TIME, joined_column_names
 from slackwater.config.keyed_step import KeyedStep
 from slackwater.config.message_format import suggest_word_or_list

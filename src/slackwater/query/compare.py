@@ -19,9 +19,9 @@ from dataclasses import dataclass
 import polars as pl
 
 from slackwater.connectors.files.target import json_columns
+from slackwater.connectors.result_rows import LabeledRows
 from slackwater.core.json_encoding import is_nested
 from slackwater.errors import StartError
-from slackwater.query.location_reader import LabeledRows
 
 _UTC = pl.Datetime("us", "UTC")
 _NTH = "__nth"

@@ -23,13 +23,12 @@ from slackwater.operators.dead_letters import LATE, group_key_json
 from slackwater.operators.window_base import WindowOperator
 from slackwater.query import state_inspection
 from slackwater.query.locate_state import narrow_commit
-from slackwater.query.result_readers import PostgresResultReader, result_reader, sort_by_start
+from slackwater.query.result_readers import result_reader, sort_by_start
 from slackwater.query.why_report import KeyHistory, LateRowReport, PublishedResults, StageReport, WhyReport
 from slackwater.state.commit import Commit
 from slackwater.state.protocol import StateStore
 
 SHOWN = 5  # the number of late rows, and of results per target
-_ALL = 2**31 - 1  # a limit that reads all rows, for targets without an index
 
 
 def add_key_history(
@@ -164,11 +163,8 @@ def _published_results(pipeline: Pipeline, keys: Sequence[Field], key: pl.DataFr
     except (SlackwaterError, ConfigError) as error:
         return PublishedResults(name, "", (), str(error))
     try:
-        if isinstance(reader, PostgresResultReader):
-            rows = reader.latest_of_key({k.name: _sql_text(key, k) for k in keys}, limit)
-        else:
-            all_rows = reader.latest(_ALL)
-            rows = None if all_rows is None else all_rows.filter(_key_filter(all_rows, keys, key))
+        newest_rows = reader.read({k.name: _sql_text(key, k) for k in keys}, limit)
+        rows = None if newest_rows is None else newest_rows.filter(_key_filter(newest_rows, keys, key))
     except (SlackwaterError, OSError) as error:
         return PublishedResults(name, reader.location, (), str(error))
     finally:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from slackwater import explain
 from slackwater.config.connection import FilesConnection
-from slackwater.config.connector_metadata import CONNECTORS
+from slackwater.config.connector_description import CONNECTORS
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.target import Target as TargetSpec
 from slackwater.config.window import Window
@@ -129,7 +129,8 @@ def _target(pipeline: Pipeline, into: str | None) -> TargetSpec:
         return target
     if kind == "console":
         return TargetSpec(connection="backfill", path=into, format="parquet")
-    return target.model_copy(update={TargetSpec.REQUIRED_BY_KIND[kind][0]: into})
+    required = CONNECTORS[kind].required_target_key
+    return target if required is None else target.model_copy(update={required[0]: into})
 
 
 def _stamp(us: int) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slackwater.config.connection import ConsoleConnection
+from slackwater.config.connector_description import CONNECTORS
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.target import Target as TargetSpec
 from slackwater.connectors.connector import Connector
@@ -37,23 +39,34 @@ def create_source(session: SparkSession, pipeline: Pipeline, index: int, schema_
 
 def spark_settings(pipeline: Pipeline, notice: Callable[[str, str], None]) -> dict[str, str]:
     """Return the settings of a Spark session that Slackwater starts, with the jars that the sources need."""
-    import pyspark
-
     settings = {k: str(v) for k, v in pipeline.spark.items()}
-    kinds = {c.kind for s in pipeline.sources if (c := resolve_connection(s.connection, pipeline.connections))}
+    connections = [resolve_connection(s.connection, pipeline.connections) for s in pipeline.sources]
+    kinds = dict.fromkeys(connection.kind for connection in connections if connection is not None)
+    packages = dict.fromkeys(package for kind in kinds for package in CONNECTORS[kind].spark_packages)
     if (
-        "kafka" not in kinds
+        not packages
         or {"spark.jars", "spark.jars.packages"} & set(settings)
         or connect_session.server_address(settings)
     ):
         return settings
+    jars: list[Path] = []
+    for package in packages:
+        jars += (
+            _kafka_jars(pipeline, notice) if package == maven_packages.KAFKA else maven_packages.package_jars(package)
+        )
+    return {**settings, "spark.jars": ",".join(map(str, jars))}
+
+
+def _kafka_jars(pipeline: Pipeline, notice: Callable[[str, str], None]) -> list[Path]:
+    import pyspark
+
     installed = str(pyspark.__version__)
     jars, version = maven_packages.kafka_connector(installed)
     if version != installed:
         notice("info", f"Spark {installed} reads Kafka with the connector of Spark {version}")
     if any(s.payload_format == "avro" for s in pipeline.sources):
         jars = [*jars, *maven_packages.avro_connector(installed)]
-    return {**settings, "spark.jars": ",".join(map(str, jars))}
+    return jars
 
 
 def create_target_writers(

@@ -19,7 +19,7 @@ from dataclasses import replace
 from importlib.metadata import version
 
 from slackwater import explain
-from slackwater.config.connector_metadata import CONNECTORS
+from slackwater.config.connector_description import CONNECTORS
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.source import Source
 from slackwater.core.humanize import format_stamp, plural

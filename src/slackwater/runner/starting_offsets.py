@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from slackwater.config.connector_metadata import CONNECTORS, StartPosition
+from slackwater.config.connector_description import CONNECTORS, StartPosition
 from slackwater.config.message_format import suggest_word_or_list
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.source import Source

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from slackwater.config.connector_metadata import CONNECTORS
+from slackwater.config.connector_description import CONNECTORS
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.source import parse_declared_columns
 from slackwater.connectors import spark_connect

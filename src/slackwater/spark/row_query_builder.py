@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from slackwater.config.connector_metadata import CONNECTORS
+from slackwater.config.connector_description import CONNECTORS
 from slackwater.config.lineage import InputPath
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.core.reserved_columns import CORRUPT

@@ -24,7 +24,7 @@ from pydantic import (
     model_validator,
 )
 
-from slackwater.core.offsets import Offsets, parse_offsets
+from slackwater.core.offsets import Offsets, offsets_to_json, parse_offsets
 from slackwater.state import migrations
 from slackwater.state.commit_record_fields import (
     Amount,
@@ -49,7 +49,7 @@ LETTERS = "[dead_letter]"  # represents dead letters among the names of targets;
 
 
 def _encode_offsets(offsets: Offsets | None) -> Mapping[str, Any] | None:
-    return None if offsets is None else offsets.to_json()
+    return None if offsets is None else offsets_to_json(offsets)
 
 
 class CommitModel(BaseModel):

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from slackwater.config import ddl
 from slackwater.config.connection import Connection, KafkaConnection
-from slackwater.config.connector_metadata import CONNECTORS, metadata_columns
+from slackwater.config.connector_description import CONNECTORS, metadata_columns
 from slackwater.config.message_format import suggest_word_or_list
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.source import FRAMED, Source

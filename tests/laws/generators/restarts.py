@@ -268,7 +268,7 @@ class RestartSequence:
         named = self.pipeline.model_copy(update={"formerly": None})
         for name in dict.fromkeys([self.name, *self.known_names] if self.kind == "files" else [self.name]):
             with closing(result_reader(named.model_copy(update={"name": name}))) as results:
-                frame = results.latest(100_000)
+                frame = results.read()
             if frame is not None and frame.height:
                 for start_us, n in zip(frame["window_start"].dt.timestamp("us"), frame["n"], strict=True):
                     counts_per_minute[(start_us - BEGIN_US) // MINUTE_US] += n

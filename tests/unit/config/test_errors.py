@@ -32,7 +32,8 @@ from tests.support.config_mistakes import (
     swap,
 )
 
-from slackwater.config.connection import CONNECTIONS, Connection
+from slackwater.config.connection import Connection
+from slackwater.config.connector_description import CONNECTORS
 from slackwater.config.pipeline import Pipeline, check_run_flags
 from slackwater.config.source import Lookup, Source
 from slackwater.config.spec_base import Spec
@@ -128,7 +129,7 @@ VALUES = [
 ]
 SECTIONS: list[tuple[type[Spec], tuple[str | int, ...]]] = [
     (Pipeline, ()),
-    *((connection, ("connections", "lake")) for connection in CONNECTIONS.values()),
+    *((c.connection, ("connections", "lake")) for c in CONNECTORS.values()),
     (Source, ("sources", 0)),
     (Transform, ("transform",)),
     (Window, ("transform", "window")),

@@ -11,7 +11,7 @@ from tests.support.join_mistakes import ADVICE, BOUNDS, CASES, ISSUE, LAKE, LETT
 
 import slackwater as sw
 from slackwater.config.connection import Connection, DeltaConnection, FilesConnection, KafkaConnection
-from slackwater.config.connector_metadata import metadata_columns
+from slackwater.config.connector_description import metadata_columns
 from slackwater.config.join import JOIN_TYPES, joined_column_names
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.spec_base import find_duration_keys

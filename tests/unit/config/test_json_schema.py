@@ -18,7 +18,8 @@ from tests.support.doc_pages import anchors
 
 import slackwater as sw
 from slackwater.config import config_key_docs, json_schema
-from slackwater.config.connection import CONNECTIONS, Connection
+from slackwater.config.connection import Connection
+from slackwater.config.connector_description import CONNECTORS
 from slackwater.config.keyed_step import KeyedStep
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.spec_base import Spec, find_duration_keys
@@ -148,7 +149,9 @@ def tables(spec: type[Spec] = Pipeline) -> Iterator[type[Spec]]:
             yield from tables(kind.shape["of"])  # type: ignore[attr-defined]
 
 
-TABLES = sorted({*tables(), *CONNECTIONS.values()} - {Connection}, key=lambda spec: spec.__name__)
+TABLES = sorted(
+    {*tables(), *(c.connection for c in CONNECTORS.values())} - {Connection}, key=lambda spec: spec.__name__
+)
 
 
 @pytest.mark.parametrize("spec", TABLES, ids=lambda spec: spec.__name__)
@@ -167,7 +170,7 @@ def test_every_key_has_a_sentence_and_a_section_that_names_it(spec: type[Spec]) 
 
 
 def test_no_sentence_describes_a_missing_key() -> None:
-    of_connections = {key for connection in CONNECTIONS.values() for key in connection.PARSERS}
+    of_connections = {key for c in CONNECTORS.values() for key in c.connection.PARSERS}
     for spec, sentences in config_key_docs.TEXTS.items():
         assert set(sentences) <= (of_connections if spec is Connection else set(spec.PARSERS)), spec.__name__
 

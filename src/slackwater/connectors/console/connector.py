@@ -10,6 +10,7 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.config.target import Target as TargetSpec
 from slackwater.connectors.connector import Connector
 from slackwater.connectors.console.target import ConsoleTarget
+from slackwater.connectors.result_rows import ResultReader
 from slackwater.connectors.target import TargetTable
 from slackwater.core.dead_letter_filter import LetterFilter
 from slackwater.errors import StartError
@@ -23,6 +24,11 @@ class ConsoleConnector(Connector[ConsoleConnection]):
 
     def target(self, spec: TargetSpec, pipeline: Pipeline, table: TargetTable) -> ConsoleTarget:
         return ConsoleTarget()
+
+    def result_reader(self, pipeline: Pipeline) -> ResultReader:
+        raise StartError(
+            f"{pipeline.name}: its target is the console, which does not store rows; name another connection in [{'targets' if pipeline.targets else 'target'}]"
+        )
 
     def letters(self, spec: TargetSpec, pipeline: str, letter_filter: LetterFilter) -> Iterator[pl.DataFrame]:
         raise StartError(

@@ -11,6 +11,7 @@ from slackwater.config.connection import DeltaConnection
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
 from slackwater.config.target import Target as TargetSpec
+from slackwater.connectors.delta.reader import DeltaResultReader
 from slackwater.connectors.tables.connector import TableConnector
 from slackwater.connectors.target import TargetTable
 from slackwater.core.dead_letter_filter import LetterFilter
@@ -42,6 +43,9 @@ class DeltaConnector(TableConnector[DeltaConnection]):
         from slackwater.connectors.delta.target import DeltaTarget
 
         return DeltaTarget(spec.path or "", mode, table, self.connection.options)
+
+    def result_reader(self, pipeline: Pipeline) -> DeltaResultReader:
+        return DeltaResultReader(pipeline.target.path or "", dict(self.connection.options))
 
     def letters(self, spec: TargetSpec, pipeline: str, letter_filter: LetterFilter) -> Iterator[pl.DataFrame]:
         from deltalake import DeltaTable

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from slackwater.config.config_paths import spark_address
-from slackwater.config.connector_metadata import absolute_path
+from slackwater.config.connector_description import absolute_path
 from slackwater.connectors.tables.source import DataFile, TableSnapshot, TableVersion, VersionGoneError
 from slackwater.core.humanize import plural
 from slackwater.core.offsets import TableOffsets

@@ -18,6 +18,7 @@ from slackwater.connectors.files import source as files_source
 from slackwater.connectors.files.backlog import unread_files
 from slackwater.connectors.files.output_directory import open_directory
 from slackwater.connectors.files.planner import PlannedFilesSource, check_readable
+from slackwater.connectors.files.reader import FilesResultReader
 from slackwater.connectors.files.target import FilesTarget
 from slackwater.connectors.target import TargetTable
 from slackwater.core.dead_letter_filter import LetterFilter
@@ -58,6 +59,11 @@ class FilesConnector(Connector[FilesConnection]):
     def check_target(self, spec: TargetSpec, key: str) -> None:
         if not is_local(spec.path or ""):
             open_directory(spec.path or "", self.connection.options).read(OUTPUT_FOLDER)
+
+    def result_reader(self, pipeline: Pipeline) -> FilesResultReader:
+        target = pipeline.target
+        folder = open_directory(target.path or "", self.connection.options)
+        return FilesResultReader(folder, target.format or "parquet", pipeline.writers)
 
     def letters(self, spec: TargetSpec, pipeline: str, letter_filter: LetterFilter) -> Iterator[pl.DataFrame]:
         ending = {"json": "jsonl"}.get(spec.format or "parquet", spec.format or "parquet")

@@ -18,6 +18,7 @@ from slackwater.errors import StartError
 
 if TYPE_CHECKING:
     from slackwater.connectors.iceberg.log import IcebergLog
+    from slackwater.connectors.iceberg.reader import IcebergResultReader
     from slackwater.connectors.iceberg.target import IcebergTarget
 
 
@@ -55,6 +56,11 @@ class IcebergConnector(TableConnector[IcebergConnection]):
 
     def check_target(self, spec: TargetSpec, key: str) -> None:
         self.existing_target(spec, TargetTable("", (), None)).describe_previous_output()
+
+    def result_reader(self, pipeline: Pipeline) -> IcebergResultReader:
+        from slackwater.connectors.iceberg.reader import IcebergResultReader
+
+        return IcebergResultReader(self.connection, pipeline.target.table or "")
 
     def letters(self, spec: TargetSpec, pipeline: str, letter_filter: LetterFilter) -> Iterator[pl.DataFrame]:
         from slackwater.connectors.iceberg import tables as iceberg

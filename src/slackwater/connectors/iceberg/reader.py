@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ import polars as pl
 
 from slackwater.config.connection import IcebergConnection
 from slackwater.connectors.iceberg import tables as iceberg
-from slackwater.connectors.result_rows import RowCount, subtract_rows
+from slackwater.connectors.result_rows import LabeledRows, ResultReader, subtract_rows
 from slackwater.errors import StartError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class IcebergResultReader:
+class IcebergResultReader(ResultReader):
     """The result reader for an Iceberg table. See `ResultReader`."""
 
     connection: IcebergConnection
@@ -29,13 +29,10 @@ class IcebergResultReader:
     def location(self) -> str:
         return f"Iceberg table {self.name}"
 
-    def latest(self, limit: int) -> pl.DataFrame | None:
+    def read(self, where: Mapping[str, str | None] | None = None, limit: int | None = None) -> pl.DataFrame | None:
         table, current_files = self._load_files()
         self._files = current_files
         return None if table is None else self._read_rows(table, current_files.values())
-
-    def count(self, rows_read: int) -> RowCount:
-        return RowCount(rows_read)
 
     def poll(self) -> pl.DataFrame | None:
         """Return the rows of added files minus those of removed files, because a merge rewrites whole files."""
@@ -69,5 +66,12 @@ class IcebergResultReader:
             f"{self.location} cannot be read ({iceberg.iceberg_error_reason(error)}); check the catalog and its options"
         )
 
-    def close(self) -> None:
-        return
+    def read_all(self) -> LabeledRows:
+        try:
+            table = iceberg.open_catalog(self.connection).load(self.name)
+            rows = None if table is None else iceberg.read_all(table)
+        except Exception as error:  # catalog clients raise all kinds of exceptions
+            raise StartError(f"{self.location}: cannot be read ({iceberg.iceberg_error_reason(error)})") from None
+        if rows is None:
+            raise StartError(f"{self.location}: there is no such table in its catalog")
+        return LabeledRows(self.location, rows)

@@ -22,6 +22,7 @@ from slackwater.connectors.connector import Connector, source_time_zone
 from slackwater.connectors.kafka.backlog import unread_records
 from slackwater.connectors.kafka.broker import KafkaBroker, client_settings, make_client, named_topics
 from slackwater.connectors.kafka.planner import PlannedKafkaSource
+from slackwater.connectors.kafka.reader import KafkaResultReader
 from slackwater.connectors.kafka.rows import LETTER_HEADERS
 from slackwater.connectors.kafka.source import sample_records
 from slackwater.connectors.payloads.base import RawRecords
@@ -116,6 +117,9 @@ class KafkaConnector(Connector[KafkaConnection]):
             upserts=upserts,
             creation=None if spec.create is False else TopicCreation(spec.partitions, compact),
         )
+
+    def result_reader(self, pipeline: Pipeline) -> KafkaResultReader:
+        return KafkaResultReader(pipeline, self.connection)
 
     def create_target(self, spec: TargetSpec, pipeline: Pipeline) -> None:
         self.target(spec, pipeline, TargetTable(pipeline.writer, LETTER, None)).create_topic()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,15 +14,16 @@ import polars as pl
 from slackwater.config.connection import KafkaConnection
 from slackwater.config.pipeline import Pipeline
 from slackwater.connectors.kafka.broker import KafkaBroker, make_client
-from slackwater.connectors.result_rows import RowCount
+from slackwater.connectors.result_rows import LabeledRows, ResultReader, RowCount
 from slackwater.errors import StartError
 
+MOST = 2**31 - 1
 TAIL = 10_000  # how many records are read from the end of each partition
 _SECONDS = 30.0
 
 
 @dataclass
-class KafkaResultReader:
+class KafkaResultReader(ResultReader):
     """The result reader for a Kafka topic, which reads only committed records of this pipeline. See `ResultReader`."""
 
     pipeline: Pipeline
@@ -48,8 +50,8 @@ class KafkaResultReader:
     def location(self) -> str:
         return f'topic "{self.topic}" at {self.connection.bootstrap_servers}'
 
-    def latest(self, limit: int) -> pl.DataFrame | None:
-        if not self._open_consumer(max(limit, TAIL)):
+    def read(self, where: Mapping[str, str | None] | None = None, limit: int | None = None) -> pl.DataFrame | None:
+        if not self._open_consumer(MOST if limit is None else max(limit, TAIL)):
             return None
         window = self.pipeline.target_stage.transform.window
         latest: dict[Any, bytes | None] = {}
@@ -68,6 +70,9 @@ class KafkaResultReader:
         if not self._open_consumer(TAIL):
             return None
         return _parse_rows([value for _, value in self._read_to_end() if value is not None])
+
+    def read_all(self) -> LabeledRows | None:
+        return None  # records may have expired
 
     def close(self) -> None:
         if self._consumer is not None:

@@ -11,6 +11,7 @@ from slackwater.config.connection import PostgresConnection
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.target import Target as TargetSpec
 from slackwater.connectors.connector import Connector
+from slackwater.connectors.postgres.reader import PostgresResultReader
 from slackwater.connectors.target import TargetTable
 from slackwater.core.dead_letter_filter import CHUNK, NEWEST, SCHEMA, LetterFilter
 from slackwater.errors import StartError
@@ -37,6 +38,11 @@ class PostgresConnector(Connector[PostgresConnection]):
         from slackwater.state.postgres import client
 
         client.open_connection(self.connection.url, f"{key} {spec.table}").close()
+
+    def result_reader(self, pipeline: Pipeline) -> PostgresResultReader:
+        target, window = pipeline.target, pipeline.target_stage.transform.window
+        order = None if window is None else window.window_start_column
+        return PostgresResultReader(str(self.connection.url), target.table or "", order)
 
     def letters(self, spec: TargetSpec, pipeline: str, letter_filter: LetterFilter) -> Iterator[pl.DataFrame]:
         import psycopg

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,12 @@ NEEDS_FILE = "pass the pipeline's TOML file as WHERE"
 class Offsets(ABC):
     """The position up to which one source was read, as an immutable value.
 
-    A new instance without arguments means that nothing has been read.
+    A new instance without arguments means that nothing has been read. `connector`: the kind of system whose
+    description names this class. A commit stores it, so that a state can be read without its config. The offsets of
+    files, Kafka and tables are recognised by their keys and leave it empty.
     """
+
+    connector: ClassVar[str] = ""
 
     @classmethod
     @abstractmethod

@@ -22,6 +22,7 @@ from pathlib import Path
 from slackwater.core.humanize import mismatch
 from slackwater.errors import StartError
 
+KAFKA = "kafka"  # represents the jars of Spark's Kafka connector, which depend on the version of Spark
 _SCALA = "2.13"
 # Dependencies of Spark's Kafka connector that are not among Spark's own jars
 _CLIENTS = (("org.apache.kafka", "kafka-clients", "3.9.2"), ("org.apache.commons", "commons-pool2", "2.13.1"))
@@ -59,6 +60,21 @@ def connector_jars(name: str) -> list[Path]:
     if name == "avro":
         return avro_connector(spark_version)
     raise StartError(mismatch(f"{name!a}", "one or both of: kafka, avro"))
+
+
+def package_jars(package: str) -> list[Path]:
+    """Return the jars of a connector's `spark_packages`: a jar, or a module (group:module:version) and its dependencies.
+
+    Raises StartError.
+    """
+    if package.endswith(".jar"):
+        if not Path(package).is_file():
+            raise StartError(f'jar "{package}" of a connector does not exist; install the connector again')
+        return [Path(package)]
+    parts = package.split(":")
+    if len(parts) != 3:
+        raise StartError(mismatch(f"{package!a}", "a jar, or a Maven module as in org.example:journal-spark:1.2.0"))
+    return fetch_with_dependencies(parts[0], parts[1], parts[2])
 
 
 def fetch_with_dependencies(organisation: str, module: str, version: str) -> list[Path]:

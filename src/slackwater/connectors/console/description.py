@@ -1,0 +1,13 @@
+"""The description of the console."""
+
+from __future__ import annotations
+
+from slackwater.config.connection import ConsoleConnection
+from slackwater.config.connector_description import ConnectorDescription
+
+CONSOLE = ConnectorDescription(
+    kind="console",
+    connection=ConsoleConnection,
+    connector="slackwater.connectors.console.connector:ConsoleConnector",
+    at_least_once_reason=lambda t: "at least once: a console cannot take back what it printed",
+)

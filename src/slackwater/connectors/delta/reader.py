@@ -1,0 +1,89 @@
+"""Reads the results in a Delta table: its latest version, then rows of added files that no removed file had."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from slackwater.connectors.result_rows import LabeledRows, ResultReader, none_if_empty, subtract_rows
+from slackwater.errors import StartError
+
+
+@dataclass
+class DeltaResultReader(ResultReader):
+    """The result reader for a Delta table. See `ResultReader`."""
+
+    path: str
+    options: dict[str, str]
+    _files: frozenset[str] | None = None
+
+    @property
+    def location(self) -> str:
+        return f"Delta table {self.path}"
+
+    def read(self, where: Mapping[str, str | None] | None = None, limit: int | None = None) -> pl.DataFrame | None:
+        table = self._table()
+        if table is None:
+            return None
+        self._files = frozenset(table.file_uris())
+        return none_if_empty(self._rows(table))
+
+    def poll(self) -> pl.DataFrame | None:
+        """Return the rows of added files minus those of removed files, because a merge rewrites whole files."""
+        table = self._table()
+        if table is None:
+            return None
+        files, before = frozenset(table.file_uris()), self._files or frozenset()
+        self._files = files
+        if files == before:
+            return None
+        added = self._read(sorted(files - before))
+        return None if added is None else none_if_empty(subtract_rows(added, self._read(sorted(before - files))))
+
+    def _table(self) -> Any:
+        from deltalake import DeltaTable
+
+        try:
+            if not DeltaTable.is_deltatable(self.path, self.options):
+                return None
+            return DeltaTable(self.path, storage_options=self.options)
+        except Exception as error:  # deltalake has no common base class
+            raise self._read_error(error) from None
+
+    def _rows(self, table: Any) -> pl.DataFrame:
+        try:
+            rows = pl.from_arrow(table.to_pyarrow_table())
+        except Exception as error:
+            raise self._read_error(error) from None
+        assert isinstance(rows, pl.DataFrame)
+        return rows
+
+    def _read(self, files: Sequence[str]) -> pl.DataFrame | None:
+        if not files:
+            return None
+        try:
+            frames = [pl.read_parquet(f, storage_options=self.options or None, hive_partitioning=False) for f in files]
+        except (pl.exceptions.PolarsError, OSError) as error:
+            raise self._read_error(error) from None
+        return pl.concat(frames, how="diagonal_relaxed")
+
+    def _read_error(self, error: Exception) -> StartError:
+        return StartError(f"{self.location} cannot be read ({str(error).splitlines()[0]}); check the path")
+
+    def read_all(self) -> LabeledRows:
+        return read_delta(self.path, self.options)
+
+
+def read_delta(path: str, options: Mapping[str, str]) -> LabeledRows:
+    """Read all rows of a table. Raises StartError."""
+    from deltalake import DeltaTable
+
+    try:
+        rows = pl.from_arrow(DeltaTable(path, storage_options=dict(options)).to_pyarrow_table())
+    except Exception as error:  # deltalake has no common base class
+        raise StartError(f"{path}: cannot be read as a Delta table ({str(error).splitlines()[0]})") from None
+    assert isinstance(rows, pl.DataFrame)
+    return LabeledRows(f"Delta table {path}", rows)

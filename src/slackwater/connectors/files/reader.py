@@ -1,0 +1,89 @@
+"""Reads the results in files: those that this pipeline wrote, then the files that did not exist before."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import polars as pl
+
+from slackwater.connectors.files.output_directory import OutputDirectory
+from slackwater.connectors.result_rows import LabeledRows, ResultReader
+from slackwater.errors import StartError
+
+_SUFFIXES = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv"}
+
+
+@dataclass
+class FilesResultReader(ResultReader):
+    """The result reader for files. See `ResultReader`."""
+
+    folder: OutputDirectory
+    form: str
+    writers: tuple[str, ...]
+    _seen: set[str] = field(default_factory=set)
+
+    @property
+    def location(self) -> str:
+        return self.folder.full_name
+
+    def read(self, where: Mapping[str, str | None] | None = None, limit: int | None = None) -> pl.DataFrame | None:
+        return self.poll()
+
+    def poll(self) -> pl.DataFrame | None:
+        ending = {"json": "jsonl"}.get(self.form, self.form)
+        writers = "|".join(map(re.escape, self.writers))
+        pattern = re.compile(rf"(?:{writers})-(?:[0-9a-f]{{8}}-)?[0-9]{{9,}}\.{ending}")
+        try:
+            paths = sorted(
+                (p for p in self.folder.local_copy().iterdir() if pattern.fullmatch(p.name)),
+                key=lambda p: p.stat().st_mtime_ns,
+            )
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise StartError(f"{self.location} cannot be accessed ({error.strerror}); check its permissions") from None
+        new_paths = [p for p in paths if p.name not in self._seen]
+        self._seen |= {p.name for p in new_paths}
+        frames = [f for f in (read_file(p, self.form) for p in new_paths) if f.height]
+        return pl.concat(frames, how="diagonal_relaxed") if frames else None
+
+    def read_all(self) -> LabeledRows:
+        return replace(read_path(str(self.folder.local_copy())), label=self.location)
+
+
+def read_path(where: str) -> LabeledRows:
+    """Read a file, or all files of a directory. Raises StartError."""
+    path = Path(where)
+    if not path.exists():
+        raise StartError(
+            f"{where}: there is no such file or directory; expected files, a Delta table, a postgresql:// URL, a TOML file, or "
+            "state:WHERE"
+        )
+    files = [path] if path.is_file() else sorted(p for p in path.iterdir() if p.is_file() and p.name[0] not in "._")
+    kinds = {_SUFFIXES.get(p.suffix) for p in files} - ({None} if path.is_dir() else set())
+    if len(kinds) != 1 or None in kinds:
+        kinds_text = f"found {' and '.join(sorted(map(str, kinds)))}" if len(kinds) > 1 else "found none"
+        raise StartError(f"{where}: {kinds_text}, expected files of one kind: {', '.join(_SUFFIXES)}")
+    (kind,) = kinds
+    frames = [read_file(p, str(kind)) for p in files if _SUFFIXES.get(p.suffix) == kind]
+    return LabeledRows(where, pl.concat([f for f in frames if f.width] or frames, how="diagonal_relaxed"))
+
+
+def read_file(path: Path, kind: str) -> pl.DataFrame:
+    """Read the rows of a file. `kind`: parquet, csv or json. Raises StartError."""
+    try:
+        if kind == "parquet":
+            return pl.read_parquet(path)
+        if path.stat().st_size == 0:
+            return pl.DataFrame()
+        if kind == "csv":
+            return pl.read_csv(path, infer_schema=False)
+        with path.open("rb") as file:
+            is_array = file.read(1) == b"["
+        read = pl.read_json if is_array else pl.read_ndjson
+        return read(path, infer_schema_length=None)
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise StartError(f"{path}: cannot be read as {kind} ({str(error).splitlines()[0]})") from None

@@ -1,0 +1,118 @@
+"""The table of connectors: one description per kind of system, loaded when a kind is used for the first time.
+
+BUILT_IN              kind -> "module:attribute", for the systems of this project
+entry points          the same, from installed packages: group `slackwater.connectors`, name = kind
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+GROUP = "slackwater.connectors"
+BUILT_IN: Mapping[str, str] = {
+    "files": "slackwater.connectors.files.description:FILES",
+    "console": "slackwater.connectors.console.description:CONSOLE",
+    "kafka": "slackwater.connectors.kafka.description:KAFKA",
+    "postgres": "slackwater.connectors.postgres.description:POSTGRES",
+    "delta": "slackwater.connectors.delta.description:DELTA",
+    "iceberg": "slackwater.connectors.iceberg.description:ICEBERG",
+    "rabbitmq": "slackwater.connectors.rabbitmq.description:RABBITMQ",
+    "kinesis": "slackwater.connectors.cloud_queues.description:KINESIS",
+    "pubsub": "slackwater.connectors.cloud_queues.description:PUBSUB",
+}
+
+
+class BrokenConnectorError(Exception):
+    """Raised if the package of a connector cannot provide its description. The message names the package."""
+
+
+class ConnectorTable(Mapping[str, Any]):
+    """The descriptions of all connectors, by kind.
+
+    Iterating yields the kinds of this project and those that were used so far. Only a kind that is not among them
+    makes the table read the entry points of installed packages, once per process.
+    """
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, Any] = {}
+        self._installed: Mapping[str, list[EntryPoint]] | None = None
+
+    def __getitem__(self, kind: str) -> Any:
+        """Return the description of a kind. Raises KeyError for an unknown kind, and BrokenConnectorError."""
+        if kind not in self._loaded:
+            self._loaded[kind] = load_object(BUILT_IN[kind]) if kind in BUILT_IN else self._load_installed(kind)
+        return self._loaded[kind]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from BUILT_IN
+        yield from [kind for kind in self._loaded if kind not in BUILT_IN]
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def installed_kinds(self) -> list[str]:
+        """Return the kinds of this project and of all installed packages. This reads the entry points."""
+        return list(dict.fromkeys([*self, *self._entry_points()]))
+
+    def load_installed(self) -> list[Any]:
+        """Return the descriptions of all kinds. Packages that cannot provide theirs are left out."""
+        descriptions = []
+        for kind in self.installed_kinds():
+            try:
+                descriptions.append(self[kind])
+            except BrokenConnectorError:
+                continue  # a config that names this kind reports the error
+        return descriptions
+
+    def _entry_points(self) -> Mapping[str, list[EntryPoint]]:
+        if self._installed is None:
+            from importlib.metadata import entry_points
+
+            installed: dict[str, list[EntryPoint]] = {}
+            for point in entry_points(group=GROUP):
+                installed.setdefault(point.name, []).append(point)
+            self._installed = installed
+        return self._installed
+
+    def _load_installed(self, kind: str) -> Any:
+        points = self._entry_points().get(kind, [])
+        if not points:
+            raise KeyError(kind)
+        packages = sorted({_package_name(point) for point in points})
+        if len(packages) > 1:
+            raise BrokenConnectorError(
+                f'connector "{kind}" is registered by {len(packages)} packages ({", ".join(packages)}); uninstall all but one'
+            )
+        try:
+            description = points[0].load()
+        except Exception as error:  # the package may raise anything
+            first_line = next(iter(str(error).splitlines()), "")
+            reason = f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
+            raise BrokenConnectorError(
+                f'connector "{kind}" of package {packages[0]} cannot be imported from {points[0].value} ({reason}); repair '
+                "the package, or uninstall it"
+            ) from error
+        if getattr(description, "kind", None) != kind:
+            raise BrokenConnectorError(
+                f'connector "{kind}" of package {packages[0]}: {points[0].value} is not a ConnectorDescription with '
+                f'kind = "{kind}"; repair the package, or uninstall it'
+            )
+        return description
+
+
+def _package_name(point: EntryPoint) -> str:
+    return point.dist.name if point.dist is not None else point.value.partition(":")[0]
+
+
+def load_object(path: str) -> Any:
+    """Return the object at an import path, as in "package.module:attribute"."""
+    module, _, attribute = path.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+TABLE = ConnectorTable()
