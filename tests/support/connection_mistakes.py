@@ -144,7 +144,7 @@ CASES: list[tuple[str, ...]] = [
     (KAFKA, 'commit_group = "lag"\n', 'commit_group = "lag"\nmax_messages_per_trigger = 1\n',
      wrong_kind(f"{S}.max_messages_per_trigger", '"rabbitmq" or "kinesis" or "pubsub"', "kafka")),
     (KAFKA.replace('[transform.window]\n', '[transform.window]\nevent_time_column = "t"\n'), SOURCE + KEYS,
-     source("lake", 'format = "json"\nstarting_offsets = "latest"\n'), wrong_kind(f"{S}.starting_offsets", '"kafka" or "kinesis" or "delta" or "iceberg"', "files")),
+     source("lake", 'format = "json"\nstarting_offsets = "latest"\n'), wrong_kind(f"{S}.starting_offsets", '"kafka" or "delta" or "iceberg" or "kinesis"', "files")),
     (KAFKA, SOURCE + KEYS, source("queues", 'commit_group = "lag"\n'), wrong_kind(f"{S}.commit_group", '"kafka"', "rabbitmq")),
     (KAFKA, SOURCE + KEYS, source("queues", 'payload_format = "avro"\n'),
      f'{S}.payload_format: "avro" needs a connection of kind "kafka", but this one is "rabbitmq"; use "json" or "raw"'),
