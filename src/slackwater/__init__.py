@@ -5,9 +5,11 @@ The names below are imported on first use, so that `import slackwater` is fast.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from slackwater.core.connector_table import TABLE
 from slackwater.core.notebook_repr import register_renderers
 from slackwater.core.version import VERSION
 
@@ -114,6 +116,13 @@ def _render_for_terminal(value: object) -> str:
     return render_for_terminal(value)
 
 
+def _built_in_connectors() -> Mapping[str, str]:
+    from slackwater.connectors.built_in import DESCRIPTIONS
+
+    return DESCRIPTIONS
+
+
+TABLE.register_built_in(_built_in_connectors)
 register_renderers(html=_render_html, terminal=_render_for_terminal)
 
 

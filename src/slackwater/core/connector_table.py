@@ -1,12 +1,12 @@
 """The table of connectors: one description per kind of system, loaded when a kind is used for the first time.
 
-BUILT_IN              kind -> "module:attribute", for the systems of this project
+built in              kind -> "module:attribute": `connectors/built_in.py`, which the package `slackwater` registers here
 entry points          the same, from installed packages: group `slackwater.connectors`, name = kind
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -14,17 +14,6 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 GROUP = "slackwater.connectors"
-BUILT_IN: Mapping[str, str] = {
-    "files": "slackwater.connectors.files.description:FILES",
-    "console": "slackwater.connectors.console.description:CONSOLE",
-    "kafka": "slackwater.connectors.kafka.description:KAFKA",
-    "postgres": "slackwater.connectors.postgres.description:POSTGRES",
-    "delta": "slackwater.connectors.delta.description:DELTA",
-    "iceberg": "slackwater.connectors.iceberg.description:ICEBERG",
-    "rabbitmq": "slackwater.connectors.rabbitmq.description:RABBITMQ",
-    "kinesis": "slackwater.connectors.cloud_queues.description:KINESIS",
-    "pubsub": "slackwater.connectors.cloud_queues.description:PUBSUB",
-}
 
 
 class BrokenConnectorError(Exception):
@@ -40,17 +29,22 @@ class ConnectorTable(Mapping[str, Any]):
 
     def __init__(self) -> None:
         self._loaded: dict[str, Any] = {}
+        self._find_built_in: Callable[[], Mapping[str, str]] = dict
         self._installed: Mapping[str, list[EntryPoint]] | None = None
+
+    def register_built_in(self, find: Callable[[], Mapping[str, str]]) -> None:
+        """Set the function that returns the import paths of the built-in descriptions, by kind."""
+        self._find_built_in = find
 
     def __getitem__(self, kind: str) -> Any:
         """Return the description of a kind. Raises KeyError for an unknown kind, and BrokenConnectorError."""
         if kind not in self._loaded:
-            self._loaded[kind] = load_object(BUILT_IN[kind]) if kind in BUILT_IN else self._load_installed(kind)
+            path = self._find_built_in().get(kind)
+            self._loaded[kind] = self._load_installed(kind) if path is None else load_object(path)
         return self._loaded[kind]
 
     def __iter__(self) -> Iterator[str]:
-        yield from BUILT_IN
-        yield from [kind for kind in self._loaded if kind not in BUILT_IN]
+        yield from dict.fromkeys([*self._find_built_in(), *self._loaded])
 
     def __len__(self) -> int:
         return len(list(iter(self)))
