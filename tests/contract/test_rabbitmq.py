@@ -417,7 +417,7 @@ def test_a_queue_deleted_under_a_query_is_told_in_one_line(
 PIPELINE = """
 import sys
 import slackwater as sw
-from slackwater.spark import session
+from slackwater.spark.sessions import spark_session
 from slackwater.connectors.rabbitmq.source import stream
 
 def run(spark, url, queue, home, flush):
@@ -436,7 +436,7 @@ def run(spark, url, queue, home, flush):
     )
 
 if __name__ == "__main__":
-    run(session.start_session({"spark.master": "local[2]"}), *sys.argv[1:4], False)
+    run(spark_session.start_session({"spark.master": "local[2]"}), *sys.argv[1:4], False)
 """
 
 
