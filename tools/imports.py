@@ -5,7 +5,8 @@ Each package and each module directly in `src/slackwater` declares what it may i
     May import: config, core, errors, pyspark.
 
 The names are packages and modules of Slackwater, and those of the libraries in RESTRICTED. Other libraries need no declaration. Imports in
-functions and for type checkers count, and so does `import_module` with a text. Nothing may import in a circle.
+functions and for type checkers count, and so do `import_module` with a text and texts such as "slackwater.module:attribute". Nothing may
+import in a circle.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ SOURCES = ROOT / "src"
 PREFIX = "slackwater."
 RESTRICTED = frozenset(["logging", "openlineage", "opentelemetry", "pandas", "pyspark"])
 BY_NAME = frozenset(["import_module", "__import__"])  # functions that import the module with a name
+_OBJECT_PATH = re.compile(
+    r"(slackwater(?:\.\w+)+):\w+"
+)  # a text such as "slackwater.core.time:parse", see core/connector_table.py
 _DECLARATION = re.compile(r"^May import: ([^.]*)\.\s*\Z", re.MULTILINE)
 
 Modules = Mapping[str, Path]  # by dotted name; that of a package ends with ".__init__"
@@ -82,6 +86,8 @@ def _imported_names(node: ast.AST, importer: str, modules: Modules) -> Iterator[
             parent = importer.split(".")[:-level] if level else []
             base = ".".join([*parent, *([name] if name else [])])
             yield from (_resolve(f"{base}.{alias.name}", modules) for alias in names)
+        case ast.Constant(str(text)) if path := _OBJECT_PATH.fullmatch(text):
+            yield _resolve(path[1], modules)
         case ast.Call(ast.Name(id=function) | ast.Attribute(attr=function), [argument, *_]) if function in BY_NAME:
             match argument:
                 case ast.Constant(str(name)):

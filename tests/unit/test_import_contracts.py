@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,7 @@ def test_each_package_imports_only_what_it_declares() -> None:
         "def show():\n    from slackwater.ui import page",
         "if TYPE_CHECKING:\n    from slackwater.ui import page",
         'import_module("slackwater.ui")',
+        'CLASS = "slackwater.ui.page:Page"',
         'importlib.import_module(f"slackwater.ui{name}")',
     ],
 )
@@ -66,3 +68,28 @@ def test_an_unused_or_missing_declaration_is_found(tmp_path: Path) -> None:
         'core: does not import errors. Remove it from "May import" in the docstring.'
     ]
     assert check(tmp_path, __init__='"""Values."""') == ['core: its docstring does not end with "May import: …."']
+
+
+def drawn_lines() -> list[tuple[list[str], str]]:
+    """Return the packages of each line of the drawing in docs/architecture.md, and the rest of the line."""
+    drawing = PAGE.read_text().partition("\n## Packages\n")[2].split("```")[1]
+    lines = [line.partition("│") for line in drawing.splitlines() if "│" in line]
+    return [(packages.split(), steps) for packages, _, steps in lines[1:]]  # the first line is the header
+
+
+def test_the_drawing_has_each_package_above_those_that_it_may_import() -> None:
+    lines = [packages for packages, _ in drawn_lines()]
+    heights = {package: -number for number, packages in enumerate(lines) for package in packages}
+    declarations = imports.read_declarations(imports.find_modules())
+    assert sorted(p for packages in lines for p in packages) == sorted(declarations)
+    for package, allowed in declarations.items():
+        for dependency in (allowed or frozenset()) - imports.RESTRICTED:
+            assert heights[dependency] < heights[package], f"{PAGE}: draw {dependency} below {package}"
+
+
+def test_the_modules_of_the_drawing_exist() -> None:
+    package = ""
+    for packages, steps in drawn_lines():
+        package = packages[0] if packages else package
+        for name in re.findall(r"[a-z_/]+\.py", steps):
+            assert (imports.SOURCES / "slackwater" / package / name).is_file()
