@@ -22,12 +22,11 @@ from slackwater.cli.why import format_report
 from slackwater.config.aggregation import Aggregation
 from slackwater.config.window import Window
 from slackwater.state.files.store import FilesStore
-from slackwater.ui.axis import Axis
 from slackwater.ui.blocks import key, row_accounting, upcoming_closes, watermark
 from slackwater.ui.blocks.key import KeyView
 from slackwater.ui.notebook import drawing_styles
 from slackwater.ui.page_model import PageModel, PageSource, load_key, load_model
-from slackwater.ui.svg import WIDTH, element, picture, rect, text, time_axis, title
+from slackwater.ui.svg import WIDTH, Axis, element, picture, rect, text, time_axis, title
 
 EVENTS = ROOT / "docs" / "learn" / "clicks.jsonl"
 CLOCK = 1_709_299_800_000_000  # 2024-03-01T13:30:00Z

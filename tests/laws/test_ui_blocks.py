@@ -23,12 +23,12 @@ from slackwater.maintenance.sizes import list_kept_commits
 from slackwater.query import state_inspection
 from slackwater.query.why_report_builder import build_why_report
 from slackwater.ui import pages
-from slackwater.ui.axis import Axis, tick_step
 from slackwater.ui.blocks.header import build_header
 from slackwater.ui.blocks.row_accounting import build_accounting
 from slackwater.ui.blocks.upcoming_closes import BINS, KEYS, bin_times, closing_windows
 from slackwater.ui.page_model import PageModel, load_key, load_model
 from slackwater.ui.pages import PageLocation
+from slackwater.ui.svg import Axis, tick_step
 
 SEEDS = 50  # of each shape: 200 states
 CHUNK = 5

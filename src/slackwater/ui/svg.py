@@ -6,19 +6,32 @@ scrolling and stay readable. `draw_both_widths` draws both widths, and the style
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from markupsafe import Markup, escape
 
-from slackwater.ui.axis import Axis
+from slackwater.core.humanize import format_exact_time
 
 WIDTH, HALF, NARROW = 1000, 480, 360
 MARGIN = 14  # right margin
 CHARACTER = 7.2  # upper bound of the average width of a character
 BOLD_CHARACTER = 8.1  # the same for a note, which is bold
+
+S = 1_000_000
+M, H, D = 60 * S, 3600 * S, 86_400 * S
+STEPS = (
+    *(1, 2, 5, 10, 20, 50, 100, 200, 500),
+    *(1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000),
+    *(S, 2 * S, 5 * S, 10 * S, 15 * S, 30 * S),
+    *(M, 2 * M, 5 * M, 10 * M, 15 * M, 30 * M),
+    *(H, 2 * H, 3 * H, 6 * H, 12 * H),
+    *(D, 2 * D, 7 * D, 14 * D, 28 * D, 91 * D, 182 * D, 365 * D),
+)
 
 _width: ContextVar[float] = ContextVar("width", default=WIDTH)
 
@@ -26,10 +39,6 @@ _width: ContextVar[float] = ContextVar("width", default=WIDTH)
 def width() -> float:
     """Return the width of the current drawing."""
     return _width.get()
-
-
-def _is_narrow() -> bool:
-    return width() == NARROW
 
 
 def right() -> float:
@@ -44,12 +53,10 @@ def lane_start(wide: float) -> float:
 
 def drawing_id(name: str) -> str:
     """Return an ID for a definition that is unique on the page: narrow drawings get a suffix."""
-    return f"{name}-slim" if _is_narrow() else name
+    return f"{name}-slim" if width() == NARROW else name
 
 
-def shorten(name: str, room: float) -> str:
-    """Shorten a name to the width `room`."""
-    max_characters = max(int(room / CHARACTER), 3)
+def shorten(name: str, max_characters: int) -> str:
     return name if len(name) <= max_characters else name[: max_characters - 1] + "…"
 
 
@@ -104,7 +111,7 @@ def picture(label: str, height: float, *parts: Markup, across: float | None = No
     """
     across = across or width()
     size = {"width": f"{across:g}", "height": f"{height:g}"} if across > width() else {}
-    kind = "plot wide" if size else "plot slim" if _is_narrow() else "plot"
+    kind = "plot wide" if size else "plot slim" if width() == NARROW else "plot"
     box = f"0 0 {across:g} {height:g}"
     return element("svg", *parts, viewBox=box, role="img", aria_label=label, class_=kind, **size)
 
@@ -137,6 +144,59 @@ def path(points: Sequence[tuple[float, float]], class_: str) -> Markup:
     return element("polyline", points=" ".join(f"{x:g},{y:g}" for x, y in points), class_=class_, fill="none")
 
 
+def tick_step(length: int, max_ticks: int) -> int:
+    """Return the shortest round time step (µs) that divides `length` into at most `max_ticks` parts."""
+    year = STEPS[-1]
+    return next((s for s in STEPS if length <= s * max_ticks), year * -(-length // (max_ticks * year)))
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A linear scale from values (`low` to `high`) to coordinates (`start` to `end`)."""
+
+    low: int
+    high: int
+    start: float
+    end: float
+
+    def position(self, value: float) -> float:
+        clamped = min(max(value, self.low), self.high)
+        return round(self.start + (clamped - self.low) * (self.end - self.start) / max(self.high - self.low, 1), 2)
+
+    def times(self, max_ticks: int = 7) -> list[tuple[float, str, bool]]:
+        """Return at most `max_ticks` time ticks: coordinate, label, and whether the label is a date."""
+        step = tick_step(self.high - self.low, max_ticks)
+        first = -(-self.low // step) * step
+        return [(self.position(us), *_tick_label(us, step)) for us in range(first, self.high + 1, step)]
+
+    def counts(self, max_ticks: int = 4) -> list[int]:
+        """Return round integers to label, starting at 0."""
+        unit = 1
+        while self.high / unit > max_ticks:
+            unit = unit * 5 // 2 if str(unit)[0] == "2" else unit * 2
+        return list(range(0, self.high + 1, unit))
+
+
+def padded_range(low: int, high: int, share: float = 0.04) -> tuple[int, int]:
+    """Return the range extended by a share on both sides. A single value (µs) is extended to one second."""
+    room = int((high - low) * share) or S // 2
+    return low - room, high + room
+
+
+def _tick_label(us: int, step: int) -> tuple[str, bool]:
+    """Return the label of a tick, and whether it is a date."""
+    try:
+        moment = dt.datetime(1970, 1, 1) + dt.timedelta(microseconds=us)
+    except OverflowError:
+        return f"{us / S:.3g} s", False
+    if step >= D or us % D == 0:
+        return f"{moment:%Y-%m-%d}", True
+    label = f"{moment:%H:%M}" if step >= M else f"{moment:%H:%M:%S}"
+    if step < S:
+        label += f".{moment.microsecond:06d}".rstrip("0")
+    return label, False
+
+
 def time_axis(axis: Axis, top: float, bottom: float) -> list[Markup]:
     """Return vertical grid lines with their times below."""
     times = axis.times(7 if width() == WIDTH else 3)
@@ -154,10 +214,92 @@ def time_axis(axis: Axis, top: float, bottom: float) -> list[Markup]:
     return parts
 
 
-def count_axis(axis: Axis, start: float, end: float, names: Iterable[tuple[int, str]]) -> list[Markup]:
-    """Return horizontal grid lines with their labels on the left, from x = `start` to `end`."""
+def count_axis(axis: Axis, start: float, values: Iterable[int], format_value: Callable[[int], str]) -> list[Markup]:
+    """Return horizontal grid lines from x = `start`, with their values on the left."""
     parts = list[Markup]()
-    for value, name in names:
+    for value in values:
         y = axis.position(value)
-        parts += [line(start, y, end, y, "grid"), text(start - 8, y + 4, name, "tick", "end")]
+        parts += [line(start, y, right(), y, "grid"), text(start - 8, y + 4, format_value(value), "tick", "end")]
     return parts
+
+
+def watermark_line(axis: Axis, us: int, top: float, bottom: float, above: float = 12, remark: str = "") -> list[Markup]:
+    """Return a vertical line at a watermark, with a note `above` the top of the drawing."""
+    x = axis.position(us)
+    return [
+        line(x, top - 8, x, bottom, "watermark"),
+        note(x, top - above, f"watermark {format_exact_time(us)}{remark}"),
+    ]
+
+
+def draw_trace(
+    label: str,
+    series: Sequence[tuple[int, int, int]],
+    up: Axis,
+    start: float,
+    format_value: Callable[[int], str],
+    *,
+    labeled: Iterable[int],
+    height: float,
+    class_: str = "trace",
+    suffix: str = "",
+) -> Markup:
+    """Draw a value over the kept commits as a line; return empty markup for fewer than two commits.
+
+    Args:
+        series: The epoch, the time (µs) and the value of each commit.
+        up: The axis of the values.
+        start: The x coordinate at which the time axis starts.
+        labeled: The values to label on `up`.
+        suffix: Text after the value in a tooltip.
+    """
+    if len(series) < 2:
+        return Markup("")
+    times = [us for _, us, _ in series]
+    across = Axis(min(times), max(times), start, right())
+    points = [(across.position(us), up.position(value)) for _, us, value in series]
+    dots = [
+        element("circle", title(f"epoch {epoch}: {format_value(value)}{suffix}"), cx=x, cy=y, r=3.5, class_="point")
+        for (epoch, _, value), (x, y) in zip(series, points, strict=True)
+    ]
+    axes = [*time_axis(across, up.end, up.start), *count_axis(up, start, labeled, format_value)]
+    return picture(label, height, *axes, path(points, class_), *dots)
+
+
+def draw_columns(
+    label: str,
+    columns: Sequence[tuple[str, Sequence[tuple[str, int, str]] | None]],
+    up: Axis,
+    start: float,
+    format_value: Callable[[int], str],
+    *,
+    labeled: Iterable[int],
+    thinnest: float,
+    share: float = 0.62,
+    widest: float = 64,
+) -> Markup:
+    """Draw columns of stacked parts, with their names below.
+
+    Args:
+        columns: The name and the parts of each column. A part is a class, a value and a tooltip; the first part is at
+            the bottom. None instead of parts says that they are not kept.
+        up: The axis of the values.
+        start: The x coordinate at which the first column starts.
+        labeled: The values to label on `up`.
+        thinnest: The least height of a part, so that it is visible.
+        share: The width of a column as a share of its slot.
+        widest: The greatest width of a column.
+    """
+    slot = (right() - start) / max(len(columns), 8)
+    across, drawn = min(slot * share, widest), count_axis(up, start, labeled, format_value)
+    names = space_labels([name for name, _ in columns], slot)
+    for n, (name, (_, parts)) in enumerate(zip(names, columns, strict=True)):
+        x, offset = start + slot * (n + 0.5), 0
+        drawn.append(text(x, up.start + 18, name, "tick", "middle"))
+        if parts is None:
+            drawn.append(text(x, up.start - 6, "not kept", "tick", "middle"))
+        for class_, value, about in parts or ():
+            low, high = up.position(offset), up.position(offset + value)
+            offset += value
+            drawn.append(rect(x - across / 2, high, across, max(low - high, thinnest), class_, title(about)))
+    return picture(label, up.start + 28, *drawn)

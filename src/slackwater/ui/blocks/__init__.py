@@ -1,1 +1,1 @@
-"""The blocks of the page. Each answers one question with immutable values from one commit, and has no side effects."""
+"""The blocks of the page, one module each: a function that builds immutable values from a commit, then their drawing."""

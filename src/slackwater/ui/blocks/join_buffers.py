@@ -23,8 +23,21 @@ from slackwater.evolution.operator_from_state import restore_operator
 from slackwater.joins.compiled_join import CompiledJoin
 from slackwater.query.state_inspection import to_plain_key
 from slackwater.state.protocol import Snapshot
-from slackwater.ui.axis import Axis, tick_step
-from slackwater.ui.svg import element, lane_start, line, note, picture, rect, right, text, time_axis, title
+from slackwater.ui.svg import (
+    Axis,
+    element,
+    lane_start,
+    line,
+    note,
+    picture,
+    rect,
+    right,
+    text,
+    tick_step,
+    time_axis,
+    title,
+    watermark_line,
+)
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows.state_rows import FAR
 
@@ -170,9 +183,6 @@ def _hot_key(
     return BufferHotKey(to_plain_key(keys.row(0, named=True), names), keys["len"][0])
 
 
-# -- drawing -----------------------------------------------------------------------------------------------------------
-
-
 LEFT, TOP, LANE = 120, 30, 92
 
 
@@ -192,11 +202,7 @@ def draw_join_buffers(block: JoinBuffers) -> Markup:
     for n, side in enumerate(block.sides):
         parts += _lane(side, across, TOP + LANE * n, max_rows)
     if block.watermark_us in near and block.watermark_us is not None:
-        x = across.position(block.watermark_us)
-        parts += [
-            line(x, TOP - 8, x, bottom, "watermark"),
-            note(x, TOP - 12, f"watermark {format_exact_time(block.watermark_us)}"),
-        ]
+        parts += watermark_line(across, block.watermark_us, TOP, bottom)
     return picture("Rows that wait for partners, by event time", bottom + 24, *parts)
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import singledispatch
-from typing import Any
+from typing import Any, TypeVar
 
 import polars as pl
 from markupsafe import Markup
@@ -21,8 +21,21 @@ from slackwater.query import state_inspection
 from slackwater.query.why_report import KeyHistory
 from slackwater.query.windows import compute_current_windows
 from slackwater.state.protocol import Snapshot
-from slackwater.ui.axis import Axis, padded_range
-from slackwater.ui.svg import drawing_id, element, line, note, picture, rect, right, time_axis, title
+from slackwater.ui.svg import (
+    Axis,
+    drawing_id,
+    element,
+    line,
+    padded_range,
+    picture,
+    rect,
+    right,
+    shorten,
+    text,
+    time_axis,
+    title,
+    watermark_line,
+)
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows.state_rows import FLOOR
 
@@ -141,15 +154,28 @@ def _revision(rows: pl.DataFrame, start: int, end: int) -> int:
     return revision if isinstance(revision, int) else 0
 
 
-# -- drawing -----------------------------------------------------------------------------------------------------------
+# -- drawings of windows in event time ---------------------------------------------------------------------------------
+
+TOP = 30
+MOST = 60  # maximum number of windows of a key drawn
 
 
-LEFT, TOP, LANE = 14, 30, 34
-MOST = 60  # maximum number of windows drawn
+@dataclass(frozen=True)
+class SessionBar:
+    """A window of a key, with times in µs. `last_us`: the last event of a session, followed by its gap."""
+
+    key: str
+    start_us: int
+    last_us: int | None
+    end_us: int
+    status: str
 
 
 def draw_key_timeline(block: KeyView) -> Markup:
-    """Draw the latest MOST windows of the key; return empty markup if the key has no windows."""
+    """Draw the latest MOST windows of the key as bars with a hatched gap, and the cap as a line.
+
+    Return empty markup if the key has no windows.
+    """
     bars = block.bars[-MOST:]
     if not bars:
         return Markup("")
@@ -157,38 +183,83 @@ def draw_key_timeline(block: KeyView) -> Markup:
     # a cap far beyond the session is not drawn: the session would be too small to see
     reach = high + 11 * max(high - low, 1_000_000)
     high = max([high, *(b.cap_us for b in bars if b.cap_us is not None and b.cap_us <= reach)])
-    near = block.watermark_us is not None and low - 2 * (high - low) <= block.watermark_us <= high + 2 * (high - low)
-    if block.watermark_us is not None and near:
-        low, high = min(low, block.watermark_us), max(high, block.watermark_us)
-    across, bottom = Axis(*padded_range(low, high), LEFT, right()), TOP + LANE * len(bars)
-    hatch = element(
-        "defs",
-        element(
-            "pattern",
-            element("path", d="M0 6 L6 0", class_="hatch"),
-            id=drawing_id("hatch"),
-            width=6,
-            height=6,
-            patternUnits="userSpaceOnUse",
-        ),
-    )
-    parts = [hatch, *time_axis(across, TOP, bottom)]
-    for n, b in enumerate(bars):
-        y, x1, x2 = TOP + LANE * n + 8, across.position(b.start_us), across.position(b.end_us)
-        about = title(
-            f"{b.status}: {format_exact_time(b.start_us)} to {format_exact_time(b.end_us)}, closes at watermark {format_exact_time(b.closes_us)}"
-        )
-        last = x2 if b.last_us is None else across.position(b.last_us)
-        parts.append(rect(x1, y, max(last - x1, 3), 18, f"session {b.status}", about))
-        if b.last_us is not None and x2 > last:
-            parts += [rect(last, y, x2 - last, 18, f"tail {b.status}", about)]
+
+    def lane(b: KeyWindow, across: Axis, top: float) -> list[Markup]:
+        y = top + 8
+        parts = _bar(b, across, y, 18, f", closes at watermark {format_exact_time(b.closes_us)}")
         if b.cap_us is not None and b.cap_us <= across.high:
-            cap = across.position(b.cap_us)
-            parts += [line(cap, y - 4, cap, y + 22, "cap"), line(x2, y + 9, cap, y + 9, "reachline")]
-    if block.watermark_us is not None and near:
-        x = across.position(block.watermark_us)
-        parts += [
-            line(x, TOP - 8, x, bottom, "watermark"),
-            note(x, TOP - 12, f"watermark {format_exact_time(block.watermark_us)}"),
-        ]
-    return picture("Windows of the key in event time", bottom + 26, *parts)
+            end, cap = across.position(b.end_us), across.position(b.cap_us)
+            parts += [line(cap, y - 4, cap, y + 22, "cap"), line(end, y + 9, cap, y + 9, "reachline")]
+        return parts
+
+    span, far = (low, high), 2 * (high - low)
+    return _draw_lanes("Windows of the key in event time", bars, lane, span, far, block.watermark_us, 14, 34)
+
+
+def draw_sessions(bars: Sequence[SessionBar], watermark_us: int | None) -> Markup:
+    """Draw windows of several keys, each in a lane with its key; return empty markup if there are none."""
+    if not bars:
+        return Markup("")
+    low, high = min(b.start_us for b in bars), max(b.end_us for b in bars)
+
+    def lane(b: SessionBar, across: Axis, top: float) -> list[Markup]:
+        return [text(14, top + 18, shorten(b.key, 26), "lane"), *_bar(b, across, top + 5, 16)]
+
+    return _draw_lanes("Windows in event time", bars, lane, (low, high), high - low, watermark_us, 220, 26)
+
+
+def _bar(b: KeyWindow | SessionBar, across: Axis, y: float, height: float, closes: str = "") -> list[Markup]:
+    """Draw a window. `closes`: text about its end, for the tooltip."""
+    start, end = across.position(b.start_us), across.position(b.end_us)
+    last = end if b.last_us is None else across.position(b.last_us)
+    key = f"{b.key}, " if isinstance(b, SessionBar) else ""
+    about = title(f"{key}{b.status}: {format_exact_time(b.start_us)} to {format_exact_time(b.end_us)}{closes}")
+    parts = [rect(start, y, max(last - start, 3), height, f"session {b.status}", about)]
+    if end > last:
+        parts.append(rect(last, y, end - last, height, f"tail {b.status}", about))
+    return parts
+
+
+W = TypeVar("W", bound=KeyWindow | SessionBar)
+
+
+def _draw_lanes(
+    label: str,
+    bars: Sequence[W],
+    draw: Callable[[W, Axis, float], list[Markup]],
+    span: tuple[int, int],
+    far: int,
+    watermark_us: int | None,
+    start: float,
+    height: float,
+) -> Markup:
+    """Draw lanes over a time axis.
+
+    Args:
+        draw: Draws a bar on the axis, in the lane with this top.
+        span: The first and the last time to show (µs).
+        far: How far outside of `span` a watermark is still drawn (µs).
+        start: The x coordinate at which the axis starts.
+        height: The height of a lane.
+    """
+    low, high = span
+    if watermark_us is not None and not low - far <= watermark_us <= high + far:
+        watermark_us = None
+    if watermark_us is not None:
+        low, high = min(low, watermark_us), max(high, watermark_us)
+    across = Axis(*padded_range(low, high), start, right())
+    bottom = TOP + height * len(bars)
+    pattern = element(
+        "pattern",
+        element("path", d="M0 6 L6 0", class_="hatch"),
+        id=drawing_id("hatch"),
+        width=6,
+        height=6,
+        patternUnits="userSpaceOnUse",
+    )
+    parts = [element("defs", pattern), *time_axis(across, TOP, bottom)]
+    for n, bar in enumerate(bars):
+        parts += draw(bar, across, TOP + height * n)
+    if watermark_us is not None:
+        parts += watermark_line(across, watermark_us, TOP, bottom)
+    return picture(label, bottom + 26, *parts)

@@ -15,8 +15,7 @@ from slackwater.core.humanize import format_brief, format_number, format_span, p
 from slackwater.core.lateness_histogram import NOTHING, LatenessStats
 from slackwater.engine import next_commit
 from slackwater.state.commit import Commit
-from slackwater.ui.axis import Axis
-from slackwater.ui.svg import count_axis, drawing_id, element, picture, rect, right, space_labels, text, title, width
+from slackwater.ui.svg import Axis, draw_columns, drawing_id, element, picture, rect, title, width
 
 PARTS = ("used", "late", "replayed", "refused", "bad", "lost", "keyless", "by_sql")
 
@@ -146,90 +145,62 @@ def _account(p: Mapping[str, int], sql: bool) -> RowCounts:
     )
 
 
-# -- drawing of the rows -----------------------------------------------------------------------------------------------
+# -- drawings ----------------------------------------------------------------------------------------------------------
 
-
-LEFT, TOP, BOTTOM = 70, 12, 190
+LEFT, TOP = 70, 12
 NAMES = {"replayed": "late, applied by dlq replay", "keyless": "without a key", "by_sql": "left out by the SQL"}
 
 
 def draw_total(account: RowCounts) -> Markup:
     """Draw all rows as one bar."""
-    parts = _draw_parts(account)
-    total = sum(n for _, n in parts)
-    if not total:
+    parts = _drawn_parts(account)
+    across, bars, offset = Axis(0, sum(count for _, count, _ in parts), 0, width()), list[Markup](), 0
+    if not parts:
         return Markup("")
-    across, drawn, offset = (
-        Axis(0, total, 0, width()),
-        [element("clipPath", element("rect", width=width(), height=18, rx=4), id=drawing_id("round"))],
-        0,
-    )
-    bars = []
-    for name, count in parts:
+    for class_, count, about in parts:
         low, high = across.position(offset), across.position(offset + count)
         offset += count
         # every part is visible, even one late row in millions
-        bars.append(rect(min(low, width() - 2), 0, max(high - low, 2), 18, f"part {name}", _about(name, count)))
-    return picture("All rows by outcome", 18, *drawn, element("g", *bars, clip_path=f"url(#{drawing_id('round')})"))
+        bars.append(rect(min(low, width() - 2), 0, max(high - low, 2), 18, class_, title(about)))
+    clip = element("clipPath", element("rect", width=width(), height=18, rx=4), id=drawing_id("round"))
+    return picture("All rows by outcome", 18, clip, element("g", *bars, clip_path=f"url(#{drawing_id('round')})"))
 
 
 def draw_epochs(block: RowAccounting) -> Markup:
-    """Draw a stacked bar for each epoch; return empty markup if the row counts of no epoch are known."""
-    accounted = [e for e in block.epochs if e.account is not None]
-    if not accounted:
+    """Draw the rows of each epoch, stacked by outcome; return empty markup if the row counts of no epoch are known."""
+    columns = [
+        (str(e.epoch), None if e.account is None else _drawn_parts(e.account, f"epoch {e.epoch}: "))
+        for e in block.epochs
+    ]
+    known_columns = [parts for _, parts in columns if parts is not None]
+    if not known_columns:
         return Markup("")
-    max_rows = max(max(sum(n for _, n in _draw_parts(e.account)) for e in accounted if e.account), 1)
-    up = Axis(0, max_rows, BOTTOM, TOP)
-    slot = (right() - LEFT) / max(len(block.epochs), 8)
-    broad, drawn = min(slot * 0.62, 64), count_axis(up, LEFT, right(), [(v, format_brief(v)) for v in up.counts()])
-    names = space_labels([str(e.epoch) for e in block.epochs], slot)
-    for n, epoch in enumerate(block.epochs):
-        x, offset = LEFT + slot * (n + 0.5), 0
-        drawn.append(text(x, BOTTOM + 18, names[n], "tick", "middle"))
-        if epoch.account is None:
-            drawn.append(text(x, BOTTOM - 6, "not kept", "tick", "middle"))
-            continue
-        for name, count in _draw_parts(epoch.account):
-            low, high = up.position(offset), up.position(offset + count)
-            offset += count
-            drawn.append(
-                rect(x - broad / 2, high, broad, max(low - high, 1.5), f"part {name}", _about(name, count, epoch.epoch))
-            )
-    return picture("Rows of each kept epoch by outcome", BOTTOM + 28, *drawn)
+    up = Axis(0, max(1, *(sum(count for _, count, _ in parts) for parts in known_columns)), 190, TOP)
+    label = "Rows of each kept epoch by outcome"
+    return draw_columns(label, columns, up, LEFT, format_brief, labeled=up.counts(), thinnest=1.5)
 
 
-def _draw_parts(account: RowCounts) -> list[tuple[str, int]]:
-    counts = [(name, int(getattr(account, name))) for name in PARTS]
-    missing = [("unaccounted", account.unaccounted)] if account.unaccounted > 0 else []
-    return [(name, count) for name, count in [*counts, *missing] if count > 0]
-
-
-def _about(name: str, count: int, epoch: int | None = None) -> Markup:
-    return title(f"{'' if epoch is None else f'epoch {epoch}: '}{format_number(count)} {NAMES.get(name, name)}")
-
-
-# -- drawing of late rows ----------------------------------------------------------------------------------------------
-
-
-LATENESS_BOTTOM = 120
+def _drawn_parts(account: RowCounts, before: str = "") -> list[tuple[str, int, str]]:
+    """Return the parts of a column. `before`: the beginning of their tooltips."""
+    counts = [(name, int(getattr(account, name))) for name in (*PARTS, "unaccounted")]
+    return [
+        (f"part {name}", count, f"{before}{format_number(count)} {NAMES.get(name, name)}")
+        for name, count in counts
+        if count > 0
+    ]
 
 
 def draw_lateness(block: LatenessStats) -> Markup:
-    """Draw one bar per step of lateness; return empty markup if no rows were late."""
-    if not block.chances:
-        return Markup("")
-    counts, remaining = list[int](), block.late
+    """Draw late rows by the additional lateness that would have kept them; return empty markup if no row was late."""
+    columns, remaining = list[tuple[str, list[tuple[str, int, str]]]](), block.late
     for chance in block.chances:
-        counts.append(remaining - chance.late)
-        remaining = chance.late
-    up = Axis(0, max(*counts, 1), LATENESS_BOTTOM, TOP)
-    slot = (right() - LEFT) / max(len(counts), 8)
-    width, drawn = min(slot * 0.8, 80), count_axis(up, LEFT, right(), [(v, format_brief(v)) for v in up.counts()])
-    names = space_labels([format_span(chance.more_us) for chance in block.chances], slot)
-    for n, (chance, count) in enumerate(zip(block.chances, counts, strict=True)):
-        x, top = LEFT + slot * (n + 0.5), up.position(count)
-        kind = "part late" if block.advice is None or chance.more_us > block.advice.more_us else "part used"
-        about = title(f"{plural(count, 'late row')} that {format_span(chance.more_us)} more would have kept")
-        drawn.append(rect(x - width / 2, top, width, max(LATENESS_BOTTOM - top, 1 if count else 0), kind, about))
-        drawn.append(text(x, LATENESS_BOTTOM + 18, names[n], "tick", "middle"))
-    return picture("Late rows by how much more lateness would have kept them", LATENESS_BOTTOM + 28, *drawn)
+        count, remaining = remaining - chance.late, chance.late
+        class_ = "part late" if block.advice is None or chance.more_us > block.advice.more_us else "part used"
+        more = format_span(chance.more_us)
+        about = f"{plural(count, 'late row')} that {more} more would have kept"
+        columns.append((more, [(class_, count, about)] if count else []))
+    if not columns:
+        return Markup("")
+    up = Axis(0, max(1, *(count for _, parts in columns for _, count, _ in parts)), 120, TOP)
+    label, ticks = "Late rows by how much more lateness would have kept them", up.counts()
+    return draw_columns(label, columns, up, LEFT, format_brief, labeled=ticks, thinnest=1, share=0.8, widest=80)

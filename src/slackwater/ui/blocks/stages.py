@@ -12,7 +12,7 @@ from slackwater.core.humanize import format_brief, format_exact_time, format_num
 from slackwater.query.clock_sentences import describe_watermark_wait
 from slackwater.query.why_report import StageReport, WhyReport
 from slackwater.state.commit import Commit, StageState
-from slackwater.ui.svg import WIDTH, element, picture, rect, text, title
+from slackwater.ui.svg import WIDTH, element, picture, rect, shorten, text, title
 
 
 @dataclass(frozen=True)
@@ -80,9 +80,6 @@ def _stage(commit: Commit, number: int, state: StageState, report: StageReport) 
     )
 
 
-# -- drawing -----------------------------------------------------------------------------------------------------------
-
-
 BOX, HIGH, GAP, ROW = 150, 64, 56, 84
 SOURCE = 110  # the width of a source's name
 
@@ -103,7 +100,7 @@ def draw_stages(summaries: Sequence[StageSummary], base: str | None, chosen: str
     width = BOX if wide else (inner_width - SOURCE - GAP * count) / count
     below = high * ROW + 6.0  # y of lines that pass entire columns
     ends = {n: (SOURCE - 6.0, _row(k, len(sources), high)) for k, n in enumerate(sources)}
-    names = [text(0, y + 4, n if len(n) <= 14 else n[:13] + "…", "lane") for n, (_, y) in ends.items()]
+    names = [text(0, y + 4, shorten(n, 14), "lane") for n, (_, y) in ends.items()]
     lines, drawn, passing = list[Markup](), list[Markup](), False
     for column in range(1, count + 1):
         in_column = [s for s in summaries if columns[s.name] == column]
@@ -162,13 +159,11 @@ def _box(stage: StageSummary, x: float, y: float, width: float, base: str | None
         f"{stage.name} ({stage.kind}): {full_text}, {format_number(stage.emitted)} emitted, watermark "
         f"{format_exact_time(stage.watermark_us)}, waits for {stage.waits_for}"
     )
-    max_characters = int((width - 24) / 7.6)
-    name = stage.name if len(stage.name) <= max_characters else stage.name[: max_characters - 1] + "…"
     return element(
         "a",
         title(about),
         rect(x, y, width, HIGH, "box chosen" if chosen else "box"),
-        text(x + 12, y + 22, name, "lane holds"),
+        text(x + 12, y + 22, shorten(stage.name, int((width - 24) / 7.6)), "lane holds"),
         text(x + 12, y + 39, f"{stage.kind} · {short_text}", "tick"),
         text(x + 12, y + 54, f"{format_brief(stage.emitted)} emitted", "tick"),
         href=f"#stage-{stage.at}" if base is None else f"{base}/stage/{stage.at}/",

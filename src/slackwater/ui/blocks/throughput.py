@@ -14,8 +14,7 @@ from slackwater.connectors.backlog import Backlog
 from slackwater.core.humanize import format_span, plural
 from slackwater.engine import next_commit
 from slackwater.state.commit import Commit
-from slackwater.ui.axis import Axis, tick_step
-from slackwater.ui.svg import count_axis, picture, rect, right, space_labels, text, title
+from slackwater.ui.svg import Axis, draw_columns, tick_step
 
 OWN_PHASES = ("plan", "read", "ingest", "emit")  # phases whose time the commit of the epoch records
 LATER_PHASES = ("commit", "write", "note")  # phases whose time the next commit records
@@ -137,33 +136,18 @@ def _spent_us(commit: Commit) -> int:
     return sum(us for p, us in _spent_by_phase(commit).items() if p in PHASES)
 
 
-# -- drawing -----------------------------------------------------------------------------------------------------------
-
-
-LEFT, TOP, BOTTOM = 70, 12, 170
-
-
 def draw_epoch_times(block: Throughput) -> Markup:
-    """Draw a stacked bar for each epoch; return empty markup if the time of no epoch is known."""
-    totals = [sum(lap.phases.values()) for lap in block.laps if lap.phases]
-    if not totals or not max(totals):
+    """Draw the time of each epoch, stacked by phase; return empty markup if the time of no epoch is known."""
+    longest = max((sum(lap.phases.values()) for lap in block.laps), default=0)
+    if not longest:
         return Markup("")
-    up = Axis(0, max(totals), BOTTOM, TOP)
-    step = tick_step(up.high, 3)
-    slot = (right() - LEFT) / max(len(block.laps), 8)
-    width = min(slot * 0.62, 64)
-    drawn = count_axis(up, LEFT, right(), [(us, format_span(us)) for us in range(0, up.high + 1, step)])
-    names = space_labels([str(lap.epoch) for lap in block.laps], slot)
-    for n, lap in enumerate(block.laps):
-        x, offset = LEFT + slot * (n + 0.5), 0
-        drawn.append(text(x, BOTTOM + 18, names[n], "tick", "middle"))
-        if not lap.phases:
-            drawn.append(text(x, BOTTOM - 6, "not kept", "tick", "middle"))
-        for phase in PHASES:
-            us = lap.phases.get(phase, 0)
-            if us:
-                low, high = up.position(offset), up.position(offset + us)
-                about = title(f"epoch {lap.epoch}, {plural(lap.rows or 0, 'row')}: {format_span(us)} {phase}")
-                drawn.append(rect(x - width / 2, high, width, max(low - high, 0.6), f"phase {phase}", about))
-                offset += us
-    return picture("Time of each kept epoch by its phases", BOTTOM + 28, *drawn)
+    columns = [(str(lap.epoch), _drawn_phases(lap) if lap.phases else None) for lap in block.laps]
+    ticks = range(0, longest + 1, tick_step(longest, 3))
+    label, up = "Time of each kept epoch by its phases", Axis(0, longest, 170, 12)
+    return draw_columns(label, columns, up, 70, format_span, labeled=ticks, thinnest=0.6)
+
+
+def _drawn_phases(lap: EpochTiming) -> list[tuple[str, int, str]]:
+    about = f"epoch {lap.epoch}, {plural(lap.rows or 0, 'row')}"
+    spent = [(phase, lap.phases.get(phase, 0)) for phase in PHASES]
+    return [(f"phase {phase}", us, f"{about}: {format_span(us)} {phase}") for phase, us in spent if us]

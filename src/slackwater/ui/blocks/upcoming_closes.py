@@ -29,8 +29,19 @@ from slackwater.operators.sessions import SessionOperator
 from slackwater.operators.window_base import WindowOperator
 from slackwater.query import state_inspection
 from slackwater.state.protocol import Snapshot, StateReader
-from slackwater.ui.axis import Axis, tick_step
-from slackwater.ui.svg import count_axis, element, line, note, picture, rect, right, text, time_axis, title
+from slackwater.ui.svg import (
+    Axis,
+    count_axis,
+    element,
+    picture,
+    rect,
+    right,
+    text,
+    tick_step,
+    time_axis,
+    title,
+    watermark_line,
+)
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows import pane_windows
 from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FRAGMENT, WHOLE
@@ -250,9 +261,6 @@ def _chunks(hashes: Int64s) -> Iterator[Int64s]:
         yield hashes[begin : begin + AT_ONCE]
 
 
-# -- drawing -----------------------------------------------------------------------------------------------------------
-
-
 LEFT, TOP, BOTTOM, REST = 70, 26, 190, 60
 
 
@@ -271,10 +279,7 @@ def draw_closes(block: UpcomingCloses, base: str | None) -> Markup:
     end = right() - (REST if rest and regular else 0)
     across = Axis(low - room, high + room, LEFT, end)
     up = Axis(0, max(b.count for b in block.bins), BOTTOM, TOP)
-    parts = [
-        *time_axis(across, TOP, BOTTOM),
-        *count_axis(up, LEFT, right(), [(v, format_brief(v)) for v in up.counts()]),
-    ]
+    parts = time_axis(across, TOP, BOTTOM) + count_axis(up, LEFT, up.counts(), format_brief)
     for b in drawn:
         x1, x2 = across.position(b.from_us), across.position(b.to_us)
         gap = 1 if x2 - x1 > 4 else 0
@@ -283,9 +288,7 @@ def draw_closes(block: UpcomingCloses, base: str | None) -> Markup:
         parts.append(_bar(rest.from_us, rest.to_us, rest.count, end + 18, REST - 30, up, base, block.what))
         parts.append(text(end + 18 + (REST - 30) / 2, BOTTOM + 16, "later", "tick", "middle"))
     if block.watermark_us is not None:
-        x = across.position(block.watermark_us)
-        name = f"watermark {format_exact_time(block.watermark_us)}" + (", far before" if far else "")
-        parts += [line(x, TOP - 8, x, BOTTOM, "watermark"), note(x, TOP - 10, name)]
+        parts += watermark_line(across, block.watermark_us, TOP, BOTTOM, 10, ", far before" if far else "")
     return picture(f"Open {block.what} by the watermark that closes them", BOTTOM + 28, *parts)
 
 

@@ -10,14 +10,14 @@ from markupsafe import Markup
 from slackwater.core.humanize import format_exact_time, format_span
 from slackwater.query.why_report import ClockReport, WhyReport
 from slackwater.state.commit import Commit
-from slackwater.ui.axis import Axis, padded_range
 from slackwater.ui.svg import (
-    count_axis,
+    CHARACTER,
+    Axis,
+    draw_trace,
     element,
     lane_start,
     line,
-    note,
-    path,
+    padded_range,
     picture,
     rect,
     right,
@@ -25,6 +25,7 @@ from slackwater.ui.svg import (
     text,
     time_axis,
     title,
+    watermark_line,
 )
 from slackwater.watermark import NO_WATERMARK
 
@@ -127,9 +128,6 @@ def _behind(commit: Commit) -> int | None:
     return None if watermark <= NO_WATERMARK else commit.committed_us - watermark
 
 
-# -- drawing -----------------------------------------------------------------------------------------------------------
-
-
 MOST = 40  # maximum number of lanes drawn
 LEFT = 220
 LANE = 30
@@ -160,11 +158,7 @@ def draw_lanes(block: WatermarkBlock) -> Markup:
     for n, lane in enumerate(drawn):
         parts += _draw_lane(lane, lane.source in parted and lane.partition is None, axis, top + LANE * n)
     if block.watermark_us is not None:
-        x = axis.position(block.watermark_us)
-        parts += [
-            line(x, top - 8, x, bottom, "watermark"),
-            note(x, top - 10, f"watermark {format_exact_time(block.watermark_us)}"),
-        ]
+        parts += watermark_line(axis, block.watermark_us, top, bottom, 10)
     return picture("Event time of each source: newest event, lateness and watermark", bottom + 24, *parts)
 
 
@@ -172,7 +166,7 @@ def _draw_lane(lane: WatermarkLane, parted: bool, axis: Axis, y: float) -> list[
     middle, name = y + LANE / 2, lane.source if lane.partition is None else lane.partition
     name = f"stage {name}" if lane.of_stage else name
     indent = 22 if lane.partition is None else 38
-    label = shorten(name, lane_start(LEFT) - indent - 6)
+    label = shorten(name, max(int((lane_start(LEFT) - indent - 6) / CHARACTER), 3))
     parts = [
         line(lane_start(LEFT), y + LANE, right(), y + LANE, "rule"),
         text(indent, middle + 4, label, "lane holds" if lane.holds else "lane idle" if lane.idle else "lane"),
@@ -206,33 +200,8 @@ def _draw_lane(lane: WatermarkLane, parted: bool, axis: Axis, y: float) -> list[
 
 def draw_lag(lag_points: Sequence[LagPoint]) -> Markup:
     """Draw the clock minus the watermark at each commit."""
-    with_lag = [b for b in lag_points if b.behind_us is not None]
-    if len(with_lag) < 2:
-        return Markup("")
-    values = [b.behind_us or 0 for b in with_lag]
-    height, top, bottom = 150, 12, 120
-    across = Axis(
-        min(b.committed_us for b in with_lag), max(b.committed_us for b in with_lag), lane_start(LEFT), right()
-    )
-    low, high = padded_range(min(values), max(values), 0.15)
-    up = Axis(low, high, bottom, top)
-    labels = [(v, format_span(v)) for v in sorted({min(values), max(values)})]
-    points = [(across.position(b.committed_us), up.position(b.behind_us or 0)) for b in with_lag]
-    dots = [
-        element(
-            "circle",
-            title(f"epoch {b.epoch}: {format_span(b.behind_us or 0)} behind"),
-            cx=x,
-            cy=y,
-            r=3.5,
-            class_="point",
-        )
-        for b, (x, y) in zip(with_lag, points, strict=True)
-    ]
-    parts = [
-        *time_axis(across, top, bottom),
-        *count_axis(up, lane_start(LEFT), right(), labels),
-        path(points, "trace"),
-        *dots,
-    ]
-    return picture("How far the watermark is behind the clock, over the kept commits", height, *parts)
+    series = [(b.epoch, b.committed_us, b.behind_us) for b in lag_points if b.behind_us is not None]
+    values = [behind for _, _, behind in series] or [0]
+    up, labeled = Axis(*padded_range(min(values), max(values), 0.15), 120, 12), sorted({min(values), max(values)})
+    label, start = "How far the watermark is behind the clock, over the kept commits", lane_start(LEFT)
+    return draw_trace(label, series, up, start, format_span, labeled=labeled, height=150, suffix=" behind")
