@@ -37,7 +37,7 @@ def show_pending_epoch(file: Path, limit: int) -> None:
 
 def retry_pending_epoch(file: Path, epoch: int) -> None:
     """Publish a pending epoch as a start does, without reading any input."""
-    from slackwater.runner.publish_pending import publish_pending
+    from slackwater.runner.skip_publish import publish_pending
 
     pipeline = toml.load(file)
     view = views.choose_view(0)

@@ -20,13 +20,14 @@ from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline
 from slackwater.connectors.result_rows import RowCount
 from slackwater.core import row_format
-from slackwater.core.humanize import format_datetime, mismatch, plural
-from slackwater.errors import StartError
+from slackwater.core.humanize import format_datetime, format_iso, mismatch, plural
+from slackwater.errors import SlackwaterError, StartError
 from slackwater.explain import describe_result_location
 from slackwater.query import condition
-from slackwater.query.last_run import describe_last_failure
 from slackwater.query.result_readers import result_reader, sort_by_start
 from slackwater.secrets import mask_secrets
+from slackwater.state.protocol import StateStore
+from slackwater.state.run_history import KILLED
 
 POLL_SECONDS = 0.5
 MOST = 2**31 - 1  # a limit that prints all rows
@@ -244,3 +245,25 @@ def format_cell(value: Any) -> str:
         value = row_format.format_json(value)
     formatted = escape_control_characters(row_format.format_value(value))
     return formatted if len(formatted) <= WIDEST else f"{formatted[: WIDEST - 1]}…"
+
+
+# -- the last run ------------------------------------------------------------------------------------------------------
+
+
+def describe_last_failure(store: StateStore, pipeline: str) -> str | None:
+    """Describe the failure of the last run on one line.
+
+    None if it ended normally, if a runner is active, or if no run is recorded.
+    """
+    try:
+        runs = store.runs()
+        if not runs or store.runner() is not None:
+            return None
+    except (SlackwaterError, OSError):  # an unreadable history must not hide the results
+        return None
+    run = runs[-1]
+    if run.outcome is None:
+        return f"the last run, which began at {format_iso(run.started_us)}, {KILLED}; the next start reads again what was not committed"
+    if run.outcome != "failed" or run.ended_us is None:
+        return None
+    return f"the last run failed at {format_iso(run.ended_us)}: {(run.error or 'no error was recorded').removeprefix(f'{pipeline}: ')}"

@@ -1,4 +1,4 @@
-"""Skip a committed epoch that its target never accepts: write its rows elsewhere, and mark it as published.
+"""Publish a committed epoch again, or skip one that its target never accepts: write its rows elsewhere.
 
 committed, not published ─┬─ retry  as every start does
                           └─ skip   rows ─▶ dead letters ("not published") or files ─▶ marked as published
@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import polars as pl
 
@@ -24,12 +24,18 @@ from slackwater.core.value_limits import find_value_limits
 from slackwater.errors import StartError
 from slackwater.evolution.marker_mismatch import with_skipped_targets
 from slackwater.operators.dead_letters import UNPUBLISHED, storable_letters
-from slackwater.runner import target_markers
+from slackwater.runner import run_log, target_markers
 from slackwater.runner.components import create_letter_writer, create_skipped_rows_target
+from slackwater.runner.pipeline_runner import PipelineRunner
+from slackwater.runner.run_log import RunNotifier
 from slackwater.state.commit import LETTERS, Commit
 from slackwater.state.maintenance_commit import missing_state_error, next_maintenance_commit
 from slackwater.state.protocol import StateStore
 from slackwater.state.store_creation import create_store
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 
 log = logging.getLogger("slackwater")
 
@@ -216,3 +222,30 @@ def _write_files(
             f"--to {to}: {error.strerror}; nothing was changed; name a directory that can be written"
         ) from None
     return f'"{to.resolve()}"'
+
+
+# -- publish -----------------------------------------------------------------------------------------------------------
+
+
+def publish_pending(
+    pipeline: Pipeline,
+    epoch: int,
+    *,
+    spark: SparkSession | None = None,
+    on_notice: Callable[[str, str], None] | None = None,
+) -> None:
+    """Publish an epoch that was committed but not published.
+
+    Raises PublishError if publishing fails again, and SlackwaterError for other failures.
+    """
+    with lock_pending_epoch(pipeline, epoch):
+        pass  # raises an error before Spark starts if the epoch is not pending
+    runner = PipelineRunner(pipeline, spark, RunNotifier(on_notice or run_log.log_notice))
+    with runner.error_boundary():
+        latest = runner.store.open()
+        try:
+            if latest is not None:
+                check_epoch_is_pending(pipeline, latest, runner.store.published_epoch(), epoch)
+            runner.prepare(latest)  # the start of the driver publishes it
+        finally:
+            runner.close()
