@@ -21,7 +21,8 @@ from jsonschema import Draft202012Validator
 from tests.support.case_selection import select_cases
 from tests.support.command import Command
 
-from slackwater.config import ddl, json_schema, toml
+from slackwater.config import json_schema, toml
+from slackwater.config.sql import ddl
 from slackwater.core.schema import Field
 from slackwater.core.time import parse_duration_ms, parse_timestamp_us
 from slackwater.errors import StartError

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from slackwater.cli.format import program_command
-from slackwater.config import ddl
 from slackwater.config.message_format import format_key
 from slackwater.config.pipeline import Pipeline, resolve_connection
+from slackwater.config.sql import ddl
 from slackwater.core.humanize import plural
 from slackwater.core.schema import INTEGERS
 from slackwater.core.time import parse_timestamp_us

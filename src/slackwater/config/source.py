@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from slackwater.config import connector_keys, ddl
+from slackwater.config import connector_keys
 from slackwater.config.connection import Connection, connection_or_name
 from slackwater.config.connector_description import CONNECTORS, kinds_with_source_key, metadata_columns
 from slackwater.config.groupable_columns import ROW_BY_ROW, GroupableColumns
 from slackwater.config.message_format import EnvString, format_key, format_value, value_mismatch
 from slackwater.config.spec_base import Problem, Spec, Values
+from slackwater.config.sql import ddl
 from slackwater.config.value_parsers import (
     Duration,
     InvalidTableError,

@@ -12,7 +12,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from slackwater.config import ddl
 from slackwater.config.check_result import CheckResult
 from slackwater.config.connector_description import CONNECTORS, metadata_columns
 from slackwater.config.groupable_columns import GroupableColumns
@@ -22,7 +21,7 @@ from slackwater.config.message_format import EnvString, format_value, suggest_wo
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.pipeline_checks import resolve_connection
 from slackwater.config.source import FRAMED, Lookup, Source
-from slackwater.config.sql import lexer
+from slackwater.config.sql import ddl, lexer
 from slackwater.config.sql.query import resolve_expression, resolve_query
 from slackwater.config.sql.select_scope import UNKNOWN, ColumnTypes, SqlFindings
 from slackwater.config.sql.spark_types import INTEGERS, NO_KEYS, find_event_time_type_problems, strip_type_parameters

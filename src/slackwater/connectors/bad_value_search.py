@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from slackwater.config import ddl
 from slackwater.config.source import Source
+from slackwater.config.sql import ddl
 from slackwater.core.schema import INTEGERS, NUMBERS
 from slackwater.core.time import parse_timestamp_us
 

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from slackwater.config import ddl
 from slackwater.config.connection import Connection, KafkaConnection
 from slackwater.config.connector_description import CONNECTORS, metadata_columns
 from slackwater.config.message_format import suggest_word_or_list
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.source import FRAMED, Source
+from slackwater.config.sql import ddl
 from slackwater.connectors.files import source as files_source
 from slackwater.connectors.kafka.broker import KafkaBroker
 from slackwater.connectors.kafka.source import KafkaSource

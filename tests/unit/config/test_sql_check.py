@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from tests.support.sql_cases import ACCEPTED, DDL, NO_DDL, REFUSED, UNREAD, config, pipeline
 
-from slackwater.config import ddl, sql_check, toml
-from slackwater.config.sql import spark_types
+from slackwater.config import sql_check, toml
+from slackwater.config.sql import ddl, spark_types
 from slackwater.core import schema
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -69,19 +69,10 @@ FUNCTIONS = frozenset(
     """.split()
 )
 
-# class names of the parser, or the SQL name of a function that the parser does not know
-AGGREGATES = frozenset(
-    """
-    Count CountIf Sum Avg Min Max First Last FirstValue LastValue AnyValue ArrayAgg ArrayUniqueAgg ApproxDistinct
-    Stddev StddevPop StddevSamp Variance VariancePop Corr CovarPop CovarSamp Median Mode Quantile ApproxQuantile
-    PercentileCont PercentileDisc Skewness Kurtosis LogicalAnd LogicalOr BitwiseAndAgg BitwiseOrAgg BitwiseXorAgg
-    ArgMax ArgMin
-    any_value approx_count_distinct approx_percentile bit_and bit_or bit_xor bool_and bool_or collect_list collect_set
-    count_if count_min_sketch every first_value kurtosis last_value listagg max_by mean median min_by mode percentile
-    percentile_approx regr_avgx regr_avgy regr_count skewness some std stddev string_agg try_avg try_sum var_pop
-    """.split()
-)
-CHANGING = {  # functions whose result for the same row may change, as users spell them
+# aggregates that sqlglot does not know (it knows the others as AggFunc), besides those with "_agg" in their names
+AGGREGATES = frozenset("collect_union count_min_sketch every histogram_numeric mean some std try_avg try_sum".split())
+WINDOW_FUNCTIONS = frozenset("CumeDist DenseRank Lag Lead NthValue Ntile PercentRank Rank RowNumber".split())
+CHANGING = {  # functions whose result for the same row may change (classes of sqlglot, or names), as users spell them
     "Rand": "rand()",
     "Randn": "randn()",
     "Uuid": "uuid()",
@@ -111,13 +102,8 @@ WITHOUT_PARENTHESES = frozenset(
     current_database current_schema current_path grouping__id
     """.split()
 )
-GENERATORS = frozenset(  # they name their output columns themselves
-    """
-    Explode ExplodeOuter Posexplode PosexplodeOuter Inline InlineOuter Stack JSONTuple Unnest Generator GenerateSeries
-    explode explode_outer posexplode posexplode_outer inline inline_outer stack json_tuple variant_explode
-    variant_explode_outer
-    """.split()
-)
+# functions that name their output columns themselves, and that sqlglot does not know as UDTF
+GENERATORS = frozenset("JSONTuple json_tuple inline_outer variant_explode variant_explode_outer".split())
 KEYWORDS = tuple(
     "SELECT FROM WHERE AND OR NOT IN LIKE BETWEEN CASE WHEN THEN ELSE END AS JOIN LEFT ON WITH UNION ALL DISTINCT "
     "GROUP HAVING ORDER LIMIT LATERAL VIEW USING CROSS INNER OUTER NULL IS CAST INTERVAL".split()

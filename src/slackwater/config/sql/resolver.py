@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from slackwater.config.groupable_columns import AGGREGATE, WINDOW
 from slackwater.config.message_format import suggest_word, suggest_word_or_list
-from slackwater.config.sql import group_by, lexer
-from slackwater.config.sql.builtins import AGGREGATES, CHANGING, FUNCTIONS, WITHOUT_PARENTHESES
+from slackwater.config.sql import lexer
+from slackwater.config.sql.builtins import AGGREGATES, CHANGING, FUNCTIONS, WINDOW_FUNCTIONS, WITHOUT_PARENTHESES
 from slackwater.config.sql.select_scope import SelectScope
 
 if TYPE_CHECKING:
@@ -18,24 +18,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NameResolver:
-    """Checks expressions within one scope. Mistakes go to `problems`, non-row-wise constructs to `non_row_wise`."""
+    """Checks expressions within one scope. Mistakes go to `problems`, non-row-wise constructs to the scope."""
 
     scope: SelectScope
     problems: list[str]
-    non_row_wise: set[str]
 
     def check(self, node: exp.Expr) -> None:
         """Report names that do not exist, and functions that are not row-wise."""
         from sqlglot import exp
 
         if isinstance(node, exp.Subquery | exp.Select | exp.SetOperation):
-            self.non_row_wise.add("a subquery")
+            self.scope.non_row_wise.add("a subquery")
             return
         if isinstance(node, exp.Exists) and isinstance(node.this, exp.Query):
-            self.non_row_wise.add("a subquery (EXISTS)")
+            self.scope.non_row_wise.add("a subquery (EXISTS)")
             return
         if isinstance(node, exp.In) and node.args.get("query"):
-            self.non_row_wise.add("a subquery (IN)")
+            self.scope.non_row_wise.add("a subquery (IN)")
             self.check(node.this)
             return
         if isinstance(node, exp.DataType):  # its collation is not a column
@@ -44,8 +43,8 @@ class NameResolver:
             self.check(node.this)
             return
         if isinstance(node, exp.Window):
-            if not group_by.groups_by_window_bound(node.args.get("partition_by") or (exp.null(),), {}, self.scope):
-                self.non_row_wise.add(WINDOW)
+            if not self.scope.groups_by_window_bound(node.args.get("partition_by") or (exp.null(),), ()):
+                self.scope.non_row_wise.add(WINDOW)
                 return
             replace(self, scope=replace(self.scope, is_grouped=True)).check_children(node)
             return
@@ -65,20 +64,21 @@ class NameResolver:
     def _time(self, type_: str, text: str) -> None:
         """Report a time literal that depends on the clock."""
         if type_.startswith(("DATE", "TIMESTAMP")) and lexer.depends_on_clock(text):
-            self.non_row_wise.add(f"{type_.removesuffix('TZ')} '{text.strip()}'")
+            self.scope.non_row_wise.add(f"{type_.removesuffix('TZ')} '{text.strip()}'")
 
     def _function(self, node: exp.Expr) -> None:
         from sqlglot import exp
 
-        name = type(node).__name__
+        name, is_aggregate = type(node).__name__, isinstance(node, exp.AggFunc)
         if isinstance(node, exp.Anonymous) and isinstance(node.this, str) and not isinstance(node.parent, exp.Dot):
             name = node.this.lower()
+            is_aggregate = name in AGGREGATES or "_agg" in name
             if name not in FUNCTIONS:
                 self.problems.append(f'function "{node.this}" does not exist{suggest_word(name, FUNCTIONS)}')
-        if name in AGGREGATES and not self.scope.is_grouped:
-            self.non_row_wise.add(AGGREGATE)
+        if not self.scope.is_grouped and (is_aggregate or name in WINDOW_FUNCTIONS):
+            self.scope.non_row_wise.add(WINDOW if name in WINDOW_FUNCTIONS else AGGREGATE)
         if name == "aes_encrypt" and len(node.expressions) < 3:
-            self.non_row_wise.add("aes_encrypt() without an initialisation vector")
+            self.scope.non_row_wise.add("aes_encrypt() without an initialisation vector")
         if name in CHANGING:
             spelled = CHANGING[name]
             bare = spelled.removesuffix("()")
@@ -86,7 +86,7 @@ class NameResolver:
                 not self.scope.is_complete or bare in map(str.casefold, self.scope.names())
             ):
                 return  # may be a column
-            self.non_row_wise.add(spelled)
+            self.scope.non_row_wise.add(spelled)
 
     def _column(self, node: exp.Column) -> None:
         """Report a column that no table has, or that several have."""

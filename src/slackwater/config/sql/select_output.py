@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from slackwater.config import ddl
+from slackwater.config.sql import ddl
 from slackwater.config.sql.builtins import GENERATORS
 from slackwater.config.sql.select_scope import ColumnTypes, SelectScope
 
@@ -60,7 +60,7 @@ def output_columns_of_item(item: exp.Expr, scope: SelectScope) -> tuple[dict[str
         inner, _ = output_columns_of_item(item.this, scope) if isinstance(item.this, exp.Column) else ({}, True)
         return dict.fromkeys(inner, infer_expression_type(item, scope)), False
     name = item.this.lower() if isinstance(item, exp.Anonymous) and isinstance(item.this, str) else type(item).__name__
-    own_name = isinstance(item, exp.Dot) or name in GENERATORS
+    own_name = isinstance(item, exp.Dot | exp.UDTF) or name in GENERATORS
     return {}, not own_name  # otherwise its name is its text, with parentheses or operators
 
 
@@ -68,3 +68,16 @@ def _star_columns(tables: Sequence[tuple[str, ColumnTypes]], star: exp.Expr) -> 
     """Return the columns of a `*`."""
     except_ = {e.name.casefold() for e in star.args.get("except_") or ()}
     return {n: t for _, columns in tables for n, t in columns.types.items() if n.casefold() not in except_}
+
+
+def window_bound_names(node: exp.Select, scope: SelectScope) -> frozenset[str]:
+    """Return the output names of window bounds in a SELECT, case-folded."""
+    from sqlglot import exp
+
+    names: set[str] = set()
+    for item in node.expressions:
+        if isinstance(item, exp.Star) or (isinstance(item, exp.Column) and isinstance(item.this, exp.Star)):
+            names |= {name for _, columns in scope.tables for name in columns.groupable}
+        elif scope.is_window_bound(item.this if isinstance(item, exp.Alias) else item):
+            names.add(item.alias_or_name.casefold())
+    return frozenset(names)

@@ -1,9 +1,16 @@
-"""Columns by name and type, the tables of one SELECT, and the findings of a check."""
+"""Columns by name and type, the tables of one SELECT, and the findings of a check.
+
+If it is unclear whether a SELECT groups rows by a bound of their window, the start of a run decides.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sqlglot import exp
 
 
 @dataclass(frozen=True)
@@ -14,14 +21,20 @@ class ColumnTypes:
 
     `groupable`: the case-folded names by which rows may be grouped (see `config.groupable_columns`), as far as this
     check tracks them.
+
+    `from_source`: whether each row comes from a row of `source` (False: the rows are fixed, None: unknown).
     """
 
     types: Mapping[str, str | None] = field(default_factory=dict)
     is_complete: bool = False
     groupable: frozenset[str] = frozenset()
+    from_source: bool | None = None
 
     def has(self, name: str) -> bool:
         return name.casefold() in (column.casefold() for column in self.types)
+
+    def groups_by(self, name: str) -> bool:
+        return name.casefold() in self.groupable
 
     def type_of(self, name: str) -> str | None:
         return next((t for column, t in self.types.items() if column.casefold() == name.casefold()), None)
@@ -40,11 +53,24 @@ class SqlFindings:
     catalog_tables: list[str] = field(default_factory=list)  # names of tables that may come from a catalog
 
 
+@dataclass(frozen=True)
+class Table:
+    """A table in a query: its columns, and the non-row-wise constructs in its definition."""
+
+    columns: ColumnTypes
+    non_row_wise: set[str]
+
+
 @dataclass
 class SelectScope:
-    """The tables of one SELECT by alias, and the aliases in its list that later items may use."""
+    """The tables of one SELECT by alias, and the aliases in its list that later items may use.
+
+    `non_row_wise`: the non-row-wise constructs of its query. `readable`: the tables that its FROM may name.
+    """
 
     tables: list[tuple[str, ColumnTypes]]
+    non_row_wise: set[str]
+    readable: Mapping[str, Table] = field(default_factory=dict)
     aliases: dict[str, str | None] = field(default_factory=dict)
     merged: set[str] = field(default_factory=set)  # columns of USING, which both tables have
     natural: bool = False
@@ -58,10 +84,28 @@ class SelectScope:
     def names(self) -> list[str]:
         return list(dict.fromkeys(name for _, columns in self.tables for name in columns.types))
 
+    def is_window_bound(self, node: exp.Expr) -> bool:
+        """Return whether an expression is a column that holds a bound of a window."""
+        from sqlglot import exp
 
-def table_function_columns(names: Sequence[str]) -> ColumnTypes:
+        return isinstance(node, exp.Column) and any(c.groups_by(node.parts[-1].name) for _, c in self.tables)
+
+    def groups_by_window_bound(self, expressions: Sequence[exp.Expr], items: Sequence[exp.Expr]) -> bool:
+        """Return whether a GROUP BY or PARTITION BY uses, or may use, a window bound. `items`: the SELECT list."""
+        from sqlglot import exp
+
+        if not self.may_group:
+            return False
+        if not expressions or not self.is_complete:  # GROUP BY ALL and similar
+            return True
+        names = {e.name.casefold() for e in expressions}
+        named = [i.this for i in items if isinstance(i, exp.Alias) and i.alias.casefold() in names]
+        return any(isinstance(e, exp.Literal) or self.is_window_bound(e) for e in (*expressions, *named))
+
+
+def table_function_columns(names: Sequence[str], from_source: bool | None = None) -> ColumnTypes:
     """Return the columns of a table function, if the SQL names them."""
-    return ColumnTypes(dict.fromkeys(names), bool(names))
+    return ColumnTypes(dict.fromkeys(names), bool(names), from_source=from_source)
 
 
 def rename_columns(columns: ColumnTypes, names: Sequence[str]) -> ColumnTypes:
@@ -70,8 +114,7 @@ def rename_columns(columns: ColumnTypes, names: Sequence[str]) -> ColumnTypes:
         return columns
     if len(names) != len(columns.types) or not columns.is_complete:
         any_of_them = frozenset(map(str.casefold, names)) if columns.groupable else frozenset[str]()
-        return ColumnTypes(dict.fromkeys(names), True, any_of_them)
-    bounds = {
-        new.casefold() for new, old in zip(names, columns.types, strict=True) if old.casefold() in columns.groupable
-    }
-    return ColumnTypes(dict(zip(names, columns.types.values(), strict=True)), columns.is_complete, frozenset(bounds))
+        return ColumnTypes(dict.fromkeys(names), True, any_of_them, columns.from_source)
+    pairs = list(zip(names, columns.types.items(), strict=True))
+    bounds = frozenset(new.casefold() for new, (old, _) in pairs if columns.groups_by(old))
+    return ColumnTypes({new: type_ for new, (_, type_) in pairs}, True, bounds, columns.from_source)

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any
 from slackwater.config.groupable_columns import AGGREGATE, ROW_BY_ROW, WINDOW, GroupableColumns
 from slackwater.config.sql import lexer
 from slackwater.config.sql.parser import STATEMENTS
-from slackwater.config.sql.query import resolve_query
-from slackwater.config.sql.row_wise_query_check import CONSTANT, LOOKUP_JOINS, NO_SOURCE, SELF_JOIN
+from slackwater.config.sql.query import CONSTANT, LOOKUP_JOINS, NO_SOURCE, SELF_JOIN, resolve_query
 from slackwater.config.sql.select_scope import ColumnTypes, SqlFindings
 from slackwater.connectors import spark_connect
 from slackwater.spark.analysis import plan_nodes, row_wise_expressions, window_grouping_check

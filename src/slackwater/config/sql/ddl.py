@@ -1,14 +1,17 @@
 """Parser for Spark's schemas: `name TYPE [NOT NULL] [COMMENT '…'], …`. It accepts exactly what Spark's parser accepts.
 
+sqlglot's Spark dialect is not used: it accepts types of other systems (`text`, `json`, `int(11)`, `decimal(50,2)`), reads
+TIMESTAMP WITHOUT TIME ZONE as TIMESTAMP, and refuses VOID and names such as `select` (see ADR 46).
+
 Types are returned as Spark prints them (`decimal(10,2)`, `array<int>`), so that they equal the types at run time.
 """
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from slackwater.config.message_format import format_value, suggest_word
+from slackwater.config.sql.lexer import Token, UnreadableError, tokenize
 from slackwater.core.humanize import mismatch
 
 _SIMPLE = {
@@ -42,11 +45,7 @@ _OTHERS = {  # types of other systems -> Spark's
 _PARAMETERS = ("decimal", "dec", "numeric", "char", "character", "varchar", "time", "interval", "geometry", "geography")
 _NAMES = (*_SIMPLE, *_PARAMETERS, "array", "map", "struct")
 _UNITS = ("year", "years", "month", "months", "day", "days", "hour", "hours", "minute", "minutes", "second", "seconds")
-_TOKEN = re.compile(
-    r"(?P<gap>\s+|--[^\n]*|/\*.*?\*/)|`(?P<quoted>(?:[^`]|``)*)`|(?P<word>[A-Za-z0-9_]+)"
-    r"|(?P<text>'(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.)*\")|(?P<mark>.)",
-    re.DOTALL,
-)
+_END = Token("end", "", 0, 0)
 
 
 class DdlError(Exception):
@@ -55,7 +54,7 @@ class DdlError(Exception):
 
 def parse_ddl_columns(ddl: str) -> dict[str, str]:
     """Return the columns of a schema and their types, in order. Raises DdlError for a schema that Spark cannot parse."""
-    reader = _DdlParser(_tokens(ddl))
+    reader = _create_parser(ddl)
     if reader.at_end():
         return {}
     columns = dict(reader.members(None))
@@ -67,55 +66,42 @@ def parse_ddl_columns(ddl: str) -> dict[str, str]:
 def parse_type(text: str) -> str | None:
     """Return the name of a type as Spark prints it; None if the text is not a type."""
     try:
-        reader = _DdlParser(_tokens(text))
+        reader = _create_parser(text)
         type_name = reader.type("")
         return type_name if reader.at_end() else None
     except DdlError:
         return None
 
 
+def _create_parser(ddl: str) -> _DdlParser:
+    try:
+        return _DdlParser(tokenize(ddl))
+    except UnreadableError as error:
+        raise DdlError(str(error)) from None
+
+
 _FORM = 'expected "name TYPE, name TYPE, …"'
-_TYPES = (
-    "; expected STRING, INT, BIGINT, DOUBLE, DECIMAL(10,2), BOOLEAN, DATE, TIMESTAMP, ARRAY<…>, MAP<…>, STRUCT<…>, …"
-)
-
-
-@dataclass(frozen=True)
-class _Token:
-    kind: str
-    text: str
-
-    @property
-    def word(self) -> str:
-        return self.text.lower() if self.kind == "word" else ""
-
-
-_END = _Token("end", "")
-
-
-def _tokens(ddl: str) -> list[_Token]:
-    tokens = []
-    for match in _TOKEN.finditer(ddl):
-        kind = match.lastgroup or "quoted"
-        if kind != "gap":
-            tokens.append(_Token(kind, match[kind].replace("``", "`") if kind == "quoted" else match[kind]))
-    return tokens
 
 
 @dataclass
 class _DdlParser:
     """Recursive-descent parser over the tokens of a schema."""
 
-    tokens: list[_Token]
+    tokens: list[Token]
     position: int = 0
-    path: list[str] = field(default_factory=list)
 
     def at_end(self) -> bool:
         return self.position >= len(self.tokens)
 
-    def peek(self, further: int = 0) -> _Token:
+    def peek(self, further: int = 0) -> Token:
         index = self.position + further
         return self.tokens[index] if index < len(self.tokens) else _END
+
+    def take_words(self, *words: str) -> bool:
+        """Consume the next tokens if they are these words (in capitals), and return whether they were consumed."""
+        are_next = all(self.peek(i).is_word(word) for i, word in enumerate(words))
+        self.position += len(words) if are_next else 0
+        return are_next
 
     def unexpected_token(self) -> DdlError:
         """Return the error for the next token, which does not fit the form of a schema."""
@@ -130,7 +116,7 @@ class _DdlParser:
     def take(self, *texts: str) -> bool:
         """Consume the next token if it is one of `texts`, and return whether it was consumed."""
         token = self.peek()
-        if token.kind in ("word", "mark") and token.text.lower() in texts:
+        if token.kind in ("word", "sign") and token.text.lower() in texts:
             self.position += 1
             return True
         return False
@@ -153,9 +139,8 @@ class _DdlParser:
             name = self.name()
             self.take(":")
             type_ = self.type(name)
-            if self.peek().word == "not" and self.peek(1).word == "null":
-                self.position += 2
-            if self.peek().word == "comment" and self.peek(1).kind == "text":
+            self.take_words("NOT", "NULL")
+            if self.peek().is_word("COMMENT") and self.peek(1).kind == "text":
                 self.position += 2
             columns.append((name, type_))
             if not self.take(","):
@@ -165,15 +150,17 @@ class _DdlParser:
 
     def name(self) -> str:
         token = self.peek()
-        if token.kind not in ("word", "quoted") or token.text.isdecimal():
+        if token.kind not in ("word", "name") or token.text.isdecimal():
             raise self.unexpected_token()
+        if not token.text.isascii() and token.kind == "word":
+            raise DdlError(f'"{token.text}" has letters that Spark reads only in quotes; write `{token.text}`')
         self.position += 1
-        if self.peek().kind == "mark" and self.peek().text not in "<>(),:":
+        if self.peek().kind == "sign" and self.peek().text not in "<>(),:":
             odd = self.peek().text
             raise DdlError(
                 f'"{odd}" after "{token.text}" is not allowed in a name; quote the name with backticks, as in `a{odd}b`'
             )
-        return token.text
+        return token.text if token.kind == "word" else token.text[1:-1].replace("``", "`")
 
     def type(self, column: str) -> str:
         token = self.peek()
@@ -182,13 +169,13 @@ class _DdlParser:
             subject = f"column {format_value(column)} has" if column else f"{self.found_text()} is"
             raise DdlError(f"{subject} no type; {_FORM}")
         self.position += 1
-        word = token.word
+        word = token.text.lower()
         if word in _SIMPLE:
-            if word == "timestamp" and self._take_time_zone():
+            if word == "timestamp" and self.take_words("WITHOUT", "TIME", "ZONE"):
                 return "timestamp_ntz"
             if self.peek().text == "(":
                 raise DdlError(f'"{token.text}"{owner} does not have a length; remove the parentheses')
-            if word == "string" and self.peek().word == "collate":
+            if word == "string" and self.peek().is_word("COLLATE"):
                 self.position += 2
                 return "string collated"
             return _SIMPLE[word]
@@ -199,13 +186,6 @@ class _DdlParser:
         meant = _OTHERS.get(word)
         hint = f'; did you mean "{meant}"?' if meant else suggest_word(token.text.upper(), [n.upper() for n in _NAMES])
         raise DdlError(f'"{token.text}"{owner} is not a Spark type{hint}')
-
-    def _take_time_zone(self) -> bool:
-        words = [self.peek(i).word for i in range(3)]
-        if words == ["without", "time", "zone"]:
-            self.position += 3
-            return True
-        return False
 
     def _nested(self, word: str, construct: str) -> str:
         self.expect("<", construct)
@@ -239,7 +219,7 @@ class _DdlParser:
             if self.take("("):
                 precision = self.number(construct, 6)
                 self.expect(")", construct)
-            self._take_time_zone()
+            self.take_words("WITHOUT", "TIME", "ZONE")
             return f"time({precision})"
         self.expect("(", construct)
         inner = self.peek().text  # a length, or a reference system
