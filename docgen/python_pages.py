@@ -26,6 +26,7 @@ _GROUPS: Mapping[str, tuple[str, tuple[str, ...]]] = {  # page: title, names
             "Aggregation",
             "Join",
             "Dedup",
+            "Keyed",
             "Lookup",
             "Target",
             "StateStore",
@@ -39,6 +40,8 @@ _GROUPS: Mapping[str, tuple[str, tuple[str, ...]]] = {  # page: title, names
             "PubSubConnection",
             "ConsoleConnection",
             "Aggregator",
+            "KeyedFunction",
+            "KeyedResult",
         ),
     ),
     "python/define.md": (

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from slackwater.config.custom_aggregator import Aggregator as Aggregator
     from slackwater.config.dedup import Dedup as Dedup
     from slackwater.config.join import Join as Join
+    from slackwater.config.keyed import Keyed as Keyed
+    from slackwater.config.keyed_function import KeyedFunction as KeyedFunction
+    from slackwater.config.keyed_function import KeyedResult as KeyedResult
     from slackwater.config.pipeline import Pipeline as Pipeline
     from slackwater.config.source import Lookup as Lookup
     from slackwater.config.source import Source as Source
@@ -76,6 +79,9 @@ _HOMES = {
     "FilesConnection": "config.connection",
     "Handle": "runner.background_run",
     "Join": "config.join",
+    "Keyed": "config.keyed",
+    "KeyedFunction": "config.keyed_function",
+    "KeyedResult": "config.keyed_function",
     "Lookup": "config.source",
     "Pipeline": "config.pipeline",
     "Plan": "explain",

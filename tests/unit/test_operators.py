@@ -16,6 +16,7 @@ import polars as pl
 import pytest
 from pyspark import cloudpickle
 from tests.support.nth_row_operator import NthOfKey
+from tests.support.reminders import Reminders
 from tests.support.script import build_pipeline
 
 import slackwater
@@ -31,6 +32,7 @@ from slackwater.operators.compile import compile_join, compile_stateless, compil
 from slackwater.operators.dedup import DedupOperator
 from slackwater.operators.interval_join import IntervalJoinOperator
 from slackwater.operators.keyed import KeyedOperator
+from slackwater.operators.keyed_function import KeyedFunctionOperator
 from slackwater.operators.keyed_state import NO_TIMER
 from slackwater.operators.non_window import NonWindowOperator
 from slackwater.operators.panes import PaneOperator
@@ -71,6 +73,13 @@ def dedup(keep: str = "first") -> DedupOperator:
     return operator
 
 
+def keyed() -> KeyedFunctionOperator:
+    step = sw.Keyed(class_=Reminders, keys=["user"], options={"every": 5})
+    operator = compile_step(build_pipeline(step, ["a"]), {"a": {"user": Field("user", "string")}})
+    assert isinstance(operator, KeyedFunctionOperator)
+    return operator
+
+
 def rows() -> StatelessOperator:
     described = sw.Pipeline(
         name="p",
@@ -88,6 +97,7 @@ EVERY: dict[str, tuple[Callable[[], Operator], type]] = {
     "join": (join, IntervalJoinOperator),
     "rows": (rows, StatelessOperator),
     "dedup": (dedup, DedupOperator),
+    "keyed": (keyed, KeyedFunctionOperator),
 }
 
 

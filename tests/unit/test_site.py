@@ -147,7 +147,7 @@ def test_every_config_on_a_page_passes_check(
     text = blocks(page, "toml")[nth]
     for name in re.findall(r"\$\{(\w+)\}", text):
         monkeypatch.setenv(name, "postgresql://me:secret@127.0.0.1:1/shop" if "URL" in name else "127.0.0.1:1")
-    for name in re.findall(r'agg = "(\w+):', text):
+    for name in re.findall(r'(?:agg|class) = "(\w+):', text):
         (tmp_path / f"{name}.py").write_text(blocks(page, "python")[0])
         monkeypatch.syspath_prepend(tmp_path)
         monkeypatch.delitem(sys.modules, name, raising=False)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
 from tests.support.doc_pages import block
 
 import slackwater as sw
@@ -18,3 +23,16 @@ def test_the_config_of_the_page_on_dedup_is_valid() -> None:
 
 def test_the_python_of_the_page_on_dedup_runs() -> None:
     exec(block("python", page=DEDUP), {})
+
+
+OWN = "docs/stages/own-operators.md"
+
+
+def test_the_class_of_the_page_on_own_operators_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "card_rules", raising=False)
+    (tmp_path / "card_rules.py").write_text(block("python", page=OWN))
+    pipeline = sw.loads(block("toml", page=OWN), "alerts.toml")
+    assert pipeline.transform.keyed is not None
+    assert pipeline.transform.keyed.class_ == "card_rules:Fraud"
+    exec(block("python", 1, page=OWN), {"sw": sw, "Fraud": importlib.import_module("card_rules").Fraud})

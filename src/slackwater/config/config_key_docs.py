@@ -93,6 +93,7 @@ TEXTS: Mapping[type[Spec], Mapping[str, str]] = {
         "window": "A window over the rows.",
         "join": "A join of two sources, instead of a window.",
         "dedup": "One row of each key instead of a window; its duplicates are dropped.",
+        "keyed": "A class of your own, with rows of state per key and timers.",
         "lookups": "Small tables that the SQL may join, by name: [transform.lookups.<name>].",
         "formerly": "The previous name of a renamed stage. The stage continues with the open windows stored under that name.",
     },

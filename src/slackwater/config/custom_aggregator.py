@@ -99,7 +99,7 @@ def load_aggregator(reference: Any, options: Mapping[str, Any]) -> Aggregator:
                 "options", "apply only to a class, but agg is an instance; pass the class, or remove the options"
             )
         return reference
-    loaded = _import_attribute(reference) if isinstance(reference, str) else reference
+    loaded = import_attribute(reference) if isinstance(reference, str) else reference
     if not (isinstance(loaded, type) and issubclass(loaded, Aggregator)) or loaded is Aggregator:
         description = f"the class {loaded.__name__}" if isinstance(loaded, type) else f"a {type(loaded).__name__}"
         raise AggregatorError(
@@ -109,7 +109,7 @@ def load_aggregator(reference: Any, options: Mapping[str, Any]) -> Aggregator:
         return loaded(**options)
     except Exception as error:
         raise AggregatorError(
-            "options", f"{loaded.__name__} does not accept these options ({_error_line(error)})"
+            "options", f"{loaded.__name__} does not accept these options ({describe_error(error)})"
         ) from None
 
 
@@ -117,12 +117,18 @@ def _reference_text(reference: Any) -> str:
     return f'"{reference}"' if isinstance(reference, str) else getattr(reference, "__name__", type(reference).__name__)
 
 
-def _error_line(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """Format an error as one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
 
 
-def _import_attribute(path: str) -> Any:
+def may_import() -> bool:
+    """Return whether code may be loaded; see `forbid_imports`."""
+    return _MAY_IMPORT.get()
+
+
+def import_attribute(path: str) -> Any:
+    """Return what an import path names. Raises AggregatorError."""
     module_name, _, names = path.partition(":")
     if not _MAY_IMPORT.get() and module_name not in sys.modules:
         raise AggregatorError(
@@ -136,7 +142,7 @@ def _import_attribute(path: str) -> Any:
     except Exception as error:
         advice = "put it on PYTHONPATH, or in the working directory" if isinstance(error, ImportError) else "fix it"
         raise AggregatorError(
-            "agg", f'module "{module_name}" cannot be imported ({_error_line(error)}); {advice}'
+            "agg", f'module "{module_name}" cannot be imported ({describe_error(error)}); {advice}'
         ) from None
     for name in names.split("."):
         if not hasattr(attribute, name):
@@ -209,7 +215,7 @@ def check_aggregator(aggregator: Aggregator) -> None:
     except NotImplementedError:
         raise unfit(f"does not define {step}") from None
     except Exception as error:
-        raise unfit(f"{step} fails on rows of NULLs ({_error_line(error)})") from None
+        raise unfit(f"{step} fails on rows of NULLs ({describe_error(error)})") from None
 
 
 def build_accumulator_expressions(
@@ -245,6 +251,9 @@ __all__ = [
     "AggregatorError",
     "build_accumulator_expressions",
     "check_aggregator",
+    "describe_error",
     "forbid_imports",
+    "import_attribute",
     "load_aggregator",
+    "may_import",
 ]

@@ -35,6 +35,10 @@ class KeyedStep(StepBase):
         """Columns that the step adds to rows, with their types."""
         return {}
 
+    def result_types(self, types: Mapping[str, str | None]) -> dict[str, str | None]:
+        """Return the types of the columns of the results, given those of the rows."""
+        return {**types, **self.added_columns}
+
     @classmethod
     def missing_hint(cls, key: str) -> str:
         return 'name columns, as in ["user"]' if key == "keys" else "give it"

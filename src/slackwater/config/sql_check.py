@@ -306,7 +306,7 @@ class _StepCheck:
         return f"{self.path}.join.{'left' if source == join.left_source else 'right'}_sql"
 
     def _keyed(self, step: KeyedStep, outputs: Mapping[str, ColumnTypes]) -> ColumnTypes:
-        """Check that the key columns exist. The step emits all columns unchanged."""
+        """Check that the key columns exist, and return the columns of the results."""
         for source, out in outputs.items():
             prefix = f"source {format_value(source)}: " if len(outputs) > 1 else ""
             for name in step.keys if out.is_complete else ():
@@ -322,7 +322,7 @@ class _StepCheck:
                     line = f"the SQL selects a column {format_value(name)}, which this step adds itself; rename the column in the SQL"
                     self.result.add(f"{self.path}.{self._kind}", prefix + line)
         rows = self._rows(outputs)
-        return ColumnTypes({**rows.types, **step.added_columns}, rows.is_complete)
+        return ColumnTypes(step.result_types(rows.types), rows.is_complete)
 
     def _rows(self, outputs: Mapping[str, ColumnTypes]) -> ColumnTypes:
         """Check that all sources select the same columns."""

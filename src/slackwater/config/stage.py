@@ -10,6 +10,7 @@ from pydantic import Field
 
 from slackwater.config.dedup import Dedup
 from slackwater.config.join import Join
+from slackwater.config.keyed import Keyed
 from slackwater.config.message_format import format_key, format_value, value_mismatch
 from slackwater.config.source import Lookup
 from slackwater.config.spec_base import Problem, Spec, Values, table_parser
@@ -30,6 +31,7 @@ STEPS: Mapping[str, type[StepBase]] = {
     "window": Window,
     "join": Join,
     "dedup": Dedup,
+    "keyed": Keyed,
 }  # a config has at most one of these tables
 STEP = f"describe {', or '.join(f'the {key} in [transform.{key}]' for key in STEPS)}, or only sql in [transform]"
 
@@ -58,7 +60,7 @@ def _lookups(value: Any) -> dict[str, Lookup]:
 
 
 class Transform(Spec):
-    """The SQL before the step (row-wise, over the view `source`), the policy for bad rows, and the step: a window, a join or dedup.
+    """The SQL before the step (row-wise, over the view `source`), the policy for bad rows, and the step: a window, a join, dedup or keyed.
 
     With SQL alone, the stage has no state and emits what the SQL selects. `formerly`: the previous name of a renamed
     stage, under which its state is stored.
@@ -69,6 +71,7 @@ class Transform(Spec):
     window: Window | None = None
     join: Join | None = None
     dedup: Dedup | None = None
+    keyed: Keyed | None = None
     lookups: Mapping[str, Lookup] = Field(default_factory=dict)
     formerly: str | None = None
 
@@ -82,6 +85,7 @@ class Transform(Spec):
             window: Window | None = None,
             join: Join | None = None,
             dedup: Dedup | None = None,
+            keyed: Keyed | None = None,
             lookups: Mapping[str, Lookup] = ...,
             formerly: str | None = None,
         ) -> None: ...
@@ -142,7 +146,7 @@ class Transform(Spec):
 
 
 class Stage(Transform):
-    """One of several steps: a window, a join, dedup, or SQL alone.
+    """One of several steps: a window, a join, dedup, a class of your own, or SQL alone.
 
     `name`: the name of its results where other stages read them. `from_`: its inputs, which are sources or stages
     above. By default, a join reads both its sides, the first stage reads all sources, and any other stage reads the one
@@ -164,6 +168,7 @@ class Stage(Transform):
             window: Window | None = None,
             join: Join | None = None,
             dedup: Dedup | None = None,
+            keyed: Keyed | None = None,
             lookups: Mapping[str, Lookup] = ...,
             formerly: str | None = None,
         ) -> None: ...

@@ -12,7 +12,7 @@ from typing import Any
 
 from slackwater.config.aggregation import Aggregation
 from slackwater.config.config_difference import COMPATIBLE, MIGRATED, REBUILD, KeyChange
-from slackwater.config.custom_aggregator import AggregatorError
+from slackwater.config.custom_aggregator import AggregatorError, forbid_imports
 from slackwater.config.join import Join
 from slackwater.config.stateless_step import ROWS
 from slackwater.config.step_base import StepBase as Spec
@@ -241,10 +241,12 @@ class StageComparison:
         Changes in `STATE_KEYS` or in the fingerprint need a rebuild; all other changes are compatible.
         """
         data, rows = self.state.described.get("step"), f"{plural(self.rows, 'state row')} of the previous step"
-        old = None if data is None else type(new).parse_partial(dict(data), "state", "", [])
+        with forbid_imports():
+            old = None if data is None else type(new).parse_partial(dict(data), "state", "", [])
         changed_keys = set[str]()
         for key in type(new).PARSERS if old is not None else ():
-            before, after = getattr(old, key, None), getattr(new, key)
+            attribute = type(new).ATTRIBUTES.get(key, key)
+            before, after = getattr(old, attribute, None), getattr(new, attribute)
             if before == after:
                 continue
             changed_keys.add(key)

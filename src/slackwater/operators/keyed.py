@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 import numpy as np
 import polars as pl
 
+from slackwater.config.keyed_function import KEY, TIME, TIMER, KeyedResult
 from slackwater.core.humanize import plural
 from slackwater.core.lateness_histogram import build_lateness_histogram
 from slackwater.core.schema import Field
@@ -29,7 +30,7 @@ from slackwater.core.sorted_arrays import distinct_values
 from slackwater.errors import EpochError
 from slackwater.operators.base import ShardTask, StageCounts, flag_idle_sources, is_segment_expired
 from slackwater.operators.dead_letters import LATE, ORIGIN, build_late_letters
-from slackwater.operators.keyed_state import KEY, TIME, TIMER, KeyedResult, TimedStateLayout, limit_timer
+from slackwater.operators.keyed_state import TimedStateLayout, limit_timer
 from slackwater.operators.non_window import NonWindowOperator
 from slackwater.operators.reports import EmitReport, IngestReport, LetterFile, to_report_value
 from slackwater.state.commit import Hold, OutputMeta, SegmentMeta

@@ -17,33 +17,14 @@ from typing import NamedTuple
 
 import polars as pl
 
+from slackwater.config.keyed_function import KEY, TIMER, KeyedResult
 from slackwater.core.schema import Field
 from slackwater.core.value_limits import YEARS
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows.epoch_results import ExpiryBounds, SegmentStats
 from slackwater.windows.state_rows import FAR, HIDDEN, NEVER, TOMBSTONE, WHOLE, DueRowFilter, KeyedStateLayout
 
-KEY = "__key"  # hidden column: the number of a row's key within the epoch
-TIME = "__ts"  # hidden column: the event time of a row, in µs
-TIMER = "__timer"  # hidden column: the watermark (µs) at which a row of state is due; NULL: never
 NO_TIMER = YEARS[1]  # `__due` of a row of state without a timer; Postgres stores it as a time
-
-
-class KeyedResult(NamedTuple):
-    """What `advance` and `expire` of a keyed operator return.
-
-    Args:
-        rows: The emitted rows: the columns of the output, and `TIME`.
-        state: Rows of state: `KEY`, `TIMER` and the columns of state.
-        changed: Only for `advance`: the numbers of the keys whose rows of state are replaced by `state`. By default,
-            these are all keys of the epoch.
-        duplicates: The number of rows that were dropped as duplicates.
-    """
-
-    rows: pl.DataFrame | None = None
-    state: pl.DataFrame | None = None
-    changed: pl.Series | None = None
-    duplicates: int = 0
 
 
 class StateChange(NamedTuple):
@@ -150,4 +131,4 @@ def _tombstones(before: pl.DataFrame, after: pl.DataFrame) -> pl.DataFrame:
     return emptied.with_columns(pl.lit(TOMBSTONE, pl.Int8).alias("__kind"))
 
 
-__all__ = ["KEY", "NO_TIMER", "TIME", "TIMER", "KeyedResult", "StateChange", "TimedStateLayout", "limit_timer"]
+__all__ = ["NO_TIMER", "StateChange", "TimedStateLayout", "limit_timer"]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from slackwater.config.dedup import Dedup
 from slackwater.config.join import Join
+from slackwater.config.keyed import Keyed
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.stateless_step import StatelessStep as RowsSpec
 from slackwater.config.step_base import StepBase
@@ -20,6 +21,7 @@ from slackwater.operators.base import Operator
 from slackwater.operators.compile import compile_join, compile_stateless, compile_window
 from slackwater.operators.dedup import DedupOperator
 from slackwater.operators.interval_join import IntervalJoinOperator
+from slackwater.operators.keyed_function import KeyedFunctionOperator
 from slackwater.operators.panes import PaneOperator
 from slackwater.operators.sessions import SessionOperator
 from slackwater.operators.stateless import StatelessOperator
@@ -64,6 +66,14 @@ OPERATOR_TYPES: list[OperatorType] = [
     OperatorType("stage without state", ("rows",), RowsSpec, (StatelessOperator,), _rows, StatelessOperator.from_state),
     OperatorType(
         "dedup", ("dedup",), Dedup, (DedupOperator,), DedupOperator.from_config, StoredKeyedOperator.from_state
+    ),
+    OperatorType(
+        "keyed stage",
+        ("keyed",),
+        Keyed,
+        (KeyedFunctionOperator,),
+        KeyedFunctionOperator.from_config,
+        StoredKeyedOperator.from_state,
     ),
 ]
 

@@ -1,0 +1,162 @@
+"""The keyed step: a keyed operator in a user's package, loaded by import path."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import Field, PrivateAttr
+
+from slackwater.config.custom_aggregator import PATH, may_import
+from slackwater.config.keyed_function import (
+    KeyedFunction,
+    KeyedFunctionError,
+    check_keyed_function,
+    import_path,
+    load_keyed_function,
+)
+from slackwater.config.keyed_step import LATE_ROWS, KeyedStep
+from slackwater.config.spec_base import Problem, Values
+from slackwater.config.step_base import StepSummary
+from slackwater.config.value_parsers import (
+    Duration,
+    InvalidValueError,
+    ValueParser,
+    attach_json_schema,
+    duration_parser,
+)
+
+
+@attach_json_schema(type="string", pattern=f"^{PATH.pattern}$")
+def _parse_class(value: Any) -> str:
+    """Parse the import path of a class or, in Python, the class itself."""
+    if isinstance(value, type) and issubclass(value, KeyedFunction):
+        try:
+            return import_path(value)
+        except KeyedFunctionError as error:
+            raise InvalidValueError(str(error).partition("expected ")[2]) from None
+    if not isinstance(value, str) or not PATH.fullmatch(value):
+        raise InvalidValueError('the import path of a class, as in "shop.rules:Fraud"')
+    return str(value)
+
+
+@attach_json_schema(type="object")
+def _parse_options(value: Any) -> dict[str, Any]:
+    try:
+        plain = json.loads(json.dumps(value))
+    except (TypeError, ValueError):
+        plain = None
+    if not isinstance(plain, dict):
+        raise InvalidValueError("a table of texts, numbers, true or false, and lists of them")
+    return dict(value)  # values of the environment keep their spelling
+
+
+class Keyed(KeyedStep):
+    """Runs a keyed operator of your own: a class derived from `KeyedFunction`, in a package that workers can import."""
+
+    kind: str = "keyed"
+    class_: str = Field(alias="class")
+    options: Mapping[str, Any] = Field(default_factory=dict)
+    lag_ms: int = 0
+
+    _may_load: bool = PrivateAttr(default_factory=may_import)  # False if a state describes the step
+
+    if TYPE_CHECKING:  # accepted types of arguments; the attributes hold the parsed values
+
+        def __init__(
+            self,
+            *,
+            class_: str | type[KeyedFunction],
+            keys: Sequence[str],
+            options: Mapping[str, Any] = ...,
+            lag_ms: Duration = 0,
+            lag: str | None = None,
+            event_time_column: str = "_event_ts",
+            event_time_unit: str | None = None,
+            event_time_zone: str | None = None,
+            time_mode: str = "event",
+            lateness_ms: Duration = 0,
+            lateness: str | None = None,
+            source_idleness_ms: Duration = 60_000,
+            source_idleness: str | None = None,
+            idle_close_ms: Duration | None = None,
+            idle_close: str | None = None,
+            max_future_ms: Duration = 3_600_000,
+            max_future: str | None = None,
+            max_jump_ms: Duration | None = None,
+            max_jump: str | None = None,
+            late_data: str = "drop",
+            crash_recovery: str | None = None,
+        ) -> None: ...
+
+    CONFIG_PATH: ClassVar[str] = "transform.keyed"
+    PARSERS: ClassVar[Mapping[str, ValueParser]] = {
+        "class": _parse_class,
+        "options": _parse_options,
+        "lag_ms": duration_parser(0),
+        **KeyedStep.PARSERS,
+        "late_data": LATE_ROWS,
+    }
+    ATTRIBUTES: ClassVar[Mapping[str, str]] = {"class": "class_"}
+    REQUIRED: ClassVar[tuple[str, ...]] = ("class", "keys")
+    TEXTS: ClassVar[Mapping[str, str]] = {
+        **KeyedStep.TEXTS,
+        "class": 'The import path of a class derived from `slackwater.KeyedFunction`: "package.module:Class".',
+        "options": "The arguments of its constructor.",
+        "lag_ms": "How far the event time of a result may be behind the watermark. The next stage waits that long.",
+    }
+    DOC_LINK: ClassVar[str] = "docs/configuration.md#keyed"
+
+    @property
+    def watermark_delay_ms(self) -> int:
+        """How far (ms) behind its watermark the step may still emit."""
+        return self.lag_ms
+
+    @property
+    def output_columns(self) -> Mapping[str, str] | None:
+        """The columns that the class declares as its output; None for those of the rows."""
+        try:
+            declared = self.load_function().output
+        except KeyedFunctionError:
+            return None
+        return None if declared is None else {name: str(type_) for name, type_ in declared.items()}
+
+    def result_types(self, types: Mapping[str, str | None]) -> dict[str, str | None]:
+        declared = self.output_columns
+        return dict(types) if declared is None else {**declared, "_event_ts": "timestamp"}
+
+    @property
+    def options_json(self) -> str:
+        return json.dumps(self.options, sort_keys=True)
+
+    def load_function(self) -> KeyedFunction:
+        """Load the class and create it with its options. Raises KeyedFunctionError."""
+        if not self._may_load:
+            text = f'"{self.class_}" is named by a state, and reading a state never loads code; pass the config instead'
+            raise KeyedFunctionError("class", text)
+        return load_keyed_function(self.class_, self.options_json)
+
+    @classmethod
+    def missing_hint(cls, key: str) -> str:
+        return (
+            'give the import path of a class, as in "shop.rules:Fraud"' if key == "class" else super().missing_hint(key)
+        )
+
+    @classmethod
+    def check(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:
+        """Check the class as well, unless the values come from a state: a state never decides which code is loaded."""
+        yield from super().check(values, wrong)
+        if "class_" not in values or {"class", "options"} & wrong or not may_import():
+            return
+        try:
+            options = json.dumps(values.get("options", {}), sort_keys=True)
+            check_keyed_function(load_keyed_function(values["class_"], options), tuple(values.get("keys", ())))
+        except KeyedFunctionError as error:
+            yield error.key, str(error)
+
+    def summary(self) -> StepSummary:
+        behavior = f"the rows that {self.class_} emits"
+        return StepSummary(
+            f"{self.class_} by {', '.join(self.keys)}", behavior, "its rows of state, until their timers"
+        )

@@ -1,0 +1,162 @@
+"""Base class of keyed operators in a user's package: what `[transform.keyed]` loads by import path.
+
+    rows, rows of state ── advance ──▶ emitted rows, new rows of state with timers
+    rows of state that are due ── expire ──▶ emitted rows, rows of state with later timers
+
+The path comes only from a config. A state contains the columns of state, and reading it never loads code.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from slackwater.config.custom_aggregator import AggregatorError, describe_error, import_attribute
+
+if TYPE_CHECKING:
+    import polars as pl
+
+KEY = "__key"  # hidden column: the number of a row's key within the epoch
+TIME = "__ts"  # hidden column: the event time of a row, in µs
+TIMER = "__timer"  # hidden column: the watermark (µs) at which a row of state is due; NULL: never
+
+
+class KeyedResult(NamedTuple):
+    """What `advance` and `expire` of a keyed operator return.
+
+    Args:
+        rows: The emitted rows: the columns of the output, and `TIME`.
+        state: Rows of state: `KEY`, `TIMER` and the columns of state.
+        changed: Only for `advance`: the numbers of the keys whose rows of state are replaced by `state`. By default,
+            these are all keys of the epoch.
+        duplicates: The number of rows that were dropped as duplicates.
+    """
+
+    rows: pl.DataFrame | None = None
+    state: pl.DataFrame | None = None
+    changed: pl.Series | None = None
+    duplicates: int = 0
+
+
+class KeyedFunction:
+    """A keyed operator of your own. Derive from it, declare the columns, and define `advance`, and `expire` for timers.
+
+    - `state`: the columns of a row of state, as name -> Spark type. A key has any number of rows of state.
+    - `output`: the columns of the emitted rows, as name -> Spark type. By default, these are the columns of the rows
+      that it reads. The event time is added as `_event_ts`.
+
+    Both functions are pure: they use only their arguments and the options. All frames are Polars frames. The columns
+    `KEY`, `TIME` and `TIMER` are the number of the key in this epoch, the event time, and the timer, both in µs.
+    """
+
+    state: ClassVar[Mapping[str, str]] = {}
+    output: ClassVar[Mapping[str, str] | None] = None
+
+    KEY: ClassVar[str] = KEY
+    TIME: ClassVar[str] = TIME
+    TIMER: ClassVar[str] = TIMER
+
+    def advance(self, rows: pl.DataFrame, state: pl.DataFrame, watermark: int) -> KeyedResult:
+        """Return the emitted rows and the new rows of state of the keys of an epoch's rows.
+
+        Args:
+            rows: Sorted by key, event time and values. Columns: `KEY`, `TIME` and those of the SQL.
+            state: The rows of state of these keys. Columns: `KEY`, `TIMER`, the keys and those of `state`.
+            watermark: The watermark (µs) of the previous epoch. All rows and timers are after it.
+        """
+        raise NotImplementedError
+
+    def expire(self, due: pl.DataFrame, watermark: int) -> KeyedResult:
+        """Return the emitted rows for rows of state that are due, and rows of state to add for their keys.
+
+        A row of state is passed once, and has left the state. All rows of one key in a call have the same timer.
+
+        Args:
+            due: The columns are those of `state` in `advance`.
+            watermark: The watermark (µs) that makes them due.
+        """
+        return KeyedResult()
+
+
+class KeyedFunctionError(Exception):
+    """A keyed function cannot be used. `key` is the config key to correct, and the text describes the problem."""
+
+    def __init__(self, key: str, text: str) -> None:
+        super().__init__(text)
+        self.key = key
+
+
+def import_path(function: type[KeyedFunction]) -> str:
+    """Return the import path of a class. Raises KeyedFunctionError if workers cannot import it."""
+    if function.__module__ == "__main__" or "<" in function.__qualname__:
+        raise KeyedFunctionError(
+            "class",
+            f"found {function.__name__}, which is not in a module that workers can import; expected a class at the top of "
+            "a module: move it there",
+        )
+    return f"{function.__module__}:{function.__qualname__}"
+
+
+@lru_cache(maxsize=64)
+def load_keyed_function(path: str, options: str) -> KeyedFunction:
+    """Return the function at an import path, created with these options (JSON). Raises KeyedFunctionError."""
+    try:
+        loaded = import_attribute(path)
+    except AggregatorError as error:
+        raise KeyedFunctionError("class", str(error)) from None
+    if not (isinstance(loaded, type) and issubclass(loaded, KeyedFunction)) or loaded is KeyedFunction:
+        kind = f"the class {loaded.__name__}" if isinstance(loaded, type) else f"a {type(loaded).__name__}"
+        raise KeyedFunctionError(
+            "class", f'"{path}" is {kind}, expected a class derived from slackwater.KeyedFunction; name such a class'
+        )
+    try:
+        function = loaded(**json.loads(options))
+    except Exception as error:
+        text = f"{loaded.__name__} does not accept these options ({describe_error(error)}); correct them"
+        raise KeyedFunctionError("options", text) from None
+    if loaded.advance is KeyedFunction.advance:
+        raise KeyedFunctionError("class", f"{loaded.__name__} does not define advance; define it")
+    return function
+
+
+def check_keyed_function(function: KeyedFunction, keys: tuple[str, ...]) -> None:
+    """Raise KeyedFunctionError if the declared columns of a function cannot be stored or emitted."""
+    from slackwater.core.schema import is_column_type
+
+    name = type(function).__name__
+
+    def wrong(text: str) -> KeyedFunctionError:
+        return KeyedFunctionError("class", f"{name}: {text}")
+
+    for attribute in ("state", "output"):
+        declared = getattr(function, attribute)
+        if declared is None and attribute == "output":
+            continue
+        if not isinstance(declared, Mapping):
+            raise wrong(
+                f'{attribute} is a {type(declared).__name__}, expected a mapping of names to types: {{"n": "bigint"}}'
+            )
+        for column, type_ in declared.items():
+            if not isinstance(column, str) or not column or column.startswith("__") or column == "_event_ts":
+                raise wrong(f"{attribute} has a column {column!r}, which is a reserved name; rename it")
+            if not is_column_type(str(type_)):
+                raise wrong(f'{attribute} column "{column}" has type "{type_}", expected a Spark type, as in "bigint"')
+            if attribute == "state" and column in keys:
+                raise wrong(
+                    f'state has a column "{column}", which is a key; every row of state has the keys, so remove it'
+                )
+
+
+__all__ = [
+    "KEY",
+    "TIME",
+    "TIMER",
+    "KeyedFunction",
+    "KeyedFunctionError",
+    "KeyedResult",
+    "check_keyed_function",
+    "import_path",
+    "load_keyed_function",
+]

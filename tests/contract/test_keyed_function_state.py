@@ -1,0 +1,173 @@
+"""A keyed function of a user in both stores: restarts, a changed schema of state, and readers that never load its code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.laws.generators import reminders
+from tests.support.reminders import Reminders
+from tests.support.script import Crash, Restart, RowsInput, build_pipeline, run_local
+
+import slackwater as sw
+from slackwater.cli.why import format_report
+from slackwater.config.config_difference import COMPATIBLE, MIGRATED, REBUILD
+from slackwater.config.keyed_function import KeyedFunctionError, load_keyed_function
+from slackwater.core.schema import Field
+from slackwater.errors import EpochError, StateError
+from slackwater.evolution.compare import compare_config
+from slackwater.evolution.operator_from_state import restore_operator
+from slackwater.maintenance.compact import compact_state
+from slackwater.maintenance.verify import verify_state
+from slackwater.operators.registry import compile_step
+from slackwater.operators.stored_keyed import StoredKeyedOperator
+from slackwater.query import pipeline_from_state
+from slackwater.query.why_report_builder import build_why_report
+from slackwater.state.files.store import FilesStore
+from slackwater.state.postgres.store import PostgresStore
+
+NAME = "law"
+SCHEMA = {"user": "string"}
+S = 1_000_000
+STEP = sw.Keyed(class_=Reminders, keys=["user"], options={"every": 10_000})
+Make = Callable[[], Any]
+SHOP = '''
+import polars as pl
+import slackwater as sw
+
+
+class Totals(sw.KeyedFunction):
+    """Emits the number of rows of a key so far."""
+
+    state = STATE
+
+    def advance(self, rows, state, watermark):
+        before = rows.join(state.select(self.KEY, "n"), on=self.KEY, how="left", maintain_order="left")
+        n = before.group_by(self.KEY, maintain_order=True).agg(
+            pl.col("n").first().fill_null(0) + pl.len(), pl.lit(None, pl.Int64).alias(self.TIMER)
+        )
+        extra = [pl.lit(None).alias(name) for name in self.state if name != "n"]
+        return sw.KeyedResult(rows, n.with_columns(extra))
+'''
+
+
+@pytest.fixture(params=["files", "postgres"])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
+    if request.param == "files":
+        return lambda: FilesStore(tmp_path / "state", NAME)
+    url = request.getfixturevalue("postgres").database(f"function_{abs(hash(request.node.name)):x}")
+
+    def database() -> PostgresStore:
+        store = PostgresStore(url, "public", NAME)
+        request.addfinalizer(store.close)
+        return store
+
+    return database
+
+
+@pytest.fixture
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Mapping[str, str]], sw.Keyed]]:
+    """Write the package of a user, with these columns of state, and return the step that names its class."""
+    monkeypatch.syspath_prepend(str(tmp_path / "packages"))
+    (tmp_path / "packages" / "shop_totals").mkdir(parents=True)
+
+    def write(state: Mapping[str, str]) -> sw.Keyed:
+        forget()
+        text = SHOP.replace("STATE", repr(dict(state)))
+        (tmp_path / "packages" / "shop_totals" / "__init__.py").write_text(text + f"# {len(list(state))}\n" * 9)
+        sys.dont_write_bytecode = True
+        return sw.Keyed(class_="shop_totals:Totals", keys=["user"])
+
+    yield write
+    forget()
+
+
+def forget() -> None:
+    load_keyed_function.cache_clear()
+    sys.modules.pop("shop_totals", None)
+
+
+def row(user: str | None, seconds: int) -> dict[str, Any]:
+    return {"user": user, "ts": seconds * S}
+
+
+def run(make: Make, *items: Any, step: sw.Keyed = STEP, **more: Any) -> Any:
+    return run_local(step, items, SCHEMA, store=make, flush=False, **more)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_it_agrees_with_a_loop_in_both_stores(seed: int, make: Make) -> None:
+    reminders.check_seed(seed, make)
+
+
+def test_timers_survive_a_kill_and_another_number_of_shards(make: Make) -> None:
+    """rows of x at 0, of y at 11 and 31; every 10 s, at most 2: reminders of x at 10 and 20, of y at 21 and 31"""
+    run(make, RowsInput({"a": [row("x", 0)]}))
+    first = run(make, Crash("emit.after"), RowsInput({"a": [row("y", 11)]}), Restart(shards=3))
+    assert [(r["_event_ts"] // S, r["user"], r["number"]) for r in first.rows] == [(10, "x", 1)]
+    second = run(make, RowsInput({"a": [row("y", 31)]}))
+    reminded = sorted((r["_event_ts"] // S, r["user"], r["number"]) for r in second.rows)
+    assert reminded == [(20, "x", 2), (21, "y", 1), (31, "y", 2)]
+    assert verify_state(make()).problems == []
+    compact_state(make())
+    assert verify_state(make()).problems == []
+
+
+def test_readers_of_a_state_never_load_the_class(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(make, RowsInput({"a": [row("x", 0)]}))
+    load_keyed_function.cache_clear()
+    monkeypatch.setitem(sys.modules, "tests.support.reminders", None)  # importing it again would fail
+    with make().peek() as snapshot:
+        operator = restore_operator(snapshot.commit)
+        assert isinstance(operator, StoredKeyedOperator)
+        assert [f.name for f in operator.state_fields] == ["rows", "reminders"]
+        rebuilt = pipeline_from_state.rebuild_pipeline(snapshot.commit)
+        step = rebuilt.transform.step
+        assert isinstance(step, sw.Keyed)
+        with pytest.raises(KeyedFunctionError, match="reading a state never loads code; pass the config instead"):
+            step.load_function()
+        lines = list(format_report(build_why_report(rebuilt, make(), 1, ["user=x"]), "x.toml"))
+    assert "key user=x: 1 timer" in lines
+    assert verify_state(make()).problems == []
+
+
+def test_what_a_changed_config_or_class_means(make: Make, shop: Any) -> None:
+    step = shop({"n": "bigint"})
+    run(make, RowsInput({"a": [row("x", 0)]}), step=step)
+
+    def changed(step: sw.Keyed) -> list[tuple[str, str]]:
+        pipeline = build_pipeline(step, ["a"], name=NAME)
+        operators = [compile_step(pipeline, {"a": {n: Field(n, t) for n, t in SCHEMA.items()}})]
+        with make().peek() as snapshot:
+            return [(c.key, c.verdict) for c in compare_config(pipeline, snapshot.commit, steps=operators).changes]
+
+    assert changed(step) == []
+    assert changed(step.model_copy(update={"lateness_ms": 5})) == [("lateness_ms", COMPATIBLE)]
+    assert changed(STEP) == [("class", COMPATIBLE), ("options", COMPATIBLE), ("state", REBUILD)]
+    assert changed(shop({"n": "bigint", "note": "string"})) == [("state", MIGRATED)]
+    assert changed(shop({"n": "double"})) == [("state", REBUILD)]
+    with pytest.raises(
+        StateError,
+        match=r"written for another keyed stage \(state: state has \['n bigint'\], config has \['n double'\]",
+    ):
+        run(make, RowsInput({"a": [row("x", 1)]}), step=shop({"n": "double"}))
+
+
+def test_an_added_column_of_state_is_null_in_stored_rows(make: Make, shop: Any) -> None:
+    run(make, RowsInput({"a": [row("x", 0), row("x", 1)]}), step=shop({"n": "bigint"}))
+    run(make, RowsInput({"a": [row("x", 2)]}), step=shop({"n": "bigint", "note": "string"}))
+    with make().peek() as snapshot:
+        operator = restore_operator(snapshot.commit)
+        assert isinstance(operator, StoredKeyedOperator)
+        rows = [snapshot.reader(shard, operator).scan() for shard in range(snapshot.commit.shards)]
+        assert [r for frame in rows for r in frame.select("user", "n", "note").rows()] == [("x", 3, None)]
+    assert verify_state(make()).problems == []
+
+
+def test_a_timer_that_never_advances_fails_the_epoch() -> None:
+    step = sw.Keyed(class_="tests.support.reminders:StuckTimer", keys=["user"])
+    with pytest.raises(EpochError, match=r"expire of keyed set a timer that cannot be reached\. Found 0 µs"):
+        run_local(step, [RowsInput({"a": [row("x", 0)]}), RowsInput({"a": [row("y", 9)]})], SCHEMA)
