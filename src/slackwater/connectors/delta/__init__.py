@@ -1,1 +1,1 @@
-"""Delta tables as sources and targets, without Spark."""
+"""Delta tables as sources and targets. This package reads the log of a table itself, and writes with deltalake."""

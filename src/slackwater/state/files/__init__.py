@@ -1,4 +1,4 @@
 """State as immutable files in a directory or an object store, without a database.
 
-Module names match those in `state/postgres`.
+A module does the same as the one with its name in `state/postgres`, if there is one.
 """
