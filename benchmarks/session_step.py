@@ -153,7 +153,7 @@ def main() -> None:
         environment = {
             **os.environ,
             "POLARS_MAX_THREADS": "1",
-            **(worker_memory.ENVIRONMENT if child == "kept" else {}),
+            **(worker_memory.environment() if child == "kept" else {}),
         }
         command = [
             sys.executable,

@@ -127,7 +127,7 @@ def _epochs(batches: list[dict[str, Any]], data: Path | Topic, usage: Usage) -> 
 
 def environment() -> dict[str, str]:
     """What `slackwater run` sets as well: Spark's workers run this Python, and Polars in them one thread each."""
-    return os.environ | {"PYSPARK_PYTHON": sys.executable, "POLARS_MAX_THREADS": "1"} | worker_memory.ENVIRONMENT
+    return os.environ | {"PYSPARK_PYTHON": sys.executable, "POLARS_MAX_THREADS": "1"} | worker_memory.environment()
 
 
 def clean_up_when_ended() -> None:

@@ -57,6 +57,7 @@ from slackwater.spark.source_statistics import (
 from slackwater.spark.tuning.arrow_batch_size import ArrowBatchSizer
 from slackwater.spark.tuning.preaggregation import PreaggregationPolicy
 from slackwater.spark.tuning.statistics_collector import PendingStatistics, StatisticsCollector
+from slackwater.spark.tuning.switches import is_enabled
 from slackwater.spark.worker_tasks import Task, count_task, emit_task, ingest_task, run_on_partitions
 from slackwater.watermark import Span
 
@@ -207,6 +208,8 @@ class SparkEngine:
 
         Only a source with Parquet footers, whose event time is a plain column, has such statistics.
         """
+        if not is_enabled("statistics"):
+            return {}
         first, last = storability.usable_times(self.logic)
         facts_by_source = dict[str, Facts]()
         for name in batch.payload:

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from slackwater.errors import StartError
 from slackwater.spark.sessions import maven_packages
+from slackwater.spark.tuning.switches import is_enabled
 
 _OPTIONS = "SPARK_SUBMIT_OPTS"
 _LAUNCHER = "SPARK_LAUNCHER_OPTS"
@@ -47,7 +48,7 @@ def archive_path() -> Path | None:
 def use_archive() -> Iterator[None]:
     """Let JVMs that start within this context load their classes from the archive, if it exists."""
     saved = {name: os.environ.get(name) for name in (_OPTIONS, _LAUNCHER)}
-    archive = archive_path()
+    archive = archive_path() if is_enabled("class_archive") else None
     if archive is not None and archive.is_file() and "Archive" not in (saved[_OPTIONS] or ""):
         os.environ[_OPTIONS] = f"{saved[_OPTIONS] or ''} -XX:SharedArchiveFile={archive} -Xshare:auto {_QUIET}".strip()
     os.environ.setdefault(_LAUNCHER, _SHORT)

@@ -52,7 +52,7 @@ def start_session(
     """Return the running Spark session, or start one without start-up output. Raises StartError if Spark cannot start."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("POLARS_MAX_THREADS", "1")
-    for name, setting in worker_memory.ENVIRONMENT.items():
+    for name, setting in worker_memory.environment().items():
         os.environ.setdefault(name, setting)
     from pyspark.sql import SparkSession
 

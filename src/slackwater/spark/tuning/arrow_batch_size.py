@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from slackwater.spark.tuning.switches import is_enabled
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
@@ -48,5 +50,7 @@ class ArrowBatchSizer:
 
     def observe(self, sizes: Sequence[tuple[int, int]]) -> None:
         """Choose the limit for the next job, from the rows and bytes that each partition of the last job received."""
+        if not is_enabled("arrow_batch_size"):
+            return
         widest = max((size / rows for rows, size in sizes if rows), default=0)
         self._are_narrow = sum(rows for rows, _ in sizes) >= MANY_ROWS and widest * MOST_ROWS <= _MOST_BYTES

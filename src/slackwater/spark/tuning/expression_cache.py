@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from slackwater.connectors import spark_connect
+from slackwater.spark.tuning.switches import is_enabled
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -27,6 +28,8 @@ class ExpressionCache:
 
     def get_or_create(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return the entry for this key, created by `make` if there is none."""
+        if not is_enabled("expression_cache"):
+            return make()
         if key in self._entries:
             self._entries.move_to_end(key)
         else:
@@ -54,6 +57,8 @@ class ExpressionCache:
 
     def with_schema(self, frame: DataFrame, key: Hashable) -> DataFrame:
         """Return `frame`, whose schema is now taken from the cache. All frames with this key must have equal schemas."""
+        if not is_enabled("expression_cache"):
+            return frame
         schema = self.get_or_create(("schema", key), lambda: frame.schema)
         vars(frame)["_cached_schema" if spark_connect.is_connect(frame) else "schema"] = (
             schema  # PySpark's own cache of the schema

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from slackwater.operators.base import Operator
 from slackwater.operators.reports import IngestReport
 from slackwater.spark import operator_rows
+from slackwater.spark.tuning.switches import is_enabled
 
 MANY_ROWS_PER_PANE = 32  # measured: pre-aggregation is faster from here on
 SKEW = 1.5  # in average shards (an estimate): without pre-aggregation, a larger shard would delay the others
@@ -42,6 +43,8 @@ class PreaggregationPolicy:
 
     def observe(self, reports: Sequence[IngestReport]) -> None:
         """Decide for the next epoch, based on the reports of the shards about the current one."""
+        if not is_enabled("preaggregation"):
+            return
         rows, panes = [r.rows for r in reports], sum(r.panes for r in reports)
         if panes:
             self._after_shuffle = sum(rows) < MANY_ROWS_PER_PANE * panes and max(rows) * len(rows) < SKEW * sum(rows)

@@ -18,6 +18,7 @@ from slackwater.connectors.source import spark_error_reason
 from slackwater.core.reserved_columns import CORRUPT
 from slackwater.errors import EpochError
 from slackwater.spark.source_statistics import FINGERPRINT, Facts
+from slackwater.spark.tuning.switches import is_enabled
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -44,7 +45,8 @@ class StatisticsCollector:
         """
         if facts is not None:
             return timed, PendingStatistics(name, facts)
-        if self._rows.get(name, 0) >= MANY_ROWS and is_read_by_columns(timed):
+        is_separate = self._rows.get(name, 0) >= MANY_ROWS and is_read_by_columns(timed)
+        if is_separate and is_enabled("statistics"):
             return timed, PendingStatistics(name, self._pool.submit(_collect, timed, aggregates))
         observed = spark_connect.new_observation(timed)
         return timed.observe(observed, *aggregates), PendingStatistics(name, observed)

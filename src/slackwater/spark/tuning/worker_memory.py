@@ -16,8 +16,10 @@ import gc
 import sys
 import zipimport
 
+from slackwater.spark.tuning.switches import is_enabled
+
 # read when Polars is imported, so it is set for the processes that Spark starts
-ENVIRONMENT = {"_RJEM_MALLOC_CONF": "dirty_decay_ms:60000,muzzy_decay_ms:60000"}
+_ENVIRONMENT = {"_RJEM_MALLOC_CONF": "dirty_decay_ms:60000,muzzy_decay_ms:60000"}
 KEPT_BYTES = 256 << 20  # free memory to keep at the end of glibc's heap
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # malloc.h
 _LARGEST_ON_HEAP = 32 << 20  # glibc's maximum
@@ -25,10 +27,15 @@ _is_configured = False
 _tasks = 0  # number of tasks that this process has run
 
 
+def environment() -> dict[str, str]:
+    """Return the environment variables of the workers."""
+    return _ENVIRONMENT if is_enabled("worker_memory") else {}
+
+
 def keep_freed_memory() -> None:
     """Configure this process, once, to keep freed memory. This only has an effect if the C library is glibc."""
     global _is_configured
-    if _is_configured:
+    if _is_configured or not is_enabled("worker_memory"):
         return
     _is_configured = True
     try:
@@ -46,6 +53,8 @@ def freeze_objects() -> None:
     Freezing once is not enough, because later tasks import more modules. Little garbage is frozen by mistake.
     """
     global _tasks
+    if not is_enabled("worker_memory"):
+        return
     _tasks += 1
     for path, importer in list(sys.path_importer_cache.items()):
         if isinstance(importer, zipimport.zipimporter):

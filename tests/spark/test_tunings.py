@@ -1,0 +1,60 @@
+"""The tunings of the Spark engine: each can be switched off, no result depends on one, and PySpark has what they rely on."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.events import SIMPLE, events, simple
+from tests.support.runner import Runner
+
+from slackwater.errors import StartError
+from slackwater.spark.tuning import arrow_batch_size, statistics_collector
+from slackwater.spark.tuning.expression_cache import ExpressionCache
+from slackwater.spark.tuning.switches import TUNINGS, VARIABLE, is_enabled
+
+README = Path(__file__).parents[2] / "benchmarks" / "README.md"
+
+
+def results_without(runner: Runner, monkeypatch: pytest.MonkeyPatch, tunings: str) -> Any:
+    import shutil
+
+    monkeypatch.setenv(VARIABLE, tunings)
+    for folder in ("state", "out"):
+        shutil.rmtree(runner.home / folder, ignore_errors=True)
+    return runner.run(source=runner.source(SIMPLE, max_files_per_trigger=1), window=simple()).rows()
+
+
+def test_results_do_not_depend_on_a_tuning(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five epochs with all tunings, with none, and without one of them at a time."""
+    monkeypatch.setattr(arrow_batch_size, "MANY_ROWS", 1)
+    monkeypatch.setattr(statistics_collector, "MANY_ROWS", 1)
+    for n in range(5):
+        runner.write(f"{n}.jsonl", events(20 * n, 20 * n + 9, user="a" if n % 2 else "b"))
+    expected = results_without(runner, monkeypatch, "")
+    assert len(expected) > 3
+    for tunings in (",".join(TUNINGS), *TUNINGS):
+        assert results_without(runner, monkeypatch, tunings) == expected, tunings
+
+
+def test_an_unknown_tuning_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "preaggregation, expression_cash")
+    with pytest.raises(StartError, match=r'^SLACKWATER_TUNINGS_OFF: found "expression_cash", expected names among '):
+        is_enabled("statistics")
+
+
+def test_the_cache_of_expressions_finds_the_attributes_of_pyspark(runner: Runner) -> None:
+    """`_jseq`, `_jdf` and the cached property `schema` are private. If one is gone, the cache must be adapted or removed."""
+    frame = runner.spark.range(3)
+    cache = ExpressionCache()
+    selected = cache.select(frame, ["id + 1 AS n"], "ids")
+    assert [row.n for row in selected.collect()] == [1, 2, 3]
+    again = cache.select(runner.spark.range(2), ["id + 1 AS n"], "ids")
+    assert again.schema is selected.schema, "the schema was not read from Spark again"
+
+
+def test_the_table_of_tunings_lists_each_of_them() -> None:
+    section = README.read_text().partition("## Tunings of the engine")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == sorted(TUNINGS)
