@@ -7,17 +7,27 @@ parsed. `ConnectorKeys` is their spec: it checks them once the kind is known, an
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from slackwater.config.message_format import format_value
-from slackwater.config.spec_base import Problem, Spec
+from slackwater.config.spec_base import Problem, Spec, find_duration_keys
 from slackwater.core.connector_table import TABLE
 
 K = TypeVar("K", bound="ConnectorKeys")
 
 
 class ConnectorKeys(Spec):
-    """The keys that a connector adds to a source or a target: fields, and a parser for each in `PARSERS`."""
+    """The keys that a connector adds to a source or a target: fields, and a parser for each in `PARSERS`.
+
+    `TEXTS`: the sentence about each key that editors show.
+    """
+
+    TEXTS: ClassVar[Mapping[str, str]] = {}
+
+    @classmethod
+    def spellings(cls) -> set[str]:
+        """Return all keys. A duration has two: with its unit (`pause`), and in milliseconds (`pause_ms`)."""
+        return {*cls.PARSERS, *find_duration_keys(cls)}
 
     @classmethod
     def from_spec(cls: type[K], spec: Any) -> K:
@@ -37,13 +47,13 @@ def is_connector_key(key: str, of_target: bool) -> bool:
 
 def _kinds_with(key: str, of_target: bool) -> list[str]:
     kinds = [description.kind for description in TABLE.load_installed()]
-    return [kind for kind in kinds if (keys := _keys_class(kind, of_target)) is not None and key in keys.PARSERS]
+    return [kind for kind in kinds if (keys := _keys_class(kind, of_target)) is not None and key in keys.spellings()]
 
 
 def check_connector_keys(kind: str, written: Mapping[str, Any], of_target: bool) -> Iterator[Problem]:
     """Yield the problems with the keys that connectors have added. `written`: their values as in the config."""
     keys = _keys_class(kind, of_target)
-    supported = {key: value for key, value in written.items() if keys is not None and key in keys.PARSERS}
+    supported = {key: value for key, value in written.items() if keys is not None and key in keys.spellings()}
     for key in written:
         if key not in supported:
             kinds = " or ".join(format_value(k) for k in _kinds_with(key, of_target))

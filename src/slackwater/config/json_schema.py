@@ -26,7 +26,7 @@ from slackwater.config.source import FRAMED, OF_PAYLOADS, Source
 from slackwater.config.spec_base import Spec, find_duration_keys
 from slackwater.config.stage import Transform
 from slackwater.config.step_base import MOST_STAGES, StepBase
-from slackwater.config.target import OBJECTS, StateStore
+from slackwater.config.target import OBJECTS, StateStore, Target
 from slackwater.config.window import _KEYS_OF, KINDS_OF_WINDOW, Window
 from slackwater.core.humanize import format_ms
 
@@ -84,7 +84,8 @@ def _duration_text(least: int | None) -> Schema:
 def _kinds(spec: type[Spec]) -> Mapping[str, Any]:
     """Return the parsers of a table's keys. For a connection, merge the parsers of all kinds of connection."""
     if spec is not Connection:
-        return {key: kind for key, kind in spec.PARSERS.items() if key not in spec.PYTHON_ONLY}
+        own_parsers = {key: kind for key, kind in spec.PARSERS.items() if key not in spec.PYTHON_ONLY}
+        return own_parsers | {key: keys.PARSERS[key] for key, keys in _connector_keys(spec).items()}
     parsers: dict[str, Any] = {}
     for connector in CONNECTORS.values():
         for key, kind in connector.connection.PARSERS.items():
@@ -92,12 +93,32 @@ def _kinds(spec: type[Spec]) -> Mapping[str, Any]:
     return parsers
 
 
+def _connector_keys(spec: type[Spec]) -> Mapping[str, type[Spec]]:
+    """Return the keys that connectors add to a source or target, each with its spec."""
+    specs = [
+        c.source_keys if spec is Source else c.own_target_keys if spec is Target else None for c in CONNECTORS.values()
+    ]
+    return {key: keys for keys in specs if keys is not None for key in keys.PARSERS}
+
+
+def _owner(spec: type[Spec], key: str) -> type[Spec]:
+    """Return the spec that describes a key: that of a connector if the key is not Slackwater's."""
+    if spec is Connection:
+        return next((c.connection for c in CONNECTORS.values() if key in c.connection.PARSERS), spec)
+    return _connector_keys(spec).get(key, spec)
+
+
 def _table(spec: type[Spec], defs: dict[str, Schema]) -> Schema:
     keys: dict[str, Schema] = {}
-    units = {key: name for name, key in find_duration_keys(spec).items()}
+    specs = (spec, *_connector_keys(spec).values())
+    units = {key: name for one in specs for name, key in find_duration_keys(one).items()}
     for key, kind in _kinds(spec).items():
         shape = {"enum": list(CONNECTORS)} if (spec, key) == (Connection, "kind") else kind.shape
-        described = {"description": _description(spec, key), **_value(shape, defs), **_default(spec, key)}
+        described = {
+            "description": _description(spec, key),
+            **_value(shape, defs),
+            **_default(_connector_keys(spec).get(key, spec), key),
+        }
         if key in units:
             keys[units[key]] = {**described, **_with_unit(shape)}
             if "default" in described:
@@ -123,7 +144,10 @@ def _table(spec: type[Spec], defs: dict[str, Schema]) -> Schema:
 def _description(spec: type[Spec], key: str) -> str:
     words = [*dict.fromkeys(w for w, meant in spec.SUGGESTIONS.items() if meant == key)]
     elsewhere = f" Elsewhere called {', '.join(words)}." if words else ""
-    return f"{describe_config_key(spec, key)}{elsewhere} See {doc_link(spec)}"
+    sentence = describe_config_key(_owner(spec, key), key)
+    if key in _connector_keys(spec):
+        return sentence
+    return f"{sentence}{elsewhere} See {doc_link(spec)}"
 
 
 def _with_unit(shape: Schema) -> Schema:

@@ -83,17 +83,27 @@ def run_tests(
 def schema(
     tests: Annotated[bool, typer.Option("--tests", help="Print the schema of test files instead.")] = False,
 ) -> None:
-    """Print the JSON Schema of a config, which lets editors complete keys and flag mistakes."""
+    """Print the JSON Schema of a config, which lets editors complete keys and flag mistakes.
+
+    It includes the keys of installed connectors.
+    """
     from importlib import resources
 
-    if tests:
+    from slackwater.core.connector_table import TABLE
+
+    has_connectors = TABLE.installed_kinds() != list(TABLE)
+    if tests or has_connectors:
         from slackwater.config import json_schema
+
+        TABLE.load_installed()
+    if tests:
         from slackwater.testing.case_file import TestCase
 
         sys.stdout.write(json_schema.schema_text(json_schema.build_schema(TestCase, "A test of a Slackwater pipeline")))
-        return
-
-    sys.stdout.write(resources.files("slackwater.config").joinpath("slackwater.schema.json").read_text("utf-8"))
+    elif has_connectors:
+        sys.stdout.write(json_schema.schema_text(json_schema.build_schema()))
+    else:
+        sys.stdout.write(resources.files("slackwater.config").joinpath("slackwater.schema.json").read_text("utf-8"))
 
 
 def explain(file: File) -> None:

@@ -1,0 +1,94 @@
+"""A connector in a package of a user runs on Spark, is killed, starts again, and every command reads what it left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from tests.support.run_process import read_log, start_run
+from tests.support.toy_packages import CONFIG, install_journal_connector
+
+LINES = 200
+
+
+def entry(i: int) -> str:
+    """Return one line of the journal: every fifth is a refund, which the source leaves out, and one has no time."""
+    time_text = None if i == 33 else f"2024-01-01T00:{i // 60:02}:{i % 60:02}Z"
+    return json.dumps({"topic": "order.eu" if i % 5 else "refund", "user": f"u{i % 3}", "amount": i, "ts": time_text})
+
+
+def expected_rows() -> Counter[tuple[str, str, int, int]]:
+    rows: dict[tuple[str, str], list[int]] = {}
+    for i in range(LINES):
+        if i % 5 and i != 33:
+            start = f"2024-01-01T00:{i // 60:02}:{i % 60 // 10 * 10:02}.000000Z"
+            rows.setdefault((start, f"u{i % 3}"), []).append(i)
+    return Counter((start, user, sum(v), len(v)) for (start, user), v in rows.items())
+
+
+def published(folder: Path) -> Counter[tuple[str, str, int, int]]:
+    path = folder / "out" / "totals.journal"
+    entries = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return Counter(
+        (row["window_start"], row["user"], row["amount"], row["orders"]) for e in entries for row in e["rows"]
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    install_journal_connector(tmp_path / "site")
+    (tmp_path / "totals.toml").write_text(CONFIG)
+    (tmp_path / "orders.journal").write_text("".join(f"{entry(i)}\n" for i in range(LINES)))
+    return tmp_path
+
+
+def python_path(folder: Path) -> str:
+    return os.pathsep.join([*filter(None, sys.path), str(folder / "site")])
+
+
+def command(folder: Path, *arguments: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": python_path(folder)}
+    done = subprocess.run(
+        [sys.executable, "-m", "slackwater.cli.main", *arguments],
+        cwd=folder,
+        env=environment,
+        text=True,
+        capture_output=True,
+        check=False,  # type: ignore[call-overload]
+    )
+    return str(done.stdout + done.stderr)
+
+
+def test_a_killed_run_publishes_each_window_once(folder: Path) -> None:
+    config = folder / "totals.toml"
+    run = start_run(config, PYTHONPATH=python_path(folder))
+    until = time.monotonic() + 120
+    while not published(folder) and run.poll() is None and time.monotonic() < until:
+        time.sleep(0.05)
+    os.killpg(run.pid, signal.SIGKILL)
+    run.wait()
+    before = published(folder)
+    assert 0 < before.total() < expected_rows().total(), read_log(config)
+    with (folder / "out" / "totals.journal").open("a") as journal:
+        journal.write('{"writer": "totals", "epo')  # what a process leaves that is killed while it writes
+
+    assert start_run(config, "--flush", PYTHONPATH=python_path(folder)).wait(timeout=150) == 0, read_log(config)
+    assert published(folder) == expected_rows()
+
+    shown = command(folder, "show", "totals.toml", "--json", "--limit", "1000").splitlines()
+    assert len([line for line in shown if line.startswith("{")]) == expected_rows().total()
+    assert '{"line": 200}' in command(folder, "state", "show", "state")
+    assert "no event time" in command(folder, "dlq", "show", "totals.toml")
+    assert f"found {expected_rows().total()} rows" not in command(folder, "diff", "totals.toml", "totals.toml")
+
+    config.write_text(CONFIG.replace('duration = "10s"', 'duration = "20s"').replace('"order"', '"ord"'))
+    assert "duration: state has 10s, config has 20s" in command(folder, "plan", "totals.toml")
+    reset = command(folder, "state", "reset", "totals.toml", "--offsets", "orders=earliest", "--dry-run")
+    assert "line" in reset, reset

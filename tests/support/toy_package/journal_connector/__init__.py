@@ -1,0 +1,1 @@
+"""A connector outside Slackwater: journals, which are files that only grow."""

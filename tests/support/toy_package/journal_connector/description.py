@@ -1,0 +1,75 @@
+"""What Slackwater knows about journals without opening one. This module must import quickly: `slackwater check` imports it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+from journal_connector.offsets import JournalOffsets
+from slackwater.config.connection import Connection
+from slackwater.config.connector_description import ConnectorDescription, StartPosition, absolute_path
+from slackwater.config.connector_keys import ConnectorKeys
+from slackwater.config.value_parsers import ValueParser, choice_parser, integer_parser, parse_flag, parse_text
+from slackwater.core.dataset_names import path_dataset
+
+
+class JournalConnection(Connection):
+    """Journals."""
+
+    kind: Literal["journal"] = "journal"
+    encoding: str
+
+    TEXTS: ClassVar[Mapping[str, str]] = {"encoding": "How the text of a journal is encoded."}
+    PARSERS: ClassVar[Mapping[str, ValueParser]] = {
+        "kind": choice_parser("journal"),
+        "encoding": choice_parser("utf-8", "latin-1"),
+    }
+    REQUIRED: ClassVar[tuple[str, ...]] = ("encoding",)
+
+    @classmethod
+    def missing_hint(cls, key: str) -> str:
+        return 'as in "utf-8"'
+
+
+class JournalSourceKeys(ConnectorKeys):
+    """The keys that only a source in a journal has."""
+
+    topic_prefix: str = ""
+    skip_lines: int = 0
+
+    TEXTS: ClassVar[Mapping[str, str]] = {
+        "topic_prefix": "Reads only the entries whose `topic` begins with this text.",
+        "skip_lines": "The number of lines at the start that are not read.",
+    }
+    PARSERS: ClassVar[Mapping[str, ValueParser]] = {"topic_prefix": parse_text, "skip_lines": integer_parser(0)}
+
+
+class JournalTargetKeys(ConnectorKeys):
+    """The keys that only a target in a journal has."""
+
+    sync: bool = True
+
+    TEXTS: ClassVar[Mapping[str, str]] = {"sync": "Waits until the disk has stored each epoch; true by default."}
+    PARSERS: ClassVar[Mapping[str, ValueParser]] = {"sync": parse_flag}
+
+
+JOURNAL = ConnectorDescription(
+    kind="journal",
+    connection=JournalConnection,
+    connector="journal_connector.connector:JournalConnector",
+    keeps_history=True,
+    query_is_path=True,
+    keys=("schema_", "starting_offsets", "max_messages_per_trigger"),
+    source_keys=JournalSourceKeys,
+    offsets=JournalOffsets,
+    start=StartPosition("earliest", no_offsets_reason="a journal begins at its first line"),
+    short_name=lambda s: f"journal {s.query}",
+    plan_text=lambda s: f"journal {s.query}",
+    source_datasets=lambda connection, query: [path_dataset(query)],
+    target_keys=("path",),
+    required_target_key=("path", 'a journal target needs a file, as in "out/totals.journal"'),
+    own_target_keys=JournalTargetKeys,
+    location_text=lambda t: f'journal "{absolute_path(t.path)}"',
+    write_text=lambda t, adds, within: f'journal "{absolute_path(t.path)}", one entry per epoch',
+    target_dataset=lambda connection, t: path_dataset(t.path or ""),
+)

@@ -1,0 +1,169 @@
+"""A connector in a package of a user: it is found by its entry point, checked, explained and described to editors.
+
+`tests/e2e/test_user_connector_kill.py` runs it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.support.toy_packages import CONFIG, install_journal_connector, write_metadata
+
+STATE = '{"#connector": "journal", "line": 7}'
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    install_journal_connector(tmp_path / "site")
+    return tmp_path / "site"
+
+
+def run_python(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*filter(None, sys.path), str(site)])}
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=site.parent, env=environment, text=True, capture_output=True, check=False
+    )
+
+
+def command(site: Path, *arguments: str) -> str:
+    """Return the output of a command, whatever its exit code."""
+    done = run_python(site, "-m", "slackwater.cli.main", *arguments)
+    return done.stdout + done.stderr
+
+
+def check(site: Path, old: str = "", new: str = "") -> list[str]:
+    assert old in CONFIG
+    (site.parent / "totals.toml").write_text(CONFIG.replace(old, new, 1) if old else CONFIG)
+    return command(site, "check", "totals.toml").splitlines()
+
+
+def test_a_config_names_an_installed_connector(site: Path) -> None:
+    assert check(site)[0].startswith("totals.toml: ok — tumbling window over 1 source")
+    explained = command(site, "explain", "totals.toml")
+    assert f'"orders": journal {site.parent}/orders.journal, at most 20 per epoch' in explained
+    assert f'journal "{site.parent}/out/totals.journal", one entry per epoch' in explained
+    assert "exactly once: the target keeps the last epoch with its rows" in explained
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        ('encoding = "utf-8"', "", 'connections.log.encoding: missing; as in "utf-8"'),
+        ('topic_prefix = "order"', "topic_prefix = 1", "sources[0].topic_prefix: found 1, expected a non-empty string"),
+        ('topic_prefix = "order"', "topic_prefx = 1", 'sources[0].topic_prefx: unknown key'),
+        ('topic_prefix = "order"', 'format = "csv"', 'sources[0].format: applies only to connections of kind "files", but'),
+        ('path = "out/totals.journal"', "", "target.path: missing; a journal target needs a file"),
+        ("sync = true", 'sync = "yes"', 'target.sync: found "yes", expected true or false'),
+        ("sync = true", 'topic = "t"', 'target.topic: applies only to connections of kind "kafka", but this one is "journal"'),
+        ('kind = "journal"', 'kind = "jurnal"', 'connections.log.kind: found "jurnal"; did you mean "journal"?'),
+        ('encoding = "utf-8"', 'encoding = "utf-9"', 'connections.log.encoding: found "utf-9", expected "utf-8" or "latin-1"'),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_its_keys_is_one_line(site: Path, old: str, new: str, line: str) -> None:
+    lines = check(site, old, new)
+    assert lines[0].startswith(f"totals.toml: {line}"), lines
+    assert lines[-1] == "1 problem", lines
+
+
+def test_its_keys_do_not_apply_to_other_connectors(site: Path) -> None:
+    files = '[connections.lake]\nkind = "files"\n\n[[sources]]\nname = "orders"\nconnection = "lake"\nformat = "json"\n'
+    lines = check(site, '[[sources]]\nname = "orders"\nconnection = "log"\n', files)
+    wrong = 'sources[0].topic_prefix: applies only to connections of kind "journal", but this one is "files"; remove it'
+    assert f"totals.toml: {wrong}" in lines
+
+
+def test_an_unknown_kind_lists_the_kinds(site: Path) -> None:
+    (line, *_) = check(site, 'kind = "journal"', 'kind = "teleprinter"')
+    assert line.startswith('totals.toml: connections.log.kind: found "teleprinter"')
+    assert line.endswith("iceberg, journal, kafka, kinesis, postgres, pubsub, rabbitmq")
+
+
+def test_a_package_that_cannot_be_imported_is_one_line(site: Path) -> None:
+    (site / "journal_connector" / "offsets.py").write_text("import no_such_module\n")
+    assert check(site)[0] == (
+        'totals.toml: connections.log.kind: connector "journal" of package journal-connector cannot be imported from '
+        "journal_connector.description:JOURNAL (ModuleNotFoundError: No module named 'no_such_module'); repair the "
+        "package, or uninstall it"
+    )
+
+
+def test_an_entry_point_that_names_something_else_is_one_line(site: Path) -> None:
+    write_metadata(site, "tape", "tape = journal_connector.description:JOURNAL")
+    assert check(site, 'kind = "journal"', 'kind = "tape"')[0] == (
+        'totals.toml: connections.log.kind: connector "tape" of package tape: journal_connector.description:JOURNAL is not '
+        'a ConnectorDescription with kind = "tape"; repair the package, or uninstall it'
+    )
+
+
+def test_two_packages_with_one_kind_are_one_line(site: Path) -> None:
+    write_metadata(site, "other-journal", "journal = journal_connector.description:JOURNAL")
+    assert check(site)[0] == (
+        'totals.toml: connections.log.kind: connector "journal" is registered by 2 packages (journal-connector, '
+        "other-journal); uninstall all but one"
+    )
+
+
+def test_a_broken_package_does_not_disturb_other_kinds(site: Path) -> None:
+    write_metadata(site, "broken", "broken = no_such_module:X")
+    assert check(site)[0].startswith("totals.toml: ok")
+
+
+def test_the_schema_for_editors_has_its_keys(site: Path) -> None:
+    schema = json.loads(command(site, "schema"))
+    tables = schema["$defs"]
+    assert "journal" in json.dumps(tables["connection"]["properties"]["kind"])
+    assert tables["connection"]["properties"]["encoding"]["description"].startswith("How the text of a journal")
+    skip_lines = tables["source"]["properties"]["skip_lines"]
+    assert skip_lines["description"] == "The number of lines at the start that are not read."
+    assert (skip_lines["type"], skip_lines["minimum"], skip_lines["default"]) == ("integer", 0, 0)
+    assert tables["target"]["properties"]["sync"]["default"] is True
+
+
+def test_only_an_unknown_kind_reads_the_entry_points(site: Path) -> None:
+    code = """
+import sys
+import slackwater as sw
+sw.FilesConnection()
+print("importlib.metadata" in sys.modules, [m for m in sys.modules if m.startswith("journal_connector")])
+from slackwater.config.connection import parse_connection
+connection = parse_connection({"kind": "journal", "encoding": "utf-8"})
+print(connection.encoding, [m for m in ("journal_connector.connector", "pyspark", "polars") if m in sys.modules])
+"""
+    done = run_python(site, "-c", code)
+    assert done.stdout.splitlines()[1:] == ["utf-8 []"], done.stderr
+    assert done.stdout.splitlines()[0].endswith("[]")
+
+
+def test_python_code_writes_its_keys(site: Path) -> None:
+    code = """
+import slackwater as sw
+from slackwater.config import toml
+pipeline = toml.loads(open("totals.toml").read())
+print(dict(pipeline.sources[0].connector_keys), dict(pipeline.target.connector_keys))
+assert toml.loads(sw.to_toml(pipeline)) == pipeline
+print(sw.Source(connection="log", query="x", schema="a INT", skip_lines=3).connector_keys)
+"""
+    check(site)
+    done = run_python(site, "-c", code)
+    assert done.stdout.splitlines() == ["{'topic_prefix': 'order'} {'sync': True}", "{'skip_lines': 3}"], done.stderr
+
+
+def test_offsets_in_a_state_need_the_package(site: Path) -> None:
+    code = f"""
+import slackwater, json
+from slackwater.core.offsets import offsets_to_json, parse_offsets
+offsets = parse_offsets({STATE})
+print(offsets.describe(), json.dumps(offsets_to_json(offsets)))
+"""
+    assert run_python(site, "-c", code).stdout == f"after line 7 {STATE}\n"
+    empty = site.parent / "empty" / "site"
+    empty.mkdir(parents=True)
+    assert (
+        "offsets of the connector 'journal' cannot be read: no installed package has it"
+        in run_python(empty, "-c", code).stderr
+    )
