@@ -97,7 +97,7 @@ def mistakes() -> dict[str, list[str]]:
     texts_by_name = dict[str, list[str]]()
     for path in sorted((SOURCES / "config").rglob("*.py")):
         if path.stem in (
-            "config_difference",
+            "state_differences",
             "connector_description",
             "json_schema",
             "config_key_docs",

@@ -19,7 +19,7 @@ from tests.support.script import Crash, Quiet, Restart, RowsInput, build_pipelin
 
 import slackwater as sw
 from slackwater.cli.why import format_report
-from slackwater.config.config_difference import COMPATIBLE, MIGRATED, REBUILD
+from slackwater.config.state_differences import COMPATIBLE, MIGRATED, REBUILD
 from slackwater.core.schema import Field
 from slackwater.errors import StateError
 from slackwater.evolution.compare import compare_config

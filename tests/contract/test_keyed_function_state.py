@@ -14,8 +14,8 @@ from tests.support.script import Crash, Restart, RowsInput, build_pipeline, run_
 
 import slackwater as sw
 from slackwater.cli.why import format_report
-from slackwater.config.config_difference import COMPATIBLE, MIGRATED, REBUILD
 from slackwater.config.keyed_function import KeyedFunctionError, load_keyed_function
+from slackwater.config.state_differences import COMPATIBLE, MIGRATED, REBUILD
 from slackwater.core.schema import Field
 from slackwater.errors import EpochError, StateError
 from slackwater.evolution.compare import compare_config

@@ -13,7 +13,7 @@ from tests.support.nth_row_operator import Nth, NthOfKey, WithNth
 from tests.support.script import Restart, RowsInput, build_pipeline, run_local
 
 from slackwater.cli.why import format_report
-from slackwater.config.config_difference import COMPATIBLE, REBUILD
+from slackwater.config.state_differences import COMPATIBLE, REBUILD
 from slackwater.core.schema import Field
 from slackwater.errors import StartError, StateError
 from slackwater.evolution.compare import compare_config

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.laws.fuzzers import hostile
 
-from slackwater.query.windows import STATE_COLUMNS
+from slackwater.query.open_windows import STATE_COLUMNS
 
 CASES = {"where": 100, "http": 40, "page": 60, "toml": 60, "names": 12, "values": 12, "states": 25, "commands": 60}
 
@@ -41,7 +41,7 @@ BROKEN: tuple[
     ("names", "slackwater.config.window.find_name_problem", lambda name: None, range(59, 60)),
     (
         "names",
-        "slackwater.query.windows.state_column_names",
+        "slackwater.query.open_windows.state_column_names",
         lambda logic: {n: n for n in STATE_COLUMNS},
         range(62, 63),
     ),

@@ -27,7 +27,7 @@ from slackwater.errors import StartError
 from slackwater.maintenance.verify import verify_state
 from slackwater.operators.compile import compile_window
 from slackwater.state.files.store import FilesStore
-from slackwater.windows import closed_window_corrections as windows
+from slackwater.windows import gone_window_corrections as windows
 
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "40"))
 

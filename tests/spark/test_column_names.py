@@ -20,7 +20,7 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.core.reserved_columns import ROW_COLUMNS
 from slackwater.core.spark_sql import quote_identifier
 from slackwater.errors import SlackwaterError
-from slackwater.spark.analysis import origin_tracking
+from slackwater.spark.analysis import origin_sql
 from slackwater.testing import LocalPipeline
 
 pytestmark = pytest.mark.spark
@@ -146,7 +146,7 @@ def test_a_run_does_as_the_test_kit_does(spark: Any, tmp_path: Path, name: str) 
 def test_no_star_brings_where_a_row_came_from(spark: Any, clause: str, shape: str) -> None:
     frame = spark.sql("SELECT 1 AS a, 'k' AS key, timestamp'2024-01-01' AS _event_ts, 'hidden' AS _origin")
     frame.createOrReplaceTempView("source")
-    (row,) = spark.sql(origin_tracking.add_origin_column(shape.format(clause))).collect()
+    (row,) = spark.sql(origin_sql.add_origin_column(shape.format(clause))).collect()
     assert row["_origin"] == "hidden"
     assert "hidden" not in row["j"]
     assert "_event_ts" in row["j"]

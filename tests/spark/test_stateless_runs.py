@@ -28,7 +28,7 @@ from slackwater.config.sql.select_scope import ColumnTypes, SqlFindings
 from slackwater.engine import kill_points
 from slackwater.engine.kill_points import KILL_POINTS
 from slackwater.errors import StartError
-from slackwater.spark.analysis import row_wise_check
+from slackwater.spark.analysis import row_wise_plan_check
 from slackwater.spark.sessions.spark_session import private_session
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.testing import LocalPipeline
@@ -422,11 +422,11 @@ def test_what_puts_rows_of_one_window_together(spark: Any, sql: str, forbidden: 
     session.createDataFrame([], "id STRING, window_start TIMESTAMP").createOrReplaceTempView("others")
     out = session.sql(sql)
     assert (
-        row_wise_check.find_forbidden_parts(out, view, GroupableColumns(frozenset({"window_start", "window_end"})))
+        row_wise_plan_check.find_forbidden_parts(out, view, GroupableColumns(frozenset({"window_start", "window_end"})))
         == forbidden
     )
-    assert row_wise_check.find_forbidden_parts(out, view) >= forbidden
-    assert row_wise_check.find_forbidden_parts(out), "without bounds"
+    assert row_wise_plan_check.find_forbidden_parts(out, view) >= forbidden
+    assert row_wise_plan_check.find_forbidden_parts(out), "without bounds"
     here = SqlFindings()
     users, others = (
         ColumnTypes({"id": "string", "name": "string"}, True),

@@ -13,7 +13,7 @@ from slackwater.config.connection import Connection
 from slackwater.config.connector_description import ConnectorDescription, StartPosition
 from slackwater.config.source import Source
 from slackwater.config.value_parsers import ValueParser, choice_parser, integer_parser
-from slackwater.connectors import dead_letter_rows
+from slackwater.connectors import dead_letter_source_rows
 from slackwater.connectors.connector import Connector
 from slackwater.connectors.source import SelfPlannedSource, SourceBatch
 from slackwater.core.connector_table import TABLE
@@ -100,7 +100,7 @@ class TicksSource(SelfPlannedSource):
         return TicksPlanner(self, TicksRead.coerce(record.offsets).next)
 
     def rows_of_letters(self, letters: Any, letter: str, file: str) -> Any:
-        return dead_letter_rows.decoded_letter_rows(letters, self.schema, [letter])
+        return dead_letter_source_rows.decoded_letter_rows(letters, self.schema, [letter])
 
 
 @dataclass(frozen=True)

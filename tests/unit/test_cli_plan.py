@@ -14,8 +14,8 @@ from tests.support.why_states import HOPPING, SESSION, STORY, TUMBLING, run_pipe
 
 from slackwater.cli.main import main
 from slackwater.config import toml
-from slackwater.config.config_difference import KeyChange
 from slackwater.config.pipeline import Pipeline
+from slackwater.config.state_differences import KeyChange
 from slackwater.errors import ConfigError, StateError
 from slackwater.evolution import compare
 from slackwater.runner import starting_offsets

@@ -34,7 +34,7 @@ from slackwater.operators.interval_join import IntervalJoinOperator
 from slackwater.operators.keyed import KeyedOperator
 from slackwater.operators.keyed_function import KeyedFunctionOperator
 from slackwater.operators.keyed_state import NO_TIMER
-from slackwater.operators.non_window import NonWindowOperator
+from slackwater.operators.non_window_base import NonWindowOperator
 from slackwater.operators.panes import PaneOperator
 from slackwater.operators.registry import OPERATOR_TYPES, compile_step, find_type_by_kind
 from slackwater.operators.reports import EmitReport, IngestReport, SideReport

@@ -11,8 +11,8 @@ from typing import Any
 import typer
 
 from slackwater.config import toml
-from slackwater.config.config_difference import COMPATIBLE, ConfigComparison, KeyChange
 from slackwater.config.pipeline import Pipeline
+from slackwater.config.state_differences import COMPATIBLE, KeyChange, StateComparison
 from slackwater.errors import StartError, StateError
 from slackwater.evolution import compare
 from slackwater.runner import previous_name, previous_output, target_markers
@@ -47,7 +47,7 @@ def print_config_changes(file: Path, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-def _compare_with_state(pipeline: Pipeline) -> ConfigComparison | None:
+def _compare_with_state(pipeline: Pipeline) -> StateComparison | None:
     if pipeline.state_store is None or not pipeline.state_store.durable:
         return None
     with closing(create_store(pipeline)) as store:
@@ -64,7 +64,7 @@ def _compare_with_state(pipeline: Pipeline) -> ConfigComparison | None:
     )
 
 
-def _compare_with_store(pipeline: Pipeline, store: StateStore, target_pipeline: Pipeline) -> ConfigComparison | None:
+def _compare_with_store(pipeline: Pipeline, store: StateStore, target_pipeline: Pipeline) -> StateComparison | None:
     """Compare a pipeline with the state in a store.
 
     `target_pipeline`: the pipeline under the name that its targets know, which may be an old one.
@@ -110,7 +110,7 @@ def _no_state_text(pipeline: Pipeline) -> str:
     return "there is no state yet: the next start creates it"
 
 
-def _json_object(pipeline: Pipeline, comparison: ConfigComparison | None, refused: str | None = None) -> dict[str, Any]:
+def _json_object(pipeline: Pipeline, comparison: StateComparison | None, refused: str | None = None) -> dict[str, Any]:
     if comparison is None:
         return {
             "pipeline": pipeline.name,

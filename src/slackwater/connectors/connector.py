@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Generic, NoReturn, Protocol, TypeVar
 
-from slackwater.config.config_difference import KeyChange
 from slackwater.config.connection import Connection
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
+from slackwater.config.state_differences import KeyChange
 from slackwater.config.target import Target as TargetSpec
 from slackwater.connectors.backlog import Question
 from slackwater.connectors.result_rows import ResultReader

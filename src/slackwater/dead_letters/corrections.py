@@ -19,7 +19,7 @@ from slackwater.operators.base import Operator, ShardTask
 from slackwater.operators.reports import EmitReport
 from slackwater.operators.window_base import WindowOperator
 from slackwater.state.commit import OutputMeta
-from slackwater.windows import closed_window_corrections as windows
+from slackwater.windows import gone_window_corrections as windows
 from slackwater.windows.aggregations import accumulator_restoration, normalize_columns
 from slackwater.windows.compiled_window import CompiledWindow
 
@@ -44,7 +44,7 @@ class Corrections:
                 continue
             reader = self.store.shard(shard, state.shards, state.epoch + 1, metas).reader(self.logic)
             units = reader.units(windows.touched_units(self.logic, shard_rows))
-            done = windows.correct_closed_windows(
+            done = windows.correct_gone_windows(
                 self.logic, shard_rows, units, stored.filter(pl.Series(other == shard)), state.watermark_us, lost
             )
             self.repairs[shard] = (done, units)
@@ -121,7 +121,7 @@ def _unmergeable_reason(operator: WindowOperator) -> str | None:
 
 
 def _stored_windows(logic: CompiledWindow, target: ReadableTarget, ranges: pl.DataFrame) -> pl.DataFrame:
-    """Read the target's rows in these ranges, in the form that `closed_window_corrections.correct_closed_windows` expects."""
+    """Read the target's rows in these ranges, in the form that `gone_window_corrections.correct_gone_windows` expects."""
     window = logic.window
     rows = target.read_ranges(ranges.drop("__kh"), window.window_start_column)
     rows = normalize_columns(rows, list(logic.keys))

@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from slackwater.config.config_difference import COMPATIBLE, KeyChange
 from slackwater.config.pipeline import Pipeline
+from slackwater.config.state_differences import COMPATIBLE, KeyChange
 from slackwater.core.humanize import plural
 from slackwater.evolution import target_locations
 from slackwater.state.commit import Commit, StageState

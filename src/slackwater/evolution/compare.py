@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from slackwater.config.config_difference import COMPATIBLE, MIGRATED, REBUILD, ConfigComparison, KeyChange
 from slackwater.config.config_paths import restore_written_path
 from slackwater.config.pipeline import Pipeline
+from slackwater.config.state_differences import COMPATIBLE, MIGRATED, REBUILD, KeyChange, StateComparison
 from slackwater.core.humanize import plural
 from slackwater.evolution import added_columns, commit_from_config, target_locations
 from slackwater.evolution.compare_stage import StageComparison, kind_name
@@ -28,7 +28,7 @@ def compare_config(
     steps: Sequence[Operator] | None = None,
     shards: int | None = None,
     missing: Sequence[str] = (),
-) -> ConfigComparison:
+) -> StateComparison:
     """Compare a commit with a config.
 
     Args:
@@ -58,7 +58,7 @@ def compare_config(
             for name, step in zip(pipeline.stage_pipelines, steps, strict=True)
         }
         changes += added_columns.added_column_changes(pipeline, commit, results)
-    return ConfigComparison(
+    return StateComparison(
         pipeline.name,
         commit.epoch,
         kind,

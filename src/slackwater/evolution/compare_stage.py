@@ -11,9 +11,9 @@ from functools import singledispatch
 from typing import Any
 
 from slackwater.config.aggregation import Aggregation
-from slackwater.config.config_difference import COMPATIBLE, MIGRATED, REBUILD, KeyChange
 from slackwater.config.custom_aggregator import AggregatorError, forbid_imports
 from slackwater.config.join import Join
+from slackwater.config.state_differences import COMPATIBLE, MIGRATED, REBUILD, KeyChange
 from slackwater.config.stateless_step import ROWS
 from slackwater.config.step_base import StepBase as Spec
 from slackwater.config.step_base import effective_allowed_lateness_ms

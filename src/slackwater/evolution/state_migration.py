@@ -26,7 +26,7 @@ from slackwater.joins.join_buffers import BufferChange
 from slackwater.operators.base import Operator, StageCounts
 from slackwater.operators.interval_join import IntervalJoinOperator
 from slackwater.operators.keyed import KeyedOperator
-from slackwater.operators.non_window import NonWindowOperator
+from slackwater.operators.non_window_base import NonWindowOperator
 from slackwater.operators.panes import PaneOperator
 from slackwater.operators.sessions import SessionOperator
 from slackwater.operators.stateless import StatelessOperator

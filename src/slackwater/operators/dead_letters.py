@@ -3,7 +3,7 @@
 Bad rows become dead letters immediately. Late rows are only detected after the SQL and the shuffle. An additional
 struct column, `_origin`, carries the origin of each row up to that point:
 
-    source ─▶ view `source` with _origin ─▶ SQL (see `spark.analysis.origin_tracking`) ─▶ late? ─▶ letter
+    source ─▶ view `source` with _origin ─▶ SQL (see `spark.analysis.origin_sql`) ─▶ late? ─▶ letter
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from slackwater.operators.dead_letters import build_late_letters
-from slackwater.operators.non_window import NonWindowOperator
+from slackwater.operators.non_window_base import NonWindowOperator
 from slackwater.operators.reports import EmitReport
 from slackwater.watermark import NO_WATERMARK
 

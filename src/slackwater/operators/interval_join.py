@@ -18,7 +18,7 @@ from slackwater.joins.compiled_join import build_join_side as side_with
 from slackwater.operators.base import SIDES, ShardTask, StageCounts, flag_idle_sources, is_segment_expired
 from slackwater.operators.dead_letters import LATE, ORIGIN, build_late_letters
 from slackwater.operators.late_row_histogram import count_late_rows_by_lateness
-from slackwater.operators.non_window import NonWindowOperator
+from slackwater.operators.non_window_base import NonWindowOperator
 from slackwater.operators.reports import EmitReport, IngestReport, LetterFile, SideReport, to_report_value
 from slackwater.state.commit import Hold, OutputMeta, SegmentMeta, StageState
 from slackwater.watermark import NO_WATERMARK

@@ -31,7 +31,7 @@ from slackwater.errors import EpochError
 from slackwater.operators.base import ShardTask, StageCounts, flag_idle_sources, is_segment_expired
 from slackwater.operators.dead_letters import LATE, ORIGIN, build_late_letters
 from slackwater.operators.keyed_state import TimedStateLayout, limit_timer
-from slackwater.operators.non_window import NonWindowOperator
+from slackwater.operators.non_window_base import NonWindowOperator
 from slackwater.operators.reports import EmitReport, IngestReport, LetterFile, to_report_value
 from slackwater.state.commit import Hold, OutputMeta, SegmentMeta
 from slackwater.watermark import NO_WATERMARK

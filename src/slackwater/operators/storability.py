@@ -21,7 +21,7 @@ from slackwater.errors import raise_unregistered
 from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoinOperator
 from slackwater.operators.keyed import KeyedOperator
-from slackwater.operators.non_window import NonWindowOperator
+from slackwater.operators.non_window_base import NonWindowOperator
 from slackwater.operators.panes import PaneOperator
 from slackwater.operators.sessions import SessionOperator
 from slackwater.operators.stateless import StatelessOperator

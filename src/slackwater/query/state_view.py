@@ -35,7 +35,7 @@ from slackwater.operators.window_base import WindowOperator
 from slackwater.query import state_inspection
 from slackwater.query.condition import filter_frame, parse_condition
 from slackwater.query.locate_state import locate_store
-from slackwater.query.windows import compute_current_windows, state_column_names
+from slackwater.query.open_windows import compute_current_windows, state_column_names
 from slackwater.state.commit import Commit
 from slackwater.state.files.store import FilesStore
 from slackwater.state.protocol import Snapshot, StateStore

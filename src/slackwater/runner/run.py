@@ -16,7 +16,7 @@ from slackwater.engine.status import Status
 from slackwater.errors import EpochError, NewColumnsError
 from slackwater.runner import (
     background_run,
-    loop_selection,
+    main_loop,
     previous_name,
     previous_output,
     run_history,
@@ -229,9 +229,7 @@ def _with_state(runner: PipelineRunner, latest: Commit | None, options: RunOptio
     components = runner.prepare(latest, former_output=options.former_output)
     if components is None:
         return None
-    loop_selection.run_to_end(
-        runner, components, available_now=options.available_now, offsets_given=bool(options.rebuild)
-    )
+    main_loop.run_to_end(runner, components, available_now=options.available_now, offsets_given=bool(options.rebuild))
     if options.flush and not runner.stop.is_set():
         components.driver.flush()
     return reporter.last

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from slackwater.config import sql_check
-from slackwater.config.config_difference import ConfigComparison, KeyChange
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.source import Source
+from slackwater.config.state_differences import KeyChange, StateComparison
 from slackwater.connectors.connector import C, Connector
 from slackwater.connectors.registry import connector_for
 from slackwater.connectors.source import SourceUnavailableError
@@ -56,7 +56,7 @@ class _TableCheck:
             self.unknown = f'source "{self.spec.name}": its columns cannot be compared ({type(error).__name__})'
 
 
-def add_table_schema_changes(comparison: ConfigComparison, pipeline: Pipeline, commit: Commit) -> ConfigComparison:
+def add_table_schema_changes(comparison: StateComparison, pipeline: Pipeline, commit: Commit) -> StateComparison:
     """Add the changes in the tables that the pipeline reads to the comparison of a config with a commit."""
     checks, threads = list[_TableCheck](), list[threading.Thread]()
     for spec in pipeline.sources:

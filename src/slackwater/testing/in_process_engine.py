@@ -27,7 +27,7 @@ from slackwater.operators.base import Operator, Question, ShardTask
 from slackwater.operators.dead_letters import ORIGIN, ORIGIN_FIELDS, unstorable_letters, write_late_letters
 from slackwater.operators.interval_join import IntervalJoinOperator
 from slackwater.operators.keyed import KeyedOperator
-from slackwater.operators.non_window import NonWindowOperator
+from slackwater.operators.non_window_base import NonWindowOperator
 from slackwater.operators.panes import PaneOperator
 from slackwater.operators.reports import EmitReport, LetterFile
 from slackwater.operators.sessions import SessionOperator

@@ -19,7 +19,7 @@ from urllib.parse import unquote
 
 from slackwater.config.config_paths import restore_written_path
 from slackwater.config.source import Source
-from slackwater.connectors import dead_letter_rows
+from slackwater.connectors import dead_letter_source_rows
 from slackwater.connectors.files import parquet_footers
 from slackwater.connectors.source import (
     SourceBatch,
@@ -203,8 +203,8 @@ class FilesSource(SparkPlannedSource):
     def rows_of_letters(self, letters: DataFrame, letter: str, file: str) -> DataFrame:
         extra_columns = [f"file AS {file}", letter]
         if self.spec.format in ("json", "csv"):
-            return dead_letter_rows.text_letter_rows(letters, self.text_schema, extra_columns)
-        return dead_letter_rows.decoded_letter_rows(letters, self.schema, extra_columns)
+            return dead_letter_source_rows.text_letter_rows(letters, self.text_schema, extra_columns)
+        return dead_letter_source_rows.decoded_letter_rows(letters, self.schema, extra_columns)
 
     @property
     def text_schema(self) -> TextTimestampSchema:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from slackwater.config.connection import KafkaConnection
 from slackwater.config.source import Source
 from slackwater.connectors import spark_connect
-from slackwater.connectors.dead_letter_rows import letters_to_records
+from slackwater.connectors.dead_letter_source_rows import letters_to_records
 from slackwater.connectors.kafka.broker import KafkaBroker, make_client, named_topics
 from slackwater.connectors.payloads.base import Payload
 from slackwater.connectors.source import SourceBatch, SparkPlannedSource, checkpoint_line, spark_error_reason

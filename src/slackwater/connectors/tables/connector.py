@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from slackwater.config.config_difference import COMPATIBLE, KeyChange
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
+from slackwater.config.state_differences import COMPATIBLE, KeyChange
 from slackwater.connectors.connector import C, Connector
 from slackwater.connectors.source import SourceUnavailableError
 from slackwater.connectors.tables.columns import check_column_changes, find_added_columns

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from slackwater.connectors import dead_letter_rows, spark_connect
+from slackwater.connectors import dead_letter_source_rows, spark_connect
 from slackwater.connectors.files.source import SIZE_MODULUS, escape_pattern
 from slackwater.connectors.source import Seekable, SourceBatch, spark_error_reason
 from slackwater.core.offsets import TableOffsets
@@ -277,7 +277,7 @@ class TableSource(Seekable):
         return rows.select(*selected)
 
     def rows_of_letters(self, letters: DataFrame, letter: str, file: str) -> DataFrame:
-        return dead_letter_rows.decoded_letter_rows(letters, self.schema, [f"file AS {file}", letter])
+        return dead_letter_source_rows.decoded_letter_rows(letters, self.schema, [f"file AS {file}", letter])
 
 
 @dataclass(frozen=True)

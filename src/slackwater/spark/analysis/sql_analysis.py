@@ -23,7 +23,7 @@ from slackwater.core.schema import Field
 from slackwater.core.spark_sql import quote_identifier
 from slackwater.errors import StartError
 from slackwater.operators.dead_letters import ORIGIN, ORIGIN_TYPE
-from slackwater.spark.analysis import origin_tracking, row_wise_check
+from slackwater.spark.analysis import origin_sql, row_wise_plan_check
 from slackwater.spark.epoch_sql import event_time_sql, gap_end_sql
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def _statement(session: SparkSession, rows: DataFrame, sql: str) -> str | None:
     """Return the first word of a text that is a statement instead of a query. The text is analyzed, but not run."""
     if not spark_connect.is_connect(session):
         rows.createOrReplaceTempView("source")
-    return row_wise_check.find_statement(session, sql)
+    return row_wise_plan_check.find_statement(session, sql)
 
 
 def check_sql(session: SparkSession, pipeline: Pipeline, input_path: InputPath, frame: DataFrame) -> dict[str, Field]:
@@ -137,11 +137,11 @@ def check_sql(session: SparkSession, pipeline: Pipeline, input_path: InputPath, 
         except Exception as error:
             raise StartError(f"{where}: {_error_reason(error)}; available: {', '.join(rows.columns)}") from None
         from_text = (
-            row_wise_check.find_forbidden_parts_in_text(out, sql, rows, bounds)
+            row_wise_plan_check.find_forbidden_parts_in_text(out, sql, rows, bounds)
             if spark_connect.is_connect(session)
             else None
         )
-        forbidden = row_wise_check.find_forbidden_parts(out, view, bounds) if from_text is None else from_text
+        forbidden = row_wise_plan_check.find_forbidden_parts(out, view, bounds) if from_text is None else from_text
         forbidden |= set(lexer.find_clock_literals(sql))
         if forbidden:
             raise StartError(
@@ -171,9 +171,9 @@ def _check_row_wise(
     text = f"SELECT ({expression}) AS e FROM source"
     out = _run_query(session, rows, text)
     if spark_connect.is_connect(session):
-        forbidden = row_wise_check.find_forbidden_parts_in_text(out, text, rows)
+        forbidden = row_wise_plan_check.find_forbidden_parts_in_text(out, text, rows)
     else:
-        forbidden = row_wise_check.find_forbidden_parts(out, view, bounds)
+        forbidden = row_wise_plan_check.find_forbidden_parts(out, view, bounds)
     forbidden |= set(lexer.find_clock_literals(text))
     if forbidden:
         raise StartError(f"{where} must be row-wise, but it uses {', '.join(sorted(forbidden))}")
@@ -258,13 +258,13 @@ def _sql_with_origin(session: SparkSession, rows: DataFrame, user_sql: str, plai
     try:
         if _carries_origin(carries, user_sql):
             return user_sql
-        if origin_tracking.mentions_origin(user_sql):
-            raise origin_tracking.OriginError("the SQL does not select it exactly once and unchanged")
-        rewritten = origin_tracking.add_origin_column(user_sql)
+        if origin_sql.mentions_origin(user_sql):
+            raise origin_sql.OriginError("the SQL does not select it exactly once and unchanged")
+        rewritten = origin_sql.add_origin_column(user_sql)
         if carries(rewritten):
             return rewritten
         reason = "the SQL changes it"
-    except origin_tracking.OriginError as error:
+    except origin_sql.OriginError as error:
         reason = str(error)
     except Exception as error:
         reason = spark_error_reason(error)
@@ -282,9 +282,7 @@ def _carries_origin(carries: Callable[[str], bool], sql: str) -> bool:
 
 
 def _selects_origin(pipeline: Pipeline, input_path: InputPath) -> bool:
-    return pipeline.tracks_origin and any(
-        origin_tracking.mentions_origin(sql) for _, sql in pipeline.sql_chain(input_path)
-    )
+    return pipeline.tracks_origin and any(origin_sql.mentions_origin(sql) for _, sql in pipeline.sql_chain(input_path))
 
 
 def _selected_origin(pipeline: Pipeline, input_path: InputPath) -> str | None:

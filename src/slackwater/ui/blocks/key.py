@@ -18,8 +18,8 @@ from slackwater.operators.base import Operator
 from slackwater.operators.panes import PaneOperator
 from slackwater.operators.sessions import SessionOperator
 from slackwater.query import state_inspection
+from slackwater.query.open_windows import compute_current_windows
 from slackwater.query.why_report import KeyHistory
-from slackwater.query.windows import compute_current_windows
 from slackwater.state.protocol import Snapshot
 from slackwater.ui.svg import (
     Axis,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from journal_connector.description import JournalSourceKeys
 from journal_connector.offsets import JournalOffsets
-from slackwater.connectors import dead_letter_rows
+from slackwater.connectors import dead_letter_source_rows
 from slackwater.connectors.source import SelfPlannedSource, SourceBatch
 from slackwater.errors import StartError
 from slackwater.state.commit import SourceRecord
@@ -51,7 +51,7 @@ class JournalSource(SelfPlannedSource):
         return JournalPlanner(self, start.line)
 
     def rows_of_letters(self, letters: DataFrame, letter: str, file: str) -> DataFrame:
-        return dead_letter_rows.decoded_letter_rows(letters, self.schema, [letter])
+        return dead_letter_source_rows.decoded_letter_rows(letters, self.schema, [letter])
 
 
 class JournalPlanner:

@@ -66,20 +66,20 @@ class LateCorrection:
 def touched_ranges(logic: CompiledWindow, rows: pl.DataFrame) -> pl.DataFrame:
     """Return the ranges of stored windows that these rows may touch: `__kh`, keys, `__low` and `__high`.
 
-    Limits are window starts in µs, inclusive. `rows` has the columns that `correct_closed_windows` expects. The ranges of a
+    Limits are window starts in µs, inclusive. `rows` has the columns that `correct_gone_windows` expects. The ranges of a
     key are disjoint.
     """
-    raise_unregistered(logic, "slackwater.windows.closed_window_corrections.touched_ranges")
+    raise_unregistered(logic, "slackwater.windows.gone_window_corrections.touched_ranges")
 
 
 @singledispatch
 def touched_units(logic: CompiledWindow, rows: pl.DataFrame) -> Int64s:
     """Return the state units that these rows may touch, sorted and unique."""
-    raise_unregistered(logic, "slackwater.windows.closed_window_corrections.touched_units")
+    raise_unregistered(logic, "slackwater.windows.gone_window_corrections.touched_units")
 
 
 @singledispatch
-def correct_closed_windows(
+def correct_gone_windows(
     logic: CompiledWindow,
     rows: pl.DataFrame,
     state: pl.DataFrame,
@@ -97,7 +97,7 @@ def correct_closed_windows(
         watermark: The committed watermark in µs.
         lost: Why the stored accumulators cannot be merged with other rows; None if they can.
     """
-    raise_unregistered(logic, "slackwater.windows.closed_window_corrections.correct_closed_windows")
+    raise_unregistered(logic, "slackwater.windows.gone_window_corrections.correct_gone_windows")
 
 
 # -- tumbling and hopping windows ------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ def _missed_windows(logic: CompiledPaneWindow, rows: pl.DataFrame) -> tuple[Int6
     return index, first[index] + nth * logic.hop_us
 
 
-@correct_closed_windows.register
+@correct_gone_windows.register
 def _(
     logic: CompiledPaneWindow,
     rows: pl.DataFrame,
@@ -183,7 +183,7 @@ def _(logic: CompiledSessionWindow, rows: pl.DataFrame) -> Int64s:
     return distinct_values(rows["__kh"].to_numpy())
 
 
-@correct_closed_windows.register
+@correct_gone_windows.register
 def _(
     logic: CompiledSessionWindow,
     rows: pl.DataFrame,
@@ -342,4 +342,4 @@ def _with_floors(logic: CompiledSessionWindow, staying: pl.DataFrame, past: pl.D
     return pl.concat([unit.frame.filter(pl.col("__kind") != FLOOR), floors]).sort("__h", maintain_order=True)
 
 
-__all__ = ["CAPPED", "LateCorrection", "correct_closed_windows", "touched_ranges", "touched_units"]
+__all__ = ["CAPPED", "LateCorrection", "correct_gone_windows", "touched_ranges", "touched_units"]

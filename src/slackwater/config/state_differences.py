@@ -44,7 +44,7 @@ class KeyChange:
 
 
 @dataclass(frozen=True)
-class ConfigComparison:
+class StateComparison:
     """All differences between a state and a config. `kind`: what the state is for, such as a "window" or a "join".
 
     `waits`: why the start must be postponed. `unknown`: what could not be compared, one line each.

@@ -65,7 +65,7 @@ def state_column_names(logic: CompiledWindow) -> dict[str, str]:
 @singledispatch
 def _assemble(operator: Operator, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
     """Return the windows of state rows as they would be emitted, with `__closes`, and for sessions with `__last`."""
-    raise_unregistered(operator, "slackwater.query.windows.compute_current_windows")
+    raise_unregistered(operator, "slackwater.query.open_windows.compute_current_windows")
 
 
 @_assemble.register
