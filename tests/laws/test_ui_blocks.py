@@ -285,7 +285,7 @@ def sessions_of_keys_are_those_of_their_rows(state: State, shape: str) -> None:
 
 def the_size_is_that_of_the_files(state: State, shape: str) -> None:
     file, _, _ = state
-    block, home = seen_of(file).growth, file.parent / "state" / "law"
+    block, home = seen_of(file).size, file.parent / "state" / "law"
     manifests = written(file)
     assert [c.epoch for c in block.commits] == [m["epoch"] for m in manifests]
     latest = [s for shard in manifests[-1]["stages"][0]["segments"] for s in shard]
@@ -326,7 +326,7 @@ def the_pace_is_what_the_records_say(state: State, shape: str) -> None:
     read, within = (rows, worked) if rows and over else life
     assert block.busy_per_s == (pytest.approx(1e6 * read / within) if read else None)
     assert [(w.source, w.unit, w.count) for w in block.waits] == [("web", "files", 0), ("app", "files", 0)]
-    assert seen_of(file).joined is None
+    assert seen_of(file).joins is None
 
 
 # -- one thing at a time -----------------------------------------------------------------------------------------------
@@ -385,10 +385,10 @@ def test_hostile_keys_are_text(tmp_path: Path) -> None:
     shown = [
         pages.render_page(seen, PageLocation("")),
         pages.render_page(seen, PageLocation(None)),
-        pages.render_bin_page(seen, PageLocation(""), 0, 1, closing),
+        pages.render("bin.html", model=seen, low=0, high=1, windows=closing),
     ]
     shown += [
-        pages.render_key_page("law", PageLocation(""), load_key(open_page_source(file), {"user": n}, CLOCK))
+        pages.render("key.html", pipeline="law", stage=None, key=load_key(open_page_source(file), {"user": n}, CLOCK))
         for n in names
     ]
     for content in shown:

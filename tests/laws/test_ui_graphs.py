@@ -43,7 +43,7 @@ def test_the_blocks_of_each_stage(tmp_path: Path, first: int) -> None:
                 pages.render_page(seen, PageLocation(f"/stage/{seen.stage}", home=""))
             except Exception as error:
                 raise AssertionError(f"seed {seed}, stage {seen.stage}: {error}") from error
-        assert whole.growth.commits[-1].bytes == sum(s.growth.commits[-1].bytes for s in each)
+        assert whole.size.commits[-1].bytes == sum(s.size.commits[-1].bytes for s in each)
         assert whole.top.accounted
 
 
@@ -65,7 +65,7 @@ def check(home: Path, watched: PageSource, records: list[dict[str, Any]], seen: 
         assert seen.closing is None
         buffers_of(home, seen, stage_records[-1])
     else:
-        assert seen.joined is None
+        assert seen.joins is None
         windows(watched, seen)
 
 
@@ -117,18 +117,18 @@ def lanes_of(
 
 def size_of(home: Path, seen: PageModel, stage_records: list[dict[str, Any]]) -> None:
     latest = [s for shard in stage_records[-1]["segments"] for s in shard]
-    assert seen.growth.commits[-1].bytes == sum((home / s["file"]).stat().st_size for s in latest)
-    assert [c.rows for c in seen.growth.commits] == [
+    assert seen.size.commits[-1].bytes == sum((home / s["file"]).stat().st_size for s in latest)
+    assert [c.rows for c in seen.size.commits] == [
         sum(s["rows"] for shard in m["segments"] for s in shard) for m in stage_records
     ]
 
 
 def buffers_of(home: Path, seen: PageModel, stage_record: dict[str, Any]) -> None:
     """From the files as they lie there: rows that are not over, by side."""
-    assert seen.joined is not None
+    assert seen.joins is not None
     low, high = stage_record["fingerprint"]["bounds_us"]
     keep_us = {"left": max(high, 0), "right": max(-low, 0)}
-    for side in seen.joined.sides:
+    for side in seen.joins.sides:
         assert side.keep_us == keep_us[side.side] + stage_record["emission"]["retain_us"]
         waiting, counts = 0, dict[Any, int]()
         for meta in (s for shard in stage_record["segments"] for s in shard if s["kind"] == side.side):

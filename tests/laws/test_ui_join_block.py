@@ -19,7 +19,7 @@ from slackwater.ui.pages import PageLocation
 def test_the_buffers_are_those_of_the_story(tmp_path: Path, kind: str, seed: int) -> None:
     script = story(seed)
     seen, _ = open_page(kind, script, tmp_path)
-    block, (held, watermark, pairs) = seen.joined, expected_rows(script)
+    block, (held, watermark, pairs) = seen.joins, expected_rows(script)
     assert block is not None
     assert (block.watermark_us, block.pairs) == (watermark, pairs)
     assert len({age.to_us - age.from_us for side in block.sides for age in side.ages}) <= 1
@@ -51,9 +51,9 @@ def test_rows_that_had_to_go_are_not_among_them(tmp_path: Path) -> None:
         RowsInput({"orders": [{"ts": n * S + m, "user": "a"} for m in range(4)], "payments": []}) for n in range(5)
     ]
     seen, _ = open_page("left", script, tmp_path, max_rows_per_key=7, on_state_cap="drop_oldest")
-    assert seen.joined is not None
-    left_side, right_side = seen.joined.sides
+    assert seen.joins is not None
+    left_side, right_side = seen.joins.sides
     assert (left_side.entered, left_side.evicted, left_side.rows, right_side.rows) == (20, 13, 7, 0)
     assert left_side.hot_key is not None and left_side.hot_key.rows == 7
-    assert seen.joined.watermark_us is None
+    assert seen.joins.watermark_us is None
     assert seen.top.accounted

@@ -66,4 +66,4 @@ def test_after_a_join_the_page_shows_the_windows_of_the_second_stage(tmp_path: P
     one = load_key(watched, {"left_user": "u1"}, 0)
     assert one.bars
     assert one.told[0].endswith(f"key left_user=u1: {len(one.bars)} open windows")
-    assert pages.render_key_page("law", PageLocation(""), one)
+    assert pages.render("key.html", pipeline="law", stage=None, key=one)

@@ -169,7 +169,7 @@ def test_a_saved_page_has_all_stages(file: Path, tmp_path: Path) -> None:
 
 def test_the_page_model_of_one_stage(file: Path) -> None:
     seen = load_model(open_page_source(file), NOON, stage="minutes")
-    assert (seen.stage, seen.pace, seen.joined) == ("minutes", None, None)
+    assert (seen.stage, seen.pace, seen.joins) == ("minutes", None, None)
     assert seen.watermark.watermark_us == us("9:49")
     assert (
         "waits for stage &#34;sessions&#34;"

@@ -69,9 +69,9 @@ def test_a_join_and_the_window_behind_it_describe_themselves(tmp_path: Path) -> 
     seen = load_model(alone, 0)
     assert [s.kind for s in seen.stages] == ["join", "tumbling"]
     assert seen.stages[0].reads == sources
-    assert seen.joined is not None
+    assert seen.joins is not None
     assert (
-        seen.stages[0].open >= sum(s.rows for s in seen.joined.sides) > 0
+        seen.stages[0].open >= sum(s.rows for s in seen.joins.sides) > 0
     )  # including expired rows that are still stored
     text = pages.render_page(seen, PageLocation("")).decode()
     assert text.count('class="box"') == 2

@@ -71,7 +71,7 @@ class PageModel:
         looked_us: When the model was built (µs UTC).
         closing: Open windows of `closing_of`, the last stage that has windows; None if there are no windows.
         pace: The throughput of the pipeline; None for a stage.
-        joined: Buffers of `joined_of`, the last join; None if there is no join.
+        joins: Buffers of `joined_of`, the last join; None if there is no join.
         kept_epochs: The epochs up to this one that have a page.
         stage: The name of the stage; None for the whole pipeline.
         runs: The runs of the pipeline; None for a stage or an earlier commit.
@@ -83,9 +83,9 @@ class PageModel:
     watermark: WatermarkBlock
     rows: RowAccounting
     closing: UpcomingCloses | None
-    growth: StateGrowth
+    size: StateGrowth
     pace: Throughput | None
-    joined: JoinBuffers | None
+    joins: JoinBuffers | None
     stages: tuple[StageSummary, ...]
     kept_epochs: tuple[int, ...]
     stage: str | None = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from html import escape, unescape
@@ -35,7 +35,6 @@ from slackwater.core.humanize import (
 )
 from slackwater.core.paths import file_uri_to_path
 from slackwater.core.row_format import format_value
-from slackwater.maintenance.hot_keys import HotKey
 from slackwater.ui.blocks import (
     growth,
     join_buffers,
@@ -46,9 +45,8 @@ from slackwater.ui.blocks import (
     upcoming_closes,
     watermark,
 )
-from slackwater.ui.blocks.key import KeyView
 from slackwater.ui.blocks.stages import StageSummary
-from slackwater.ui.blocks.upcoming_closes import ClosingWindow, count_windows
+from slackwater.ui.blocks.upcoming_closes import count_windows
 from slackwater.ui.page_model import PageModel
 from slackwater.ui.svg import HALF, draw_both_widths
 
@@ -140,18 +138,21 @@ def _templates() -> Environment:
         draw_stages=stages.draw_stages,
         draw_join_buffers=draw_both_widths(join_buffers.draw_join_buffers),
         phase_labels=PHASE_LABELS,
+        style=None,
         key_query=_key_query,
     )
     return env
 
 
-def _render(template: str, **values: Any) -> bytes:
-    return label_table_cells(_templates().get_template(template).render(**values)).encode(errors="replace")
+def render(template: str, location: PageLocation = PageLocation(""), **values: Any) -> bytes:
+    """Render a template with values that it names."""
+    page = _templates().get_template(template).render(location=location, **values)
+    return label_table_cells(page).encode(errors="replace")
 
 
 def render_fragment(name: str, model: PageModel, location: PageLocation) -> bytes:
     """Render one block as HTML."""
-    return _render(f"_{name}.html", model=model, location=location)
+    return render(f"_{name}.html", location, model=model)
 
 
 def render_page(
@@ -164,14 +165,14 @@ def render_page(
         of_stages: The models of single stages, whose blocks are appended in a saved file.
     """
     blocks, stages = _blocks(model, location), [(s, _blocks(s, location)) for s in of_stages]
-    style = None if location.base is not None else Markup(read_static_file("ui.css").decode())
-    values: dict[str, Any] = {"style": style, "record": None, "epochs": epochs or model.kept_epochs}
+    values: dict[str, Any] = {"epochs": epochs or model.kept_epochs}
     if location.base is None:
         record = {b: block_as_data(b, model) for b in _block_names(model)}
         if stages:
             record["stages"] = {s.stage: {b: block_as_data(b, s) for b in STAGE_BLOCKS} for s in of_stages}
         values["record"] = json.dumps(record, ensure_ascii=False, indent=1)
-    return _render("page.html", model=model, location=location, blocks=blocks, stages=stages, **values)
+        values["style"] = Markup(read_static_file("ui.css").decode())
+    return render("page.html", location, model=model, blocks=blocks, stages=stages, **values)
 
 
 def _block_names(model: PageModel) -> tuple[str, ...]:
@@ -185,64 +186,12 @@ def _blocks(model: PageModel, location: PageLocation) -> dict[str, Markup]:
     }  # already escaped
 
 
-def render_bin_page(
-    model: PageModel, location: PageLocation, low: int, high: int, windows: Sequence[ClosingWindow]
-) -> bytes:
-    return _render("bin.html", model=model, location=location, style=None, low=low, high=high, windows=windows)
-
-
-def render_key_page(pipeline: str, location: PageLocation, view: KeyView, stage: str | None = None) -> bytes:
-    return _render("key.html", pipeline=pipeline, stage=stage, location=location, style=None, key=view)
-
-
-def render_letters_page(
-    pipeline: str, location: PageLocation, reason: str | None, letters: Sequence[Mapping[str, Any]], most: int
-) -> bytes:
-    """Render the page of the newest dead letters. At most `most` letters are shown."""
-    return _render(
-        "letters.html", pipeline=pipeline, location=location, style=None, reason=reason, letters=letters, most=most
-    )
-
-
-def render_hot_keys_page(model: PageModel, location: PageLocation, keys: Sequence[HotKey]) -> bytes:
-    return _render("hot.html", model=model, location=location, style=None, keys=keys)
-
-
-def render_overview(pipelines: Sequence[tuple[str, str, PageModel | None, str | None, bool]]) -> bytes:
-    """Render the overview of several pipelines.
-
-    Each entry has the name, the URL, the model or the problem, and whether only the first commit is missing.
-    """
-    return _render("overview.html", pipelines=pipelines, location=PageLocation(""), style=None)
-
-
-def render_problem(pipeline: str, location: PageLocation, line: str, waits: bool = False) -> bytes:
-    """Render a page with a problem. `waits`: only the first commit is missing, so the page reloads itself."""
-    return _render("problem.html", pipeline=pipeline, location=location, style=None, line=line, waits=waits)
-
-
-def problem_fragment(line: str, waits: bool = False) -> bytes:
-    return _render("_problem.html", line=line, waits=waits)
-
-
 # -- JSON ------------------------------------------------------------------------------------------------------------
-
-_DATA: Mapping[str, Callable[[PageModel], Any]] = {
-    "top": lambda model: model.top,
-    "watermark": lambda model: model.watermark,
-    "rows": lambda model: model.rows,
-    "closing": lambda model: model.closing,
-    "size": lambda model: model.growth,
-    "pace": lambda model: model.pace,
-    "joins": lambda model: model.joined,
-    "runs": lambda model: model.runs,
-    "stages": lambda model: model.stages,
-}
 
 
 def block_as_data(name: str, model: PageModel) -> Any:
     """Return a block as plain data for JSON; None if the model does not have it."""
-    block = _DATA[name](model)
+    block = getattr(model, name)
     if isinstance(block, tuple):
         return [dataclasses.asdict(row) for row in block]
     return None if block is None else dataclasses.asdict(block)
@@ -257,9 +206,9 @@ def _key_query(key: Mapping[str, Any]) -> str:
     return "&".join(quote(n, safe="") + ("" if v is None else f"={quote(str(v), safe='')}") for n, v in key.items())
 
 
-_TABLE = re.compile(r"<table\b.*?</table>", re.DOTALL)
-_HEAD = re.compile(r"<thead>(.*?)</thead>", re.DOTALL)
-_BODY = re.compile(r"<tbody>.*?</tbody>", re.DOTALL)
+# -- names of columns in cells -----------------------------------------------------------------------------------------
+
+_TABLE = re.compile(r"<thead>(.*?)</thead>(.*?)</table>", re.DOTALL)
 _NAME = re.compile(r"<th\b[^>]*>(.*?)</th>", re.DOTALL)
 _CELL = re.compile(r"<(tr|td|th)\b(?! data-label)([^>]*)>")
 _SPAN = re.compile(r'colspan="(\d+)"')
@@ -271,21 +220,14 @@ def label_table_cells(page: str) -> str:
 
     The values in the HTML must be escaped, so that a user's text cannot look like a tag.
     """
-    return _TABLE.sub(lambda table: _labelled(table[0]), page)
+    return _TABLE.sub(_label_table, page)
 
 
-def _labelled(table: str) -> str:
-    head = _HEAD.search(table)
-    if head is None:
-        return table
-    names = [unescape(_TAG.sub("", name)).strip() for name in _NAME.findall(head[1])]
-    return _BODY.sub(lambda body: _body(body[0], names), table)
-
-
-def _body(body: str, names: Sequence[str]) -> str:
+def _label_table(table: re.Match[str]) -> str:
+    names = [unescape(_TAG.sub("", name)).strip() for name in _NAME.findall(table[1])]
     column = 0
 
-    def labelled(cell: re.Match[str]) -> str:
+    def label(cell: re.Match[str]) -> str:
         nonlocal column
         if cell[1] == "tr":
             column = 0
@@ -295,4 +237,4 @@ def _body(body: str, names: Sequence[str]) -> str:
         column += int(span[1]) if span else 1
         return f'<{cell[1]} data-label="{escape(name)}"{cell[2]}>'
 
-    return _CELL.sub(labelled, body)
+    return f"<thead>{table[1]}</thead>{_CELL.sub(label, table[2])}</table>"
