@@ -237,8 +237,7 @@ def test_nothing_is_polled_while_nothing_happens(
         page_cache, "load_model", lambda *arguments, **more: looks.append(1) or look(*arguments, **more)
     )
     viewers = [Viewer(running, stream_path(page)) for _ in range(5)]
-    ui = running._ui
-    (one,) = ui._caches
+    (one,) = running._caches
     turns: list[str] = []
     ready = page_cache.PageCache.ready_update.fget
     assert ready is not None

@@ -9,10 +9,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
-from http.cookies import CookieError, SimpleCookie
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import urlencode
 
 from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from slackwater.core.humanize import mismatch
@@ -69,38 +69,28 @@ class TokenMiddleware:
                     headers.setdefault(name, value)
             await send(message)
 
-        refusal = self._refusal(scope)
+        refusal = self._refusal(Request(scope))
         await (self.app if refusal is None else refusal)(scope, receive, with_headers)
 
-    def _refusal(self, scope: Scope) -> Response | None:
+    def _refusal(self, request: Request) -> Response | None:
         if self._digest is None:
             return None
-        query = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
-        if "token" in query and self._is_right(_digest(query["token"])):
-            return self._set_cookie(scope)
-        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
-        if self._is_right(_digest(headers.get(b"authorization", "").removeprefix("Bearer "))):
-            return None
-        if self._is_right(self._cookie_digest(headers.get(b"cookie", ""))):
+        query_token = request.query_params.get("token")
+        if query_token is not None and self._is_right(_digest(query_token)):
+            return self._set_cookie(request)
+        bearer_token = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if self._is_right(_digest(bearer_token)) or self._is_right(request.cookies.get(self._cookie, "")):
             return None
         return PlainTextResponse("this page needs a token: open it once with ?token=… after the address\n", 401)
 
-    def _set_cookie(self, scope: Scope) -> Response:
+    def _set_cookie(self, request: Request) -> Response:
         """Set the cookie and redirect to the same address without the token, to keep it out of histories and logs."""
-        query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-        rest = urlencode([(n, v) for n, v in query if n != "token"])
+        rest = urlencode([(n, v) for n, v in request.query_params.multi_items() if n != "token"])
         # "//name" would be another host
-        path = "/" + scope["path"].lstrip("/")
+        path = "/" + request.scope["path"].lstrip("/")
         answer = RedirectResponse(path + (f"?{rest}" if rest else ""), 303)
         answer.set_cookie(self._cookie, self._digest or "", httponly=True, samesite="lax", path="/")
         return answer
-
-    def _cookie_digest(self, text: str) -> str:
-        try:
-            cookie = SimpleCookie(text).get(self._cookie)
-        except CookieError:
-            return ""
-        return "" if cookie is None else cookie.value
 
     def _is_right(self, digest: str) -> bool:
         return self._digest is not None and hmac.compare_digest(digest.encode(), self._digest.encode())

@@ -14,15 +14,7 @@ from markupsafe import Markup
 
 from slackwater import explain
 from slackwater.config.pipeline import Pipeline
-from slackwater.core.humanize import (
-    format_datetime,
-    format_exact_time,
-    format_key_values,
-    format_number,
-    format_size,
-    format_span,
-    plural,
-)
+from slackwater.core import humanize
 from slackwater.errors import SlackwaterError, StartError
 from slackwater.evolution.operator_from_state import restore_window
 from slackwater.explain import Plan
@@ -88,7 +80,7 @@ def _plan(plan: Plan) -> Markup:
         ]
         for s in plan.stages
     ]
-    state = [] if plan.state_bytes is None else [f"State: at most about {format_size(plan.state_bytes)}"]
+    state = [] if plan.state_bytes is None else [f"State: at most about {humanize.format_size(plan.state_bytes)}"]
     notes = [f"Note: {n}" for n in plan.notes]
     return _join(_table(["stage", "where", ""], rows), *_lines(f"Delivery: {plan.guarantee}", *state, *notes))
 
@@ -97,7 +89,7 @@ def _plan(plan: Plan) -> Markup:
 def _why(report: WhyReport) -> Markup:
     running = report.runner or "none is running, so nothing changes"
     lines = _lines(
-        f"Epoch {format_number(report.epoch)}, committed {format_exact_time(report.committed_us)}"
+        f"Epoch {humanize.format_number(report.epoch)}, committed {humanize.format_exact_time(report.committed_us)}"
         + ("" if report.is_published else ", not yet published"),
         f"Runner: {running}",
     )
@@ -114,7 +106,7 @@ def _why(report: WhyReport) -> Markup:
 
 
 def _stage_watermark(s: StageReport, head: str) -> Markup:
-    text = f"{head} {format_exact_time(s.watermark_us)}, "
+    text = f"{head} {humanize.format_exact_time(s.watermark_us)}, "
     if s.through:
         return _join(*_lines(f"{text}waits for {describe_watermark_wait(s)}"))
     return _join(*_lines(f"{text}held by {_holder_text(s.holder)}"))
@@ -127,18 +119,18 @@ def _open_rows(s: StageReport, stage: str | None) -> Markup:
     headers = ["closes at watermark", "start", "key", "rows"]
     opened = [
         [
-            format_exact_time(o.closes_us),
-            format_exact_time(o.start_us),
-            "" if o.key is None else format_key_values(dict(o.key)),
-            format_number(o.rows),
+            humanize.format_exact_time(o.closes_us),
+            humanize.format_exact_time(o.start_us),
+            "" if o.key is None else humanize.format_key_values(dict(o.key)),
+            humanize.format_number(o.rows),
         ]
         for o in (s.next if s.key is None else s.key.open)
     ]
     kind = s.kind if stage is None else f"{s.kind} of stage {quote_stage(stage)}"
-    subject = kind if s.key is None else f"{kind} of {format_key_values(dict(s.key.key))}"
+    subject = kind if s.key is None else f"{kind} of {humanize.format_key_values(dict(s.key.key))}"
     heading = f"Open ({subject}), the next to close first" if opened else f"Nothing is open ({subject})"
     if s.sides:
-        sides = [[x.side, x.source, format_number(x.rows), format_span(x.keep_us)] for x in s.sides]
+        sides = [[x.side, x.source, humanize.format_number(x.rows), humanize.format_span(x.keep_us)] for x in s.sides]
         return _table(["side", "source", "rows kept", "kept for"], sides)
     return _join(*_lines(heading), _table(headers, opened))
 
@@ -148,7 +140,7 @@ def _holder_text(holder: ClockReport | None) -> str:
         return "no source: all are idle"
     name = holder.source if holder.partition is None else f"{holder.source}, partition {holder.partition}"
     return f"{name}, " + (
-        f"quiet for {format_span(holder.quiet_us)}" if holder.quiet_us else "which had rows in this epoch"
+        f"quiet for {humanize.format_span(holder.quiet_us)}" if holder.quiet_us else "which had rows in this epoch"
     )
 
 
@@ -159,7 +151,7 @@ def _state(view: StateView) -> Markup:
         last = commit.stages[view.stage]
         logic = restore_window(commit, view.stage)
         mark = None if last.watermark_us <= NO_WATERMARK else last.watermark_us
-        summary = f"Epoch {format_number(commit.epoch)}, committed {format_exact_time(commit.committed_us)}, watermark {format_exact_time(mark)}"
+        summary = f"Epoch {humanize.format_number(commit.epoch)}, committed {humanize.format_exact_time(commit.committed_us)}, watermark {humanize.format_exact_time(mark)}"
         try:
             windows = view.scan(limit=MOST, timeout_s=SCAN_S)
         except StartError as error:
@@ -174,7 +166,7 @@ def _state(view: StateView) -> Markup:
     rows = list(windows.iter_rows(named=True))
     spans = [
         SessionBar(
-            format_key_values({k: r[k] for k in logic.key_names}),
+            humanize.format_key_values({k: r[k] for k in logic.key_names}),
             _us(r[start]),
             event and _us(event),
             _us(r[end]),
@@ -184,7 +176,11 @@ def _state(view: StateView) -> Markup:
     ]
     shown = [c for c in windows.columns if c not in names.values()]
     listing = [[_text(r[c]) for c in (*shown, status, names["_closes_at"])] for r in rows]
-    more = f"By start, the first {plural(MOST, 'window')}" if len(rows) == MOST else plural(len(rows), "window")
+    more = (
+        f"By start, the first {humanize.plural(MOST, 'window')}"
+        if len(rows) == MOST
+        else humanize.plural(len(rows), "window")
+    )
     return _join(
         _heading(commit.pipeline),
         *_lines(summary, more),
@@ -201,9 +197,9 @@ def _handle(handle: Handle) -> Markup:
     if latest is not None:
         c = latest.counters
         summary = [
-            f"Epoch {format_number(latest.epoch)}, watermark {format_exact_time(latest.watermark_us)}",
-            f"{plural(c.rows_in, 'row')} in: {format_number(c.rows_used)} used, {format_number(c.rows_late)} late, {format_number(c.rows_refused)} refused, "
-            f"{format_number(c.rows_bad)} bad; {format_number(c.rows_emitted)} emitted, {format_number(latest.windows_active)} open",
+            f"Epoch {humanize.format_number(latest.epoch)}, watermark {humanize.format_exact_time(latest.watermark_us)}",
+            f"{humanize.plural(c.rows_in, 'row')} in: {humanize.format_number(c.rows_used)} used, {humanize.format_number(c.rows_late)} late, {humanize.format_number(c.rows_refused)} refused, "
+            f"{humanize.format_number(c.rows_bad)} bad; {humanize.format_number(c.rows_emitted)} emitted, {humanize.format_number(latest.windows_active)} open",
         ]
     parts = [_heading(handle.pipeline.name), *_lines(state.capitalize(), *summary)]
     if error is not None:
@@ -245,5 +241,5 @@ def _us(value: dt.datetime) -> int:
 
 def _text(value: Any) -> str:
     if isinstance(value, dt.datetime):
-        return format_datetime(value) + "Z"
+        return humanize.format_datetime(value) + "Z"
     return "NULL" if value is None else str(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -100,27 +100,22 @@ def load_model(watched: PageSource, now_us: int, epoch: int | None = None, stage
     Raises StateError if the commit is missing or damaged, or if the config does not fit it. Raises StartError for an
     unknown stage.
     """
-    with watched.store.peek(epoch) as snapshot:
-        if snapshot is None:
-            raise _missing_commit_error(watched)
-        recorded_runs = watched.store.runs() if epoch is None else None
-        return _build_model(
-            watched, snapshot, list_kept_commits(watched.store), watched.store.runner(), now_us, stage, recorded_runs
-        )
+    store = watched.store
+    with open_snapshot(watched, epoch) as snapshot:
+        recorded_runs = store.runs() if epoch is None else None
+        return _build_model(watched, snapshot, list_kept_commits(store), store.runner(), now_us, stage, recorded_runs)
 
 
 def _missing_commit_error(watched: PageSource) -> StateError:
     runner = watched.store.runner()
-    begins = (
-        f"{runner} works on the first epoch, and this page shows it once it is committed"
-        if runner is not None
-        else f"the first epoch creates it: slackwater run {watched.file}"
-    )
     failure = build_runs(watched.store.runs(), runner, -1).failure
     if failure is not None:
         error_text = "" if failure.error is None else f": {failure.error}"
         line = f"the run that started at {format_time(failure.started_us)} {failure.said}{error_text}"
         return StateError(f"{watched.pipeline.name}: there is no state yet; {line}")
+    begins = f"the first epoch creates it: slackwater run {watched.file}"
+    if runner is not None:
+        begins = f"{runner} works on the first epoch, and this page shows it once it is committed"
     return NoCommitError(f"{watched.pipeline.name}: there is no state yet; {begins}")
 
 
@@ -129,7 +124,7 @@ def load_models(watched: PageSource, now_us: int) -> tuple[PageModel, list[PageM
 
     Raises the same errors as `load_model`.
     """
-    with latest_snapshot(watched) as snapshot:
+    with open_snapshot(watched) as snapshot:
         common = list_kept_commits(watched.store), watched.store.runner(), now_us
         pipeline_model = _build_model(watched, snapshot, *common, recorded_runs=watched.store.runs())
         several = pipeline_model.stages if pipeline_model.stages[1:] else ()
@@ -145,16 +140,9 @@ def _build_model(
     stage: str | None = None,
     recorded_runs: Sequence[Run] | None = None,
 ) -> PageModel:
-    """Build the model of a snapshot.
+    """Build the model of a snapshot, for the whole pipeline or for one stage.
 
-    Args:
-        watched: The pipeline.
-        snapshot: The commit being shown.
-        commits: The commits that are kept.
-        runner: The active runner; None if there is none.
-        now_us: The time (µs UTC).
-        stage: The stage being shown; None for the whole pipeline.
-        recorded_runs: The runs of the pipeline; None for a stage or an earlier commit.
+    `recorded_runs`: the runs of the pipeline; None for a stage or an earlier commit.
     """
     commit = snapshot.commit
     # since the snapshot was taken, a runner may have committed again or removed this commit's record
@@ -162,20 +150,19 @@ def _build_model(
     pipeline = watched.pipeline_at(commit)
     pipeline_report = build_why_report_from_snapshot(pipeline, snapshot, runner, now_us)
     summaries = build_stages(commit, pipeline_report)
-    closing_of, joined_of = _last_stage(summaries, windowed=True), _last_stage(summaries, windowed=False)
-    report = pipeline_report
+    report, shown_stages = pipeline_report, summaries
     if stage is not None and pipeline_report.stages:
         index = staged.find_stage_index(commit, stage, "stage")
         report = replace(
             pipeline_report, **vars(next(s for s in pipeline_report.stages if s.stage == stage)), stages=()
         )
-        (summary,) = (s for s in summaries if s.name == stage)
-        closing_of, joined_of = summary if _has_windows(summary) else None, summary if summary.kind == "join" else None
+        shown_stages = tuple(s for s in summaries if s.name == stage)
         snapshot = staged.narrow_snapshot(snapshot, index)
         names = [[s.name for s in m.stages] for m in history]
         history = [staged.narrow_commit(m, n.index(stage)) for m, n in zip(history, names, strict=True) if stage in n]
     else:
         stage = None
+    closing_of, joined_of = _last_stage(shown_stages, KINDS_OF_WINDOW), _last_stage(shown_stages, ("join",))
     counted = build_accounting(history, *_lateness(report))
     return PageModel(
         _compute_tag(commit, runner, report.is_published, (recorded_runs or ())[-1:]),
@@ -198,16 +185,9 @@ def _build_model(
     )
 
 
-def _has_windows(stage: StageSummary) -> bool:
-    return stage.kind in KINDS_OF_WINDOW
-
-
-def _last_stage(summaries: Iterable[StageSummary], windowed: bool) -> StageSummary | None:
-    """Return the stage with windows, or the join, that is nearest to the output.
-
-    `windowed`: whether to look for a stage with windows; otherwise for a join.
-    """
-    return next((s for s in reversed(tuple(summaries)) if (_has_windows(s) if windowed else s.kind == "join")), None)
+def _last_stage(summaries: Sequence[StageSummary], kinds: Container[str]) -> StageSummary | None:
+    """Return the stage of one of these kinds that is nearest to the output."""
+    return next((s for s in reversed(summaries) if s.kind in kinds), None)
 
 
 def _stage_snapshot(snapshot: Snapshot, stage: StageSummary) -> Snapshot:
@@ -242,9 +222,9 @@ def _compute_tag(commit: Commit, runner: str | None, published: bool, recorded_r
 
 
 @contextmanager
-def latest_snapshot(watched: PageSource) -> Iterator[Snapshot]:
-    """Yield a snapshot of the latest commit. Raises StateError if there is none."""
-    with watched.store.peek() as snapshot:
+def open_snapshot(watched: PageSource, epoch: int | None = None) -> Iterator[Snapshot]:
+    """Yield a snapshot of a commit, by default the latest. Raises StateError if there is none."""
+    with watched.store.peek(epoch) as snapshot:
         if snapshot is None:
             raise _missing_commit_error(watched)
         yield snapshot
@@ -265,7 +245,7 @@ def select_window_stage(snapshot: Snapshot, stage: str | None) -> tuple[Snapshot
 
 def load_key(watched: PageSource, key: Texts, now_us: int, stage: str | None = None) -> KeyView:
     """Return the view of one key in the latest commit. Raises StateError, and StartError for a wrong key."""
-    with latest_snapshot(watched) as snapshot:
+    with open_snapshot(watched) as snapshot:
         stage_snapshot, name = select_window_stage(snapshot, stage)
         build_key(stage_snapshot, key)  # raises an error about the key that names its stage
         try:

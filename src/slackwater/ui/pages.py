@@ -21,18 +21,7 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from slackwater.core.humanize import (
-    format_brief,
-    format_exact_time,
-    format_key_values,
-    format_number,
-    format_percent,
-    format_rate,
-    format_size,
-    format_span,
-    format_time,
-    plural,
-)
+from slackwater.core import humanize
 from slackwater.core.paths import file_uri_to_path
 from slackwater.core.row_format import format_value
 from slackwater.ui.blocks import (
@@ -46,7 +35,6 @@ from slackwater.ui.blocks import (
     watermark,
 )
 from slackwater.ui.blocks.stages import StageSummary
-from slackwater.ui.blocks.upcoming_closes import count_windows
 from slackwater.ui.page_model import PageModel
 from slackwater.ui.svg import HALF, draw_both_widths
 
@@ -107,19 +95,16 @@ def _templates() -> Environment:
         lstrip_blocks=True,
     )
     env.filters.update(
-        moment=format_exact_time,
-        about=format_time,
-        span=format_span,
-        size=format_size,
-        number=format_number,
-        brief=format_brief,
-        listed=format_key_values,
-    )
-    env.filters.update(
-        percent=format_percent,
-        rate=format_rate,
-        plural=plural,
-        counted=count_windows,
+        moment=humanize.format_exact_time,
+        about=humanize.format_time,
+        span=humanize.format_span,
+        size=humanize.format_size,
+        number=humanize.format_number,
+        listed=humanize.format_key_values,
+        percent=humanize.format_percent,
+        rate=humanize.format_rate,
+        plural=humanize.plural,
+        counted=upcoming_closes.count_windows,
         plain=format_value,
         path=file_uri_to_path,
     )

@@ -28,7 +28,7 @@ from slackwater.ui import pages
 from slackwater.ui.blocks.key import KeyView
 from slackwater.ui.blocks.upcoming_closes import ClosingWindow, closing_windows
 from slackwater.ui.page_cache import PageCache
-from slackwater.ui.page_model import PageModel, latest_snapshot, load_key, load_model, select_window_stage
+from slackwater.ui.page_model import PageModel, load_key, load_model, open_snapshot, select_window_stage
 from slackwater.ui.pages import PageLocation
 
 log = logging.getLogger("slackwater")
@@ -147,7 +147,7 @@ def _past_page(cache: PageCache, location: PageLocation, request: Request) -> Re
 
 def _hot(cache: PageCache, location: PageLocation, request: Request) -> Response:
     def make(model: PageModel) -> bytes:
-        with latest_snapshot(cache.watched) as snapshot:
+        with open_snapshot(cache.watched) as snapshot:
             keys = find_hot_keys(cache.watched.store, snapshot, HOT)
         return pages.render("hot.html", location, model=model, keys=keys)
 
@@ -163,7 +163,7 @@ def _windows(cache: PageCache, request: Request) -> tuple[int, int, list[Closing
             raise StartError(f"{name}: " + mismatch(f"{text[:40]!a}", "a time in whole microseconds since 1970"))
         bounds.append(int(text))
     low, high = bounds
-    with latest_snapshot(cache.watched) as snapshot:
+    with open_snapshot(cache.watched) as snapshot:
         return low, high, closing_windows(select_window_stage(snapshot, cache.stage)[0], low, high)
 
 

@@ -13,16 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter
 from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from slackwater.web.request_guard import client_network
+from slackwater.web.request_guard import HEAD_BYTES, client_network, find_busiest_client
 
 WAIT_S = 10.0  # time limit for an entire request, and for progress in reading a response
-HEAD_BYTES = 16 * 1024  # limit for a request line with its headers
 READ_BYTES_S = 1024  # a client that reads fewer bytes per second is disconnected
 
 
@@ -95,11 +93,8 @@ class _BoundedServer(H11Protocol):
 
         Return None unless that client has at least two more connections than the client of this connection.
         """
-        counts = Counter(c.network for c in self._others)
-        busiest, count = max(counts.items(), key=lambda item: item[1], default=("", 0))
-        if count - counts[self.network] < 2:
-            return None
-        return min((c for c in self._others if c.network == busiest), key=lambda c: c._since)
+        busiest = find_busiest_client((c.network for c in self._others), self.network)
+        return min((c for c in self._others if c.network == busiest), key=lambda c: c._since, default=None)
 
     @property
     def answering(self) -> bool:

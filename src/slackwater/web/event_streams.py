@@ -7,13 +7,12 @@ two more. So a single client may use all slots, two clients get half each, and n
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 from starlette.responses import Response, StreamingResponse
 
-from slackwater.web.request_guard import Receive, Scope, Send, client_network
+from slackwater.web.request_guard import Receive, Scope, Send, client_network, find_busiest_client
 
 MEDIA_TYPE = "text/event-stream"
 
@@ -52,9 +51,8 @@ class StreamSlots:
             self._taken.remove(slot)
 
     def _make_room(self, client: str) -> bool:
-        counts = Counter(slot.client for slot in self._taken)
-        busiest, busiest_count = max(counts.items(), key=lambda item: item[1], default=(client, 0))
-        if busiest_count - counts[client] < 2:
+        busiest = find_busiest_client((slot.client for slot in self._taken), client)
+        if busiest is None:
             return False
         oldest = next(slot for slot in self._taken if slot.client == busiest)
         self._taken.remove(oldest)

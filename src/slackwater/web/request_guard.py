@@ -9,8 +9,11 @@ from __future__ import annotations
 import ipaddress
 import json
 import re
-from collections.abc import Awaitable, Callable, Collection, MutableMapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterable, MutableMapping, Sequence
 from typing import Any
+
+from starlette.responses import Response
 
 _HOST = re.compile(
     r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._~!$&'()*+,;=%-]+))(?::(?P<port>[0-9]{0,5}))?", re.ASCII
@@ -54,6 +57,13 @@ def client_network(address: str) -> str:
     return str(parsed)
 
 
+def find_busiest_client(clients: Iterable[str], client: str) -> str | None:
+    """Return the client with the most entries, if it has at least two more than `client`; else None."""
+    counts = Counter(clients)
+    busiest, count = max(counts.items(), key=lambda item: item[1], default=(client, 0))
+    return busiest if count - counts[client] >= 2 else None
+
+
 Scope = MutableMapping[str, Any]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -81,7 +91,10 @@ class RequestGuard:
             await self.app(scope, receive, send)
             return
         if wrong := self._check(scope):
-            await _refuse(send, *wrong)
+            status, line = wrong
+            body = json.dumps({"error": line})
+            refusal = Response(body, status, {"connection": "close"}, media_type="application/json")
+            await refusal(scope, receive, send)
             return
         await self.app(scope, receive, send)
 
@@ -102,14 +115,3 @@ class RequestGuard:
         if len(scope["raw_path"]) + len(scope["query_string"]) > TARGET_BYTES:
             return 414, f"the path with its query is longer than {TARGET_BYTES // 1024} KiB"
         return None
-
-
-async def _refuse(send: Send, status: int, line: str) -> None:
-    body = json.dumps({"error": line}).encode()
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-        (b"connection", b"close"),
-    ]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import uvicorn
 
 from slackwater.errors import StartError
-from slackwater.web.connection_limits import HEAD_BYTES, WAIT_S, create_bounded_protocol
-from slackwater.web.request_guard import Application, RequestGuard
+from slackwater.web.connection_limits import WAIT_S, create_bounded_protocol
+from slackwater.web.request_guard import HEAD_BYTES, Application, RequestGuard
 
 LOOPBACK = "127.0.0.1"
 

@@ -56,46 +56,36 @@ def build_header(report: WhyReport, rows: RowAccounting, why_lines: Sequence[str
 
 def _rows_sentence(rows: RowAccounting) -> str:
     t = rows.total
-    parts = [(n, getattr(t, n)) for n in PARTS]
     counts = [
         f"{format_number(abs(v))} {'made by the SQL' if v < 0 else _NAMES.get(n, n)}"
-        for n, v in parts
-        if v or n == "used"
+        for n in PARTS
+        if (v := getattr(t, n)) or n == "used"
     ]
-    became = f"{format_number(t.rows_in)} in = {' + '.join(counts)}".replace(" + ", " + ")
+    became = f"{format_number(t.rows_in)} in = {' + '.join(counts)}"
     if rows.unaccounted:
         return f"{plural(rows.unaccounted, 'row is', 'rows are')} unaccounted for: {became}"
     return f"Every row is accounted for: {became}"
 
 
 def _watermark_sentence(report: WhyReport) -> str:
+    watermark = "There is no watermark yet"
+    if report.watermark_us is not None or report.holder is None:
+        watermark = f"The watermark is at {format_exact_time(report.watermark_us)}"
+    waits = f"{watermark}; stage {quote_stage(report.stage)} waits for {describe_watermark_wait(report)}"
     holder = report.holder
     if holder is None and report.through:
-        return f"The watermark is at {format_exact_time(report.watermark_us)}; stage {quote_stage(report.stage)} waits for {describe_watermark_wait(report)}."
+        return f"{waits}."
     if holder is None:
-        runs_on = (
-            ""
-            if report.idle_close_us is None
-            else f"; it advances after {format_span(report.idle_close_us)} of silence"
-        )
-        return (
-            f"The watermark is at {format_exact_time(report.watermark_us)}; no source holds it: all are idle{runs_on}."
-        )
-    name = name_clock(holder)
-    since = (
-        f"quiet for {format_span(holder.quiet_us)}, since {format_exact_time(report.committed_us - holder.quiet_us)}"
-        if holder.quiet_us
-        else "it had rows in this epoch"
-    )
+        silence_us = report.idle_close_us
+        advances = "" if silence_us is None else f"; it advances after {format_span(silence_us)} of silence"
+        return f"{watermark}; no source holds it: all are idle{advances}."
+    since = "it had rows in this epoch"
+    if holder.quiet_us:
+        quiet_since = format_exact_time(report.committed_us - holder.quiet_us)
+        since = f"quiet for {format_span(holder.quiet_us)}, since {quiet_since}"
     if report.through:
-        name = describe_watermark_wait(report)
-        watermark = (
-            "There is no watermark yet"
-            if report.watermark_us is None
-            else f"The watermark is at {format_exact_time(report.watermark_us)}"
-        )
-        return f"{watermark}; stage {quote_stage(report.stage)} waits for {name} ({since})."
-    if report.watermark_us is None:
-        return f"There is no watermark yet; {name} holds it ({since})."
-    behind = f", {format_span(report.committed_us - report.watermark_us)} behind the clock of the commit"
-    return f"The watermark is at {format_exact_time(report.watermark_us)}{behind}; {name} holds it ({since})."
+        return f"{waits} ({since})."
+    behind = ""
+    if report.watermark_us is not None:
+        behind = f", {format_span(report.committed_us - report.watermark_us)} behind the clock of the commit"
+    return f"{watermark}{behind}; {name_clock(holder)} holds it ({since})."

@@ -23,21 +23,7 @@ from slackwater.evolution.operator_from_state import restore_operator
 from slackwater.joins.compiled_join import CompiledJoin
 from slackwater.query.state_inspection import to_plain_key
 from slackwater.state.protocol import Snapshot
-from slackwater.ui.svg import (
-    Axis,
-    element,
-    lane_start,
-    line,
-    note,
-    picture,
-    rect,
-    right,
-    text,
-    tick_step,
-    time_axis,
-    title,
-    watermark_line,
-)
+from slackwater.ui import svg
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows.state_rows import FAR
 
@@ -130,7 +116,7 @@ def build_buffers(snapshot: Snapshot, sources: Sequence[str]) -> JoinBuffers | N
     times = [r["__ts"].to_numpy() for r in rows]
     low = min((int(t.min()) for t in times if len(t)), default=0)
     high = max((int(t.max()) for t in times if len(t)), default=0)
-    width = tick_step(high - low + 1, BINS - 1)
+    width = svg.tick_step(high - low + 1, BINS - 1)
     counters = next_commit.sum_counters(snapshot.commit)
     sides = []
     for side, source, waiting_rows in zip(logic.sides, sources, rows, strict=True):
@@ -196,41 +182,41 @@ def draw_join_buffers(block: JoinBuffers) -> Markup:
     near = [m for m in marks if low - 2 * (high - low) <= m <= high + 2 * (high - low)]
     low, high = min([low, *near]), max([high, *near])
     room = (high - low) // 40 + 1
-    across = Axis(low - room, high + room, lane_start(LEFT), right())
+    across = svg.Axis(low - room, high + room, svg.lane_start(LEFT), svg.right())
     max_rows, bottom = max(age.rows for side in block.sides for age in side.ages), TOP + LANE * len(block.sides)
-    parts = time_axis(across, TOP, bottom)
+    parts = svg.time_axis(across, TOP, bottom)
     for n, side in enumerate(block.sides):
         parts += _lane(side, across, TOP + LANE * n, max_rows)
     if block.watermark_us in near and block.watermark_us is not None:
-        parts += watermark_line(across, block.watermark_us, TOP, bottom)
-    return picture("Rows that wait for partners, by event time", bottom + 24, *parts)
+        parts += svg.watermark_line(across, block.watermark_us, TOP, bottom)
+    return svg.picture("Rows that wait for partners, by event time", bottom + 24, *parts)
 
 
-def _lane(side: BufferSide, across: Axis, y: float, max_rows: int) -> list[Markup]:
+def _lane(side: BufferSide, across: svg.Axis, y: float, max_rows: int) -> list[Markup]:
     base = y + LANE - 6
-    up = Axis(0, max_rows, base, y + 12)
+    up = svg.Axis(0, max_rows, base, y + 12)
     parts = [
-        line(lane_start(LEFT), base, right(), base, "rule"),
-        text(lane_start(LEFT) - 10, base - 22, side.side, "lane", "end"),
-        text(lane_start(LEFT) - 10, base - 6, format_brief(side.rows), "tick", "end"),
+        svg.line(svg.lane_start(LEFT), base, svg.right(), base, "rule"),
+        svg.text(svg.lane_start(LEFT) - 10, base - 22, side.side, "lane", "end"),
+        svg.text(svg.lane_start(LEFT) - 10, base - 6, format_brief(side.rows), "tick", "end"),
     ]
     for age in side.ages:
         x1, x2 = across.position(age.from_us), across.position(age.to_us)
         width = max(x2 - x1 - (1 if x2 - x1 > 4 else 0), 2)
         matched_text = "" if age.matched is None else f", {format_number(age.matched)} of them with a partner"
-        about = title(
+        about = svg.title(
             f"{side.side}: {plural(age.rows, 'row')} of {format_exact_time(age.from_us)} to {format_exact_time(age.to_us)}{matched_text}"
         )
         top = min(up.position(age.rows), base - 2)
-        parts.append(rect(x1, top, width, base - top, "bar" if age.matched is None else "bar alone", about))
+        parts.append(svg.rect(x1, top, width, base - top, "bar" if age.matched is None else "bar alone", about))
         if age.matched:
             top = min(up.position(age.matched), base - 1)
-            parts.append(rect(x1, top, width, base - top, "bar", about))
+            parts.append(svg.rect(x1, top, width, base - top, "bar", about))
     if side.expires_us is not None and across.low <= side.expires_us <= across.high:
         x = across.position(side.expires_us)
-        over = title(f"{side.side}: rows before {format_exact_time(side.expires_us)} have expired")
+        over = svg.title(f"{side.side}: rows before {format_exact_time(side.expires_us)} have expired")
         parts += [
-            element("line", over, x1=x, y1=y + 8, x2=x, y2=base, class_="cap"),
-            note(x, y + 16, "expired before", "tick"),
+            svg.element("line", over, x1=x, y1=y + 8, x2=x, y2=base, class_="cap"),
+            svg.note(x, y + 16, "expired before", "tick"),
         ]
     return parts

@@ -21,21 +21,7 @@ from slackwater.query import state_inspection
 from slackwater.query.open_windows import compute_current_windows
 from slackwater.query.why_report import KeyHistory
 from slackwater.state.protocol import Snapshot
-from slackwater.ui.svg import (
-    Axis,
-    drawing_id,
-    element,
-    line,
-    padded_range,
-    picture,
-    rect,
-    right,
-    shorten,
-    text,
-    time_axis,
-    title,
-    watermark_line,
-)
+from slackwater.ui import svg
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows.state_rows import FLOOR
 
@@ -184,12 +170,12 @@ def draw_key_timeline(block: KeyView) -> Markup:
     reach = high + 11 * max(high - low, 1_000_000)
     high = max([high, *(b.cap_us for b in bars if b.cap_us is not None and b.cap_us <= reach)])
 
-    def lane(b: KeyWindow, across: Axis, top: float) -> list[Markup]:
+    def lane(b: KeyWindow, across: svg.Axis, top: float) -> list[Markup]:
         y = top + 8
         parts = _bar(b, across, y, 18, f", closes at watermark {format_exact_time(b.closes_us)}")
         if b.cap_us is not None and b.cap_us <= across.high:
             end, cap = across.position(b.end_us), across.position(b.cap_us)
-            parts += [line(cap, y - 4, cap, y + 22, "cap"), line(end, y + 9, cap, y + 9, "reachline")]
+            parts += [svg.line(cap, y - 4, cap, y + 22, "cap"), svg.line(end, y + 9, cap, y + 9, "reachline")]
         return parts
 
     span, far = (low, high), 2 * (high - low)
@@ -202,21 +188,21 @@ def draw_sessions(bars: Sequence[SessionBar], watermark_us: int | None) -> Marku
         return Markup("")
     low, high = min(b.start_us for b in bars), max(b.end_us for b in bars)
 
-    def lane(b: SessionBar, across: Axis, top: float) -> list[Markup]:
-        return [text(14, top + 18, shorten(b.key, 26), "lane"), *_bar(b, across, top + 5, 16)]
+    def lane(b: SessionBar, across: svg.Axis, top: float) -> list[Markup]:
+        return [svg.text(14, top + 18, svg.shorten(b.key, 26), "lane"), *_bar(b, across, top + 5, 16)]
 
     return _draw_lanes("Windows in event time", bars, lane, (low, high), high - low, watermark_us, 220, 26)
 
 
-def _bar(b: KeyWindow | SessionBar, across: Axis, y: float, height: float, closes: str = "") -> list[Markup]:
+def _bar(b: KeyWindow | SessionBar, across: svg.Axis, y: float, height: float, closes: str = "") -> list[Markup]:
     """Draw a window. `closes`: text about its end, for the tooltip."""
     start, end = across.position(b.start_us), across.position(b.end_us)
     last = end if b.last_us is None else across.position(b.last_us)
     key = f"{b.key}, " if isinstance(b, SessionBar) else ""
-    about = title(f"{key}{b.status}: {format_exact_time(b.start_us)} to {format_exact_time(b.end_us)}{closes}")
-    parts = [rect(start, y, max(last - start, 3), height, f"session {b.status}", about)]
+    about = svg.title(f"{key}{b.status}: {format_exact_time(b.start_us)} to {format_exact_time(b.end_us)}{closes}")
+    parts = [svg.rect(start, y, max(last - start, 3), height, f"session {b.status}", about)]
     if end > last:
-        parts.append(rect(last, y, end - last, height, f"tail {b.status}", about))
+        parts.append(svg.rect(last, y, end - last, height, f"tail {b.status}", about))
     return parts
 
 
@@ -226,7 +212,7 @@ W = TypeVar("W", bound=KeyWindow | SessionBar)
 def _draw_lanes(
     label: str,
     bars: Sequence[W],
-    draw: Callable[[W, Axis, float], list[Markup]],
+    draw: Callable[[W, svg.Axis, float], list[Markup]],
     span: tuple[int, int],
     far: int,
     watermark_us: int | None,
@@ -247,19 +233,19 @@ def _draw_lanes(
         watermark_us = None
     if watermark_us is not None:
         low, high = min(low, watermark_us), max(high, watermark_us)
-    across = Axis(*padded_range(low, high), start, right())
+    across = svg.Axis(*svg.padded_range(low, high), start, svg.right())
     bottom = TOP + height * len(bars)
-    pattern = element(
+    pattern = svg.element(
         "pattern",
-        element("path", d="M0 6 L6 0", class_="hatch"),
-        id=drawing_id("hatch"),
+        svg.element("path", d="M0 6 L6 0", class_="hatch"),
+        id=svg.drawing_id("hatch"),
         width=6,
         height=6,
         patternUnits="userSpaceOnUse",
     )
-    parts = [element("defs", pattern), *time_axis(across, TOP, bottom)]
+    parts = [svg.element("defs", pattern), *svg.time_axis(across, TOP, bottom)]
     for n, bar in enumerate(bars):
         parts += draw(bar, across, TOP + height * n)
     if watermark_us is not None:
-        parts += watermark_line(across, watermark_us, TOP, bottom)
-    return picture(label, bottom + 26, *parts)
+        parts += svg.watermark_line(across, watermark_us, TOP, bottom)
+    return svg.picture(label, bottom + 26, *parts)

@@ -100,30 +100,16 @@ def _epoch(commit: Commit, before: Commit | None) -> EpochRows:
         return EpochRows(commit.epoch, commit.committed_us, None, None)
     now, former = _parts(commit), dict.fromkeys(_parts(commit), 0) if before is None else _parts(before)
     since = {n: now[n] - former[n] for n in now}
-    written = any(
-        text
-        for m in (commit, before or commit)
-        for stage in m.stages
-        for name, text in stage.texts.items()
-        if name.endswith("sql")
-    )
+    texts = [item for m in (commit, before or commit) for stage in m.stages for item in stage.texts.items()]
+    written = any(text for name, text in texts if name.endswith("sql"))
     return EpochRows(commit.epoch, commit.committed_us, _account(since, written), since["emitted"])
 
 
 def _parts(commit: Commit) -> dict[str, int]:
     c = next_commit.sum_counters(commit)
-    keyless = sum(side.get("keyless", 0) for side in c.sides.values())
-    return {
-        "in": c.rows_in,
-        "sql": c.rows_sql,
-        "used": c.rows_used,
-        "late": c.rows_late,
-        "refused": c.rows_refused,
-        "bad": c.rows_bad,
-        "lost": c.rows_lost,
-        "keyless": keyless,
-        "emitted": c.rows_emitted,
-    }
+    names = ("in", "sql", "used", "late", "refused", "bad", "lost", "emitted")
+    counts = {name: int(getattr(c, f"rows_{name}")) for name in names}
+    return counts | {"keyless": sum(side.get("keyless", 0) for side in c.sides.values())}
 
 
 def _account(p: Mapping[str, int], sql: bool) -> RowCounts:
@@ -132,17 +118,8 @@ def _account(p: Mapping[str, int], sql: bool) -> RowCounts:
     missing = p["sql"] - p["used"] - p["late"] - p["refused"] - p["keyless"]
     if not sql:
         by_sql, missing = 0, missing + by_sql
-    return RowCounts(
-        rows_in=p["in"] + p["lost"],
-        used=p["used"],
-        late=p["late"],
-        refused=p["refused"],
-        bad=p["bad"],
-        lost=p["lost"],
-        keyless=p["keyless"],
-        by_sql=by_sql,
-        unaccounted=missing,
-    )
+    counts = {name: p[name] for name in ("used", "late", "refused", "bad", "lost", "keyless")}
+    return RowCounts(rows_in=p["in"] + p["lost"], by_sql=by_sql, unaccounted=missing, **counts)
 
 
 # -- drawings ----------------------------------------------------------------------------------------------------------

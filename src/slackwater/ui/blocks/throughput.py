@@ -69,7 +69,8 @@ class Throughput:
 
 def build_throughput(commits: Sequence[Commit], backlogs: Sequence[Backlog], now_us: int) -> Throughput:
     """Build the block "Does it keep up?" from the commits that are kept, oldest first."""
-    laps = tuple(_epoch_timing(m, *_neighbours(commits, n)) for n, m in enumerate(commits))
+    neighbours = zip([None, *commits[:-1]], commits, [*commits[1:], None], strict=True)
+    laps = tuple(_epoch_timing(*three) for three in neighbours)
     first, last = commits[0], commits[-1]
     rows = _rows(last) - _rows(first)
     over, spent = last.committed_us - first.committed_us, _spent_us(last) - _spent_us(first)
@@ -101,22 +102,12 @@ def _rows(commit: Commit) -> int:
     return next_commit.sum_counters(commit).rows_in
 
 
-def _neighbours(commits: Sequence[Commit], index: int) -> tuple[Commit | None, Commit | None]:
-    """Return the commits directly before and after a commit; each is None if it is not kept."""
-    before = commits[index - 1] if index and commits[index - 1].epoch == commits[index].epoch - 1 else None
-    after = (
-        commits[index + 1]
-        if index + 1 < len(commits) and commits[index + 1].epoch == commits[index].epoch + 1
-        else None
-    )
-    return before, after
-
-
-def _epoch_timing(commit: Commit, before: Commit | None, after: Commit | None) -> EpochTiming:
+def _epoch_timing(before: Commit | None, commit: Commit, after: Commit | None) -> EpochTiming:
+    """Return the timing of a commit. `before` and `after`: the kept commits next to it, which may have other epochs."""
+    before = before if before is not None and before.epoch == commit.epoch - 1 else None
+    after = after if after is not None and after.epoch == commit.epoch + 1 else None
     is_complete = before is not None or commit.epoch == 0
-    rows = next_commit.sum_counters(commit).rows_in - (
-        0 if before is None else next_commit.sum_counters(before).rows_in
-    )
+    rows = _rows(commit) - (0 if before is None else _rows(before))
     spent, former, later = (_spent_by_phase(m) for m in (commit, before, after))
     phases = {
         p: spent[p] - former.get(p, 0) for p in OWN_PHASES if p in spent and is_complete and (former or before is None)

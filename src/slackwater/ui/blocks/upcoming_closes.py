@@ -29,19 +29,7 @@ from slackwater.operators.sessions import SessionOperator
 from slackwater.operators.window_base import WindowOperator
 from slackwater.query import state_inspection
 from slackwater.state.protocol import Snapshot, StateReader
-from slackwater.ui.svg import (
-    Axis,
-    count_axis,
-    element,
-    picture,
-    rect,
-    right,
-    text,
-    tick_step,
-    time_axis,
-    title,
-    watermark_line,
-)
+from slackwater.ui import svg
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows import pane_windows
 from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FRAGMENT, WHOLE
@@ -161,7 +149,7 @@ def bin_times(times: Int64s, counts: Int64s) -> tuple[int, tuple[CloseBin, ...]]
     first, last = int(times.min()), int(times.max())
     near = _percentile(times, counts)
     end = near if last - first > 20 * max(near - first, 1_000_000) else last
-    width = tick_step(end - first + 1, BINS - 2)
+    width = svg.tick_step(end - first + 1, BINS - 2)
     end = (end // width + 1) * width - 1  # the end of its bin
     low = first // width
     far = times > end
@@ -276,28 +264,30 @@ def draw_closes(block: UpcomingCloses, base: str | None) -> Markup:
         far = high - block.watermark_us > 4 * max(high - low, 1)
         low = low if far else min(low, block.watermark_us)
     room = (high - low) // 40 + 1
-    end = right() - (REST if rest and regular else 0)
-    across = Axis(low - room, high + room, LEFT, end)
-    up = Axis(0, max(b.count for b in block.bins), BOTTOM, TOP)
-    parts = time_axis(across, TOP, BOTTOM) + count_axis(up, LEFT, up.counts(), format_brief)
+    end = svg.right() - (REST if rest and regular else 0)
+    across = svg.Axis(low - room, high + room, LEFT, end)
+    up = svg.Axis(0, max(b.count for b in block.bins), BOTTOM, TOP)
+    parts = svg.time_axis(across, TOP, BOTTOM) + svg.count_axis(up, LEFT, up.counts(), format_brief)
     for b in drawn:
         x1, x2 = across.position(b.from_us), across.position(b.to_us)
         gap = 1 if x2 - x1 > 4 else 0
         parts.append(_bar(b.from_us, b.to_us, b.count, x1 + gap / 2, max(x2 - x1 - gap, 2), up, base, block.what))
     if rest is not None and regular:
         parts.append(_bar(rest.from_us, rest.to_us, rest.count, end + 18, REST - 30, up, base, block.what))
-        parts.append(text(end + 18 + (REST - 30) / 2, BOTTOM + 16, "later", "tick", "middle"))
+        parts.append(svg.text(end + 18 + (REST - 30) / 2, BOTTOM + 16, "later", "tick", "middle"))
     if block.watermark_us is not None:
-        parts += watermark_line(across, block.watermark_us, TOP, BOTTOM, 10, ", far before" if far else "")
-    return picture(f"Open {block.what} by the watermark that closes them", BOTTOM + 28, *parts)
+        parts += svg.watermark_line(across, block.watermark_us, TOP, BOTTOM, 10, ", far before" if far else "")
+    return svg.picture(f"Open {block.what} by the watermark that closes them", BOTTOM + 28, *parts)
 
 
-def _bar(low: int, high: int, count: int, x: float, width: float, up: Axis, base: str | None, noun: str) -> Markup:
+def _bar(low: int, high: int, count: int, x: float, width: float, up: svg.Axis, base: str | None, noun: str) -> Markup:
     top = min(up.position(count), BOTTOM - 2)
     about = f"{count_windows(count, noun)} {'closes' if count == 1 else 'close'} from {format_exact_time(low)} to {format_exact_time(high)}"
-    bar = rect(x, top, width, BOTTOM - top, "bar")
+    bar = svg.rect(x, top, width, BOTTOM - top, "bar")
     if base is None:
-        return element("g", title(about), bar)
+        return svg.element("g", svg.title(about), bar)
     # the whole height is clickable, so that the pointer can also hit a bar of one window
-    click_area = rect(x, TOP, width, BOTTOM - TOP, "reach")
-    return element("a", title(about), click_area, bar, href=f"{base}/closing?from={low}&to={high}", aria_label=about)
+    click_area = svg.rect(x, TOP, width, BOTTOM - TOP, "reach")
+    return svg.element(
+        "a", svg.title(about), click_area, bar, href=f"{base}/closing?from={low}&to={high}", aria_label=about
+    )

@@ -10,23 +10,7 @@ from markupsafe import Markup
 from slackwater.core.humanize import format_exact_time, format_span
 from slackwater.query.why_report import ClockReport, WhyReport
 from slackwater.state.commit import Commit
-from slackwater.ui.svg import (
-    CHARACTER,
-    Axis,
-    draw_trace,
-    element,
-    lane_start,
-    line,
-    padded_range,
-    picture,
-    rect,
-    right,
-    shorten,
-    text,
-    time_axis,
-    title,
-    watermark_line,
-)
+from slackwater.ui import svg
 from slackwater.watermark import NO_WATERMARK
 
 
@@ -152,38 +136,42 @@ def draw_lanes(block: WatermarkBlock) -> Markup:
     times += [] if block.watermark_us is None else [block.watermark_us]
     if not times:
         return Markup("")
-    axis, top = Axis(*padded_range(min(times), max(times)), lane_start(LEFT), right()), 26
+    axis, top = svg.Axis(*svg.padded_range(min(times), max(times)), svg.lane_start(LEFT), svg.right()), 26
     bottom = top + LANE * len(drawn)
-    parts, parted = time_axis(axis, top, bottom), {lane.source for lane in drawn if lane.partition is not None}
+    parts, parted = svg.time_axis(axis, top, bottom), {lane.source for lane in drawn if lane.partition is not None}
     for n, lane in enumerate(drawn):
         parts += _draw_lane(lane, lane.source in parted and lane.partition is None, axis, top + LANE * n)
     if block.watermark_us is not None:
-        parts += watermark_line(axis, block.watermark_us, top, bottom, 10)
-    return picture("Event time of each source: newest event, lateness and watermark", bottom + 24, *parts)
+        parts += svg.watermark_line(axis, block.watermark_us, top, bottom, 10)
+    return svg.picture("Event time of each source: newest event, lateness and watermark", bottom + 24, *parts)
 
 
-def _draw_lane(lane: WatermarkLane, parted: bool, axis: Axis, y: float) -> list[Markup]:
+def _draw_lane(lane: WatermarkLane, parted: bool, axis: svg.Axis, y: float) -> list[Markup]:
     middle, name = y + LANE / 2, lane.source if lane.partition is None else lane.partition
     name = f"stage {name}" if lane.of_stage else name
     indent = 22 if lane.partition is None else 38
-    label = shorten(name, max(int((lane_start(LEFT) - indent - 6) / CHARACTER), 3))
+    label = svg.shorten(name, max(int((svg.lane_start(LEFT) - indent - 6) / svg.CHARACTER), 3))
     parts = [
-        line(lane_start(LEFT), y + LANE, right(), y + LANE, "rule"),
-        text(indent, middle + 4, label, "lane holds" if lane.holds else "lane idle" if lane.idle else "lane"),
+        svg.line(svg.lane_start(LEFT), y + LANE, svg.right(), y + LANE, "rule"),
+        svg.text(indent, middle + 4, label, "lane holds" if lane.holds else "lane idle" if lane.idle else "lane"),
     ]
     if lane.holds:
         parts.append(
-            element("path", title("holds the watermark"), d=f"M{indent - 15} {middle - 5} l9 5 l-9 5 z", class_="mark")
+            svg.element(
+                "path", svg.title("holds the watermark"), d=f"M{indent - 15} {middle - 5} l9 5 l-9 5 z", class_="mark"
+            )
         )
     if lane.newest_us is None:
         if lane.watermark_us is not None:
-            parts.append(rect(axis.position(lane.watermark_us) - 1.5, middle - 9, 3, 18, "tickmark busy"))
+            parts.append(svg.rect(axis.position(lane.watermark_us) - 1.5, middle - 9, 3, 18, "tickmark busy"))
         parts.append(
-            text(lane_start(LEFT) + 8, middle + 4, "nothing emitted yet" if lane.of_stage else "no event yet", "tick")
+            svg.text(
+                svg.lane_start(LEFT) + 8, middle + 4, "nothing emitted yet" if lane.of_stage else "no event yet", "tick"
+            )
         )
         return parts
     newest, state = axis.position(lane.newest_us), "idle" if lane.idle else "busy"
-    about = title(
+    about = svg.title(
         f"{name}: newest event {format_exact_time(lane.newest_us)}, lateness {format_span(lane.lateness_us)}, watermark {format_exact_time(lane.watermark_us)}"
         + (", idle" if lane.idle else "")
     )
@@ -191,10 +179,10 @@ def _draw_lane(lane: WatermarkLane, parted: bool, axis: Axis, y: float) -> list[
         begin = axis.position(lane.watermark_us)
         parts += [
             # a source with partitions has no band: the lateness is that of its partitions
-            rect(begin, middle - (1 if parted else 6), newest - begin, 2 if parted else 12, f"band {state}", about),
-            rect(begin - 1.5, middle - 9, 3, 18, f"tickmark {state}"),
+            svg.rect(begin, middle - (1 if parted else 6), newest - begin, 2 if parted else 12, f"band {state}", about),
+            svg.rect(begin - 1.5, middle - 9, 3, 18, f"tickmark {state}"),
         ]
-    parts.append(element("circle", about, cx=newest, cy=middle, r=4.5, class_=f"newest {state}"))
+    parts.append(svg.element("circle", about, cx=newest, cy=middle, r=4.5, class_=f"newest {state}"))
     return parts
 
 
@@ -202,6 +190,9 @@ def draw_lag(lag_points: Sequence[LagPoint]) -> Markup:
     """Draw the clock minus the watermark at each commit."""
     series = [(b.epoch, b.committed_us, b.behind_us) for b in lag_points if b.behind_us is not None]
     values = [behind for _, _, behind in series] or [0]
-    up, labeled = Axis(*padded_range(min(values), max(values), 0.15), 120, 12), sorted({min(values), max(values)})
-    label, start = "How far the watermark is behind the clock, over the kept commits", lane_start(LEFT)
-    return draw_trace(label, series, up, start, format_span, labeled=labeled, height=150, suffix=" behind")
+    up, labeled = (
+        svg.Axis(*svg.padded_range(min(values), max(values), 0.15), 120, 12),
+        sorted({min(values), max(values)}),
+    )
+    label, start = "How far the watermark is behind the clock, over the kept commits", svg.lane_start(LEFT)
+    return svg.draw_trace(label, series, up, start, format_span, labeled=labeled, height=150, suffix=" behind")
