@@ -106,17 +106,17 @@ def _why(report: WhyReport) -> Markup:
 
 
 def _stage_watermark(s: StageReport, head: str) -> Markup:
-    text = f"{head} {humanize.format_exact_time(s.watermark_us)}, "
-    if s.through:
-        return _join(*_lines(f"{text}waits for {describe_watermark_wait(s)}"))
-    return _join(*_lines(f"{text}held by {_holder_text(s.holder)}"))
+    waits = f"waits for {describe_watermark_wait(s)}" if s.through else f"held by {_holder_text(s.holder)}"
+    return _join(*_lines(f"{head} {humanize.format_exact_time(s.watermark_us)}, {waits}"))
 
 
 def _open_rows(s: StageReport, stage: str | None) -> Markup:
     """Return the open windows of a stage, or the rows buffered in a join."""
     if s.kept is not None:
         return Markup("")
-    headers = ["closes at watermark", "start", "key", "rows"]
+    if s.sides:
+        sides = [[x.side, x.source, humanize.format_number(x.rows), humanize.format_span(x.keep_us)] for x in s.sides]
+        return _table(["side", "source", "rows kept", "kept for"], sides)
     opened = [
         [
             humanize.format_exact_time(o.closes_us),
@@ -129,19 +129,15 @@ def _open_rows(s: StageReport, stage: str | None) -> Markup:
     kind = s.kind if stage is None else f"{s.kind} of stage {quote_stage(stage)}"
     subject = kind if s.key is None else f"{kind} of {humanize.format_key_values(dict(s.key.key))}"
     heading = f"Open ({subject}), the next to close first" if opened else f"Nothing is open ({subject})"
-    if s.sides:
-        sides = [[x.side, x.source, humanize.format_number(x.rows), humanize.format_span(x.keep_us)] for x in s.sides]
-        return _table(["side", "source", "rows kept", "kept for"], sides)
-    return _join(*_lines(heading), _table(headers, opened))
+    return _join(*_lines(heading), _table(["closes at watermark", "start", "key", "rows"], opened))
 
 
 def _holder_text(holder: ClockReport | None) -> str:
     if holder is None:
         return "no source: all are idle"
     name = holder.source if holder.partition is None else f"{holder.source}, partition {holder.partition}"
-    return f"{name}, " + (
-        f"quiet for {humanize.format_span(holder.quiet_us)}" if holder.quiet_us else "which had rows in this epoch"
-    )
+    quiet = f"quiet for {humanize.format_span(holder.quiet_us)}" if holder.quiet_us else "which had rows in this epoch"
+    return f"{name}, {quiet}"
 
 
 @_render.register
@@ -160,20 +156,12 @@ def _state(view: StateView) -> Markup:
         return _problem(error)
     names, window = state_column_names(logic), logic.window
     start, end, status = window.window_start_column, window.window_end_column, names["_status"]
-    events = (
-        windows[names["_last_event"]].to_list() if names["_last_event"] in windows.columns else [None] * windows.height
-    )
     rows = list(windows.iter_rows(named=True))
-    spans = [
-        SessionBar(
-            humanize.format_key_values({k: r[k] for k in logic.key_names}),
-            _us(r[start]),
-            event and _us(event),
-            _us(r[end]),
-            r[status],
-        )
-        for r, event in zip(rows, events, strict=True)
-    ]
+    bars = []
+    for r in rows:
+        key, last_event = {k: r[k] for k in logic.key_names}, r.get(names["_last_event"])
+        times = _us(r[start]), None if last_event is None else _us(last_event), _us(r[end])
+        bars.append(SessionBar(humanize.format_key_values(key), *times, r[status]))
     shown = [c for c in windows.columns if c not in names.values()]
     listing = [[_text(r[c]) for c in (*shown, status, names["_closes_at"])] for r in rows]
     more = (
@@ -184,7 +172,7 @@ def _state(view: StateView) -> Markup:
     return _join(
         _heading(commit.pipeline),
         *_lines(summary, more),
-        draw_sessions(spans, mark),
+        draw_sessions(bars, mark),
         _table([*shown, "is", "closes at watermark"], listing),
     )
 
