@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from tests.support.toy_packages import CONFIG, install_journal_connector, write_metadata
+from tests.support.doc_pages import ROOT
+from tests.support.toy_packages import CONFIG, SOURCES, install_journal_connector, write_metadata
 
 STATE = '{"#connector": "journal", "line": 7}'
 
@@ -167,3 +169,12 @@ print(offsets.describe(), json.dumps(offsets_to_json(offsets)))
         "offsets of the connector 'journal' cannot be read: no installed package has it"
         in run_python(empty, "-c", code).stderr
     )
+
+
+def test_the_page_shows_the_package() -> None:
+    text = (ROOT / "docs" / "own-connector.md").read_text()
+    blocks = re.findall(r"^```python\n# journal_connector/(\w+\.py)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    assert len(blocks) >= 7
+    for file, code in blocks:
+        assert code in (SOURCES / "journal_connector" / file).read_text(), file
+    assert f"```toml\n{CONFIG}```" in text
