@@ -182,6 +182,7 @@ REFUSED: list[tuple[dict[str, str], str, str]] = [
     ({"query": f"SELECT {_ALL}, reflect('java.lang.System', 'nanoTime') AS r FROM source"}, "transform.sql", "reflect()"),
     ({"query": "SELECT TRANSFORM (user_id, _event_ts) USING 'cat' AS (user_id, _event_ts) FROM source"}, "transform.sql", "TRANSFORM … USING"),
     ({"query": f"SELECT {_ALL} FROM source WHERE day = DATE 'today'"}, "transform.sql", "DATE 'today'"),
+    ({"query": f"SELECT {_ALL} FROM source WHERE n >>> 1 > 1 AND day = DATE 'today'"}, "transform.sql", "DATE 'today'"),
     ({"query": "DESCRIBE source"}, "transform.sql", "DESCRIBE is a statement"),
     ({"query": "EXPLAIN SELECT 1"}, "transform.sql", "EXPLAIN is a statement"),
     ({"query": "CREATE TABLE cases_made AS SELECT 1 AS x"}, "transform.sql", "CREATE is a statement"),

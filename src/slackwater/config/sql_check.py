@@ -21,14 +21,14 @@ from slackwater.config.message_format import EnvString, format_value, suggest_wo
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.pipeline_checks import resolve_connection
 from slackwater.config.source import FRAMED, Lookup, Source
-from slackwater.config.sql import ddl, lexer
+from slackwater.config.sql import ddl
 from slackwater.config.sql.query import resolve_expression, resolve_query
 from slackwater.config.sql.select_scope import UNKNOWN, ColumnTypes, SqlFindings
 from slackwater.config.sql.spark_types import INTEGERS, NO_KEYS, find_event_time_type_problems, strip_type_parameters
 from slackwater.config.stage import Stage
 from slackwater.config.stateless_step import StatelessStep
 from slackwater.config.window import Window
-from slackwater.config.window_columns_check import WindowColumns
+from slackwater.config.window_columns_check import WindowColumns, check_same_columns, check_scalar_column
 from slackwater.errors import StartError
 
 ORIGIN = "_origin"
@@ -185,7 +185,8 @@ class _StepCheck:
         if isinstance(step, Join):
             return self._join(step, sides)
         if isinstance(step, StatelessStep):
-            return self._rows(outputs)
+            check_same_columns(self.result, f"{self.path}.sql", outputs)
+            return next(iter(outputs.values()))
         if isinstance(step, KeyedStep):
             return self._keyed(step, outputs)
         assert isinstance(step, Window)
@@ -194,7 +195,7 @@ class _StepCheck:
             window.check_gap(out)
         first = next(iter(outputs.values()))
         window.check_columns(first)
-        window.check_same_types(outputs)
+        check_same_columns(self.result, f"{self.path}.window", outputs, window.used_columns())
         return window.result_columns(first)
 
     @property
@@ -229,8 +230,8 @@ class _StepCheck:
                 self.result.add(key, f"{prefix}{line}" if line.startswith("column") else f"{prefix}{shown} {line}")
             for line in findings.undecided:
                 self.result.skip(key, f"{shown}: {line}")
-            if beyond := findings.non_row_wise | set(lexer.find_clock_literals(text)):
-                self.result.add(key, f"{prefix}{shown} must be row-wise, but it uses {', '.join(sorted(beyond))}")
+            if beyond := ", ".join(sorted(findings.non_row_wise)):
+                self.result.add(key, f"{prefix}{shown} must be row-wise, but it uses {beyond}")
             if findings.problems or findings.undecided or beyond:
                 return
             if type_ is None and columns.is_complete:
@@ -309,42 +310,15 @@ class _StepCheck:
         """Check that the key columns exist, and return the columns of the results."""
         for source, out in outputs.items():
             prefix = f"source {format_value(source)}: " if len(outputs) > 1 else ""
-            for name in step.keys if out.is_complete else ():
-                type_ = out.types.get(name)
-                if name not in out.types:
-                    line = f"column {format_value(name)} does not come out of the SQL{suggest_word_or_list(name, out.types)}"
-                    self.result.add(f"{self.path}.{self._kind}.keys", prefix + line)
-                elif type_ is not None and strip_type_parameters(type_) in NO_KEYS:
-                    line = f"column {format_value(name)} has type {type_}; expected a scalar type; cast it in the SQL"
-                    self.result.add(f"{self.path}.{self._kind}.keys", prefix + line)
+            for name in step.keys:
+                check_scalar_column(self.result, f"{self.path}.{self._kind}.keys", name, out, prefix)
             for name in step.added_columns:
                 if name in out.types:
                     line = f"the SQL selects a column {format_value(name)}, which this step adds itself; rename the column in the SQL"
                     self.result.add(f"{self.path}.{self._kind}", prefix + line)
-        rows = self._rows(outputs)
+        check_same_columns(self.result, f"{self.path}.sql", outputs)
+        rows = next(iter(outputs.values()))
         return ColumnTypes(step.result_types(rows.types), rows.is_complete)
-
-    def _rows(self, outputs: Mapping[str, ColumnTypes]) -> ColumnTypes:
-        """Check that all sources select the same columns."""
-        (first, expected), *others = outputs.items()
-        for name, out in others:
-            if not (expected.is_complete and out.is_complete):
-                continue
-            for column in dict.fromkeys((*expected.types, *out.types)):
-                a, b = (c.types.get(column) for c in (expected, out))
-                present = column in expected.types, column in out.types
-                if all(present) and (a == b or None in (a, b)):
-                    continue
-                shown = [
-                    f"{(t or 'present') if is_there else 'missing'} in source {format_value(source)}"
-                    for t, is_there, source in zip((a, b), present, (first, name), strict=True)
-                ]
-                self.result.add(
-                    f"{self.path}.sql",
-                    f"column {format_value(column)} is {shown[0]} and {shown[1]}; expected the same columns from every source: cast or "
-                    "rename in the SQL",
-                )
-        return expected
 
     # -- a join --------------------------------------------------------------------------------------------------
 

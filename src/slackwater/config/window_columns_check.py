@@ -1,8 +1,8 @@
-"""Check the columns that a window uses against the output of the SQL before it."""
+"""Check the columns that a step uses against the output of the SQL before it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from slackwater.config.aggregation import Aggregation
@@ -10,7 +10,6 @@ from slackwater.config.check_result import CheckResult
 from slackwater.config.custom_aggregator import AggregatorError
 from slackwater.config.join import EVENT_TIME
 from slackwater.config.message_format import format_value, suggest_word_or_list
-from slackwater.config.sql import lexer
 from slackwater.config.sql.query import resolve_expression
 from slackwater.config.sql.select_scope import ColumnTypes, SqlFindings
 from slackwater.config.sql.spark_types import NO_KEYS, NUMBERS, strip_type_parameters
@@ -39,7 +38,6 @@ class WindowColumns:
                 key,
                 f'{shown} is neither a duration ("30s", "5m", "2h" or milliseconds) nor an expression over the row: {line}',
             )
-        findings.non_row_wise |= set(lexer.find_clock_literals(self.window.gap_ms))
         if findings.non_row_wise and not findings.problems:
             self.result.add(key, f"{shown} must be row-wise, but it uses {', '.join(sorted(findings.non_row_wise))}")
         if findings.undecided or (not findings.problems and not out.is_complete):
@@ -48,39 +46,21 @@ class WindowColumns:
         if type_ is not None and not findings.problems and strip_type_parameters(type_) not in (*NUMBERS, "string"):
             self.result.add(key, f'{shown} is {type_}; expected milliseconds, an interval, or text such as "5 minutes"')
 
-    def _column_type(self, name: str, out: ColumnTypes, key: str) -> str | None:
-        """Return the type of a column that a key or an aggregation uses. Reports a missing or non-scalar column."""
-        if name not in out.types:
-            if out.is_complete:
-                self.result.add(
-                    key,
-                    f"column {format_value(name)} does not come out of the SQL{suggest_word_or_list(name, out.types)}",
-                )
-            return None
-        type_ = out.types[name]
-        if type_ is not None and strip_type_parameters(type_) in NO_KEYS:
-            self.result.add(
-                key, f"column {format_value(name)} has type {type_}; expected a scalar type; cast it in the SQL"
-            )
-            return None
-        return type_
-
     def check_columns(self, out: ColumnTypes) -> None:
         """Check the key columns and the inputs of the aggregations."""
         window_key = f"{self.path}.window"
         if not out.is_complete and not any(line.startswith(f"{self.path}.sql:") for line in self.result.problems):
-            named = [*self.window.group_by, *(name for a in self.window.aggregations for _, name in _columns_read(a))]
-            unknown = [name for name in dict.fromkeys(named) if name not in out.types]
+            unknown = [name for name in dict.fromkeys(self.used_columns()) if name not in out.types]
             if unknown:
                 self.result.skip(
                     window_key,
                     f"whether the SQL selects {', '.join(map(format_value, unknown))}",
                 )
         for name in self.window.group_by:
-            self._column_type(name, out, f"{window_key}.group_by")
+            check_scalar_column(self.result, f"{window_key}.group_by", name, out)
         for i, aggregation in enumerate(self.window.aggregations):
             for key, name in _columns_read(aggregation):
-                type_ = self._column_type(name, out, f"{window_key}.aggregations[{i}].{key}")
+                type_ = check_scalar_column(self.result, f"{window_key}.aggregations[{i}].{key}", name, out)
                 if (
                     key == "column"
                     and aggregation.agg in _NEEDS_NUMBER
@@ -92,21 +72,9 @@ class WindowColumns:
                         f"{aggregation.agg} needs a number, but column {format_value(name)} is {type_}; cast it in the SQL",
                     )
 
-    def check_same_types(self, outputs: Mapping[str, ColumnTypes]) -> None:
-        """Check that the window's columns have the same types in every source."""
-        (first, expected), *others = outputs.items()
-        needed = [*self.window.group_by, *(name for a in self.window.aggregations for _, name in _columns_read(a))]
-        for source, columns in others:
-            for name in dict.fromkeys(needed):
-                if not (expected.is_complete and columns.is_complete) or name not in expected.types:
-                    continue
-                a, b = expected.types[name], columns.types.get(name)
-                if name not in columns.types or (a is not None and b is not None and a != b):
-                    self.result.add(
-                        f"{self.path}.window",
-                        f'column {format_value(name)} is {a or "present"} in source "{first}" and {b or "missing"} in source "{source}"; '
-                        "expected the same columns from every source: cast or rename in the SQL",
-                    )
+    def used_columns(self) -> list[str]:
+        """Return the columns by which the window groups and those that its aggregations read."""
+        return [*self.window.group_by, *(name for a in self.window.aggregations for _, name in _columns_read(a))]
 
     def result_columns(self, out: ColumnTypes) -> ColumnTypes:
         """Return the columns of the results for the next stage. Most aggregation types are only known at the start."""
@@ -120,6 +88,45 @@ class WindowColumns:
         if self.window.emit_metadata:
             types |= {"_revision": "bigint", "_final_at": "timestamp", "_emit_reason": "string"}
         return ColumnTypes(types, True)
+
+
+def check_scalar_column(result: CheckResult, key: str, name: str, out: ColumnTypes, prefix: str = "") -> str | None:
+    """Return the type of a column that a config key names. Report a missing or non-scalar column."""
+    type_ = out.types.get(name)
+    if name not in out.types:
+        if out.is_complete:
+            hint = suggest_word_or_list(name, out.types)
+            result.add(key, f"{prefix}column {format_value(name)} does not come out of the SQL{hint}")
+    elif type_ is not None and strip_type_parameters(type_) in NO_KEYS:
+        expected = "expected a scalar type; cast it in the SQL"
+        result.add(key, f"{prefix}column {format_value(name)} has type {type_}; {expected}")
+        return None
+    return type_
+
+
+def check_same_columns(
+    result: CheckResult, key: str, outputs: Mapping[str, ColumnTypes], names: Sequence[str] | None = None
+) -> None:
+    """Check that all sources select the same columns. `names`: only these, as far as the first source selects them."""
+    (first, expected), *others = outputs.items()
+    for source, out in others:
+        if not (expected.is_complete and out.is_complete):
+            continue
+        named = (*expected.types, *out.types) if names is None else (n for n in names if n in expected.types)
+        for column in dict.fromkeys(named):
+            present = column in expected.types, column in out.types
+            types = a, b = expected.types.get(column), out.types.get(column)
+            if all(present) and (a == b or None in types):
+                continue
+            shown = [
+                f"{(t or 'present') if is_there else 'missing'} in source {format_value(name)}"
+                for t, is_there, name in zip(types, present, (first, source), strict=True)
+            ]
+            result.add(
+                key,
+                f"column {format_value(column)} is {shown[0]} and {shown[1]}; expected the same columns from every source: cast or "
+                "rename in the SQL",
+            )
 
 
 def _columns_read(aggregation: Aggregation) -> Iterator[tuple[str, str]]:

@@ -1,7 +1,10 @@
-"""A lexer that splits SQL into words, strings, quoted names and signs as Spark does. Comments are skipped.
+r"""A lexer that splits SQL into words, strings, quoted names and signs as Spark does. Comments are skipped.
 
 SELECT n, `a b` -- note          word SELECT · word n · sign , · name `a b`
 DATE 'today'                     word DATE · text 'today'
+
+sqlglot's tokenizer is not used: it joins GROUP BY into one token, splits 1L and 'it''s' into several, and ignores a `\`
+that continues a comment on the next line. Schemas are split here too, and its import takes 0.1 s.
 """
 
 from __future__ import annotations

@@ -64,7 +64,6 @@ def resolve_query(
     tree = _parse(sql, findings)
     if tree is None:
         return UNKNOWN
-    findings.non_row_wise |= set(lexer.find_clock_literals(sql))
     readable = {
         name.casefold(): Table(replace(columns, from_source=name == "source"), set())
         for name, columns in tables.items()
@@ -105,7 +104,8 @@ def resolve_expression(text: str, columns: ColumnTypes, findings: SqlFindings) -
 
 
 def _parse(sql: str, findings: SqlFindings) -> exp.Expr | None:
-    """Return the syntax tree of a query. If there is none, add the reason to `findings`."""
+    """Return the syntax tree of a query. If there is none, add the reason to `findings`. Add its clock literals too."""
+    findings.non_row_wise |= set(lexer.find_clock_literals(sql))
     try:
         return parse_query(sql)
     except SqlSyntaxError as fault:

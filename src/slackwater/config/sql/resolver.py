@@ -1,4 +1,8 @@
-"""Resolves names in expressions over the tables of one SELECT: finds unknown names and non-row-wise functions."""
+"""Resolves names in expressions over the tables of one SELECT: finds unknown names and non-row-wise functions.
+
+sqlglot's `qualify_columns` is not used. It takes a collation for a column, knows neither the functions of Spark nor where
+Spark allows an alias of the list, and stops at the first unknown name (see ADR 46).
+"""
 
 from __future__ import annotations
 
