@@ -12,7 +12,7 @@ from slackwater.cli.dlq import parse_epoch_range, summary_lines
 from slackwater.config import toml
 from slackwater.config.late_row_replay_check import describe_replay_limits
 from slackwater.connectors.streaming_sources import DataFrameSource
-from slackwater.core.dead_letter_filter import SCHEMA
+from slackwater.core.dead_letter_schema import SCHEMA
 from slackwater.dead_letters.replay import ReplayResult
 from slackwater.errors import LockHeldError, StartError
 from slackwater.runner.dead_letter_replay import replay_dead_letters

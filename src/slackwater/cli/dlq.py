@@ -65,7 +65,7 @@ def list_dead_letters(file: Path) -> None:
 
 def show_dead_letters(file: Path, limit: int, reason: str | None, source: str | None, key: Sequence[str] = ()) -> None:
     """Print the newest dead letters, with their details and their content as text."""
-    from slackwater.core.dead_letter_filter import LetterFilter
+    from slackwater.core.dead_letter_schema import LetterFilter
     from slackwater.dead_letters.letter_reader import add_attempts, read_newest
     from slackwater.query.key_history import format_dead_letter_keys
     from slackwater.query.locate_state import locate_store

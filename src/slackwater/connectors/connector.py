@@ -16,7 +16,7 @@ from slackwater.connectors.result_rows import ResultReader
 from slackwater.connectors.streaming_sources import AnySource
 from slackwater.connectors.target import TargetTable, TargetWithMarker, TargetWriter
 from slackwater.connectors.timestamp_parsing import UTC
-from slackwater.core.dead_letter_filter import LetterFilter
+from slackwater.core.dead_letter_schema import LetterFilter
 from slackwater.core.offsets import Offsets
 from slackwater.errors import StartError
 from slackwater.state.commit import SourceRecord

@@ -1,4 +1,4 @@
-"""Convert dead letters back to rows of their source. Letters have the columns of `core.dead_letter_columns`.
+"""Convert dead letters back to rows of their source. Letters have the columns of `core.dead_letter_schema`.
 
 a record of a topic   its bytes, decoded by the source as usual
 a row of a file       the row as JSON; for a row that could not be decoded, its original text

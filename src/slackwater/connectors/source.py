@@ -156,7 +156,7 @@ class Seekable(ABC):
         """Convert dead letters back to rows of this source.
 
         Args:
-            letters: The letters, with the columns of `core.dead_letter_columns`.
+            letters: The letters, with the columns of `core.dead_letter_schema`.
             letter: The name of the column that numbers the letters; the rows keep it.
             file: For sources that track files, the name of the column with the file of a row.
         """

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from slackwater.core.dead_letter_columns import LETTER
+from slackwater.core.dead_letter_schema import LETTER
 from slackwater.core.hashing import key_hash
 from slackwater.state.commit import Commit
 

@@ -36,7 +36,7 @@ from openlineage.client.transport.console import ConsoleTransport
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.target import Target
-from slackwater.core.dead_letter_columns import LETTER
+from slackwater.core.dead_letter_schema import LETTER
 from slackwater.core.schema import Field
 from slackwater.engine.observer import Observer, RunSchema
 from slackwater.engine.status import Status

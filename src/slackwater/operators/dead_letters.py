@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import polars as pl
 
-from slackwater.core.dead_letter_columns import LETTER
+from slackwater.core.dead_letter_schema import LETTER
 from slackwater.core.json_encoding import value_to_json
 from slackwater.core.reserved_columns import CORRUPT
 from slackwater.core.schema import Field

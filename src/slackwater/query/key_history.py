@@ -1,6 +1,6 @@
 """Reads the history of a key: its late rows from the dead letters, and its latest results from the targets.
 
-It needs neither Spark nor a lock. The dead letter of a late row contains its key (`group_key`, see `core.dead_letter_columns`).
+It needs neither Spark nor a lock. The dead letter of a late row contains its key (`group_key`, see `core.dead_letter_schema`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import polars as pl
 
 from slackwater.config.pipeline import Pipeline
-from slackwater.core.dead_letter_filter import LetterFilter
+from slackwater.core.dead_letter_schema import LetterFilter
 from slackwater.core.paths import file_uri_to_path
 from slackwater.core.schema import Field
 from slackwater.dead_letters.letter_reader import add_attempts, read_newest

@@ -14,7 +14,7 @@ from slackwater.connectors.connector import Connector
 from slackwater.connectors.registry import connector_for
 from slackwater.connectors.streaming_sources import AnySource, DataFrameSource
 from slackwater.connectors.target import TargetTable, TargetWriter
-from slackwater.core.dead_letter_columns import ADDED, LETTER
+from slackwater.core.dead_letter_schema import ADDED, LETTER
 from slackwater.evolution import added_columns
 from slackwater.operators.base import Operator
 from slackwater.spark.sessions import connect_session, maven_packages

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from slackwater.config import late_row_replay_check
 from slackwater.config.pipeline import Pipeline
-from slackwater.core.dead_letter_filter import LetterFilter
+from slackwater.core.dead_letter_schema import LetterFilter
 from slackwater.core.humanize import plural
 from slackwater.dead_letters import letter_reader
 from slackwater.dead_letters.replay import ReplayResult, count_replayable_late_letters

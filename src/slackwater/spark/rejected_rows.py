@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING
 
-from slackwater.core.dead_letter_columns import LETTER
+from slackwater.core.dead_letter_schema import LETTER
 from slackwater.core.humanize import plural
 from slackwater.core.reserved_columns import CORRUPT
 from slackwater.core.spark_sql import quote_identifier

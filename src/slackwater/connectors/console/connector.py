@@ -12,7 +12,7 @@ from slackwater.connectors.connector import Connector
 from slackwater.connectors.console.target import ConsoleTarget
 from slackwater.connectors.result_rows import ResultReader
 from slackwater.connectors.target import TargetTable
-from slackwater.core.dead_letter_filter import LetterFilter
+from slackwater.core.dead_letter_schema import LetterFilter
 from slackwater.errors import StartError
 
 if TYPE_CHECKING:

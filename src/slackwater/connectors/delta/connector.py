@@ -14,7 +14,7 @@ from slackwater.config.target import Target as TargetSpec
 from slackwater.connectors.delta.reader import DeltaResultReader
 from slackwater.connectors.tables.connector import TableConnector
 from slackwater.connectors.target import TargetTable
-from slackwater.core.dead_letter_filter import LetterFilter
+from slackwater.core.dead_letter_schema import LetterFilter
 from slackwater.errors import StartError
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from slackwater.connectors.files.planner import PlannedFilesSource, check_readab
 from slackwater.connectors.files.reader import FilesResultReader
 from slackwater.connectors.files.target import FilesTarget
 from slackwater.connectors.target import TargetTable
-from slackwater.core.dead_letter_filter import LetterFilter
+from slackwater.core.dead_letter_schema import LetterFilter
 from slackwater.core.paths import OUTPUT_FOLDER, is_local
 from slackwater.errors import StartError
 

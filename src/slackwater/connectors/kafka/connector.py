@@ -28,8 +28,7 @@ from slackwater.connectors.kafka.source import sample_records
 from slackwater.connectors.payloads.base import RawRecords
 from slackwater.connectors.payloads.payload_factory import create_payload
 from slackwater.connectors.target import TargetTable
-from slackwater.core.dead_letter_columns import LETTER
-from slackwater.core.dead_letter_filter import CHUNK, SCHEMA, LetterFilter
+from slackwater.core.dead_letter_schema import CHUNK, LETTER, SCHEMA, LetterFilter
 from slackwater.core.humanize import plural
 from slackwater.core.offsets import KafkaOffsets, group_by_topic
 from slackwater.errors import StartError

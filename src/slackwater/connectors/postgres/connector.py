@@ -13,7 +13,7 @@ from slackwater.config.target import Target as TargetSpec
 from slackwater.connectors.connector import Connector
 from slackwater.connectors.postgres.reader import PostgresResultReader
 from slackwater.connectors.target import TargetTable
-from slackwater.core.dead_letter_filter import CHUNK, NEWEST, SCHEMA, LetterFilter
+from slackwater.core.dead_letter_schema import CHUNK, NEWEST, SCHEMA, LetterFilter
 from slackwater.errors import StartError
 
 if TYPE_CHECKING:

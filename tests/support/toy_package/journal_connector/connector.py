@@ -19,7 +19,7 @@ from slackwater.config.target import Target
 from slackwater.connectors.connector import Connector
 from slackwater.connectors.source import declared_schema
 from slackwater.connectors.target import TargetTable
-from slackwater.core.dead_letter_filter import LetterFilter
+from slackwater.core.dead_letter_schema import LetterFilter
 from slackwater.errors import StartError
 
 if TYPE_CHECKING:
