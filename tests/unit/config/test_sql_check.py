@@ -112,10 +112,11 @@ def test_every_pipeline_of_the_pages_is_right() -> None:
         r"\$\{(\w+)\}", "".join(p.read_text() for p in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")))
     )
     env = dict.fromkeys(names, "postgresql://h/d")
+    own_code = re.compile('agg = "shop:|kind = "journal"|class = "card_rules:')  # of packages that the pages write
     seen = 0
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         for text in re.findall(r"^```toml\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE):
-            if "[target]" in text and re.search(r"^name = ", text, re.MULTILINE) and 'agg = "shop:' not in text:
+            if "[target]" in text and re.search(r"^name = ", text, re.MULTILINE) and not own_code.search(text):
                 assert sql_check.check_sql(toml.loads(text, page.name, env)).problems == [], page.name
                 seen += 1
     assert seen >= 2
