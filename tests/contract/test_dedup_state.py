@@ -178,7 +178,7 @@ def test_why_lists_the_next_timers(make: Make) -> None:
 
 @pytest.mark.semantics("stages")
 def test_the_stage_behind_it_gets_no_late_row() -> None:
-    """The output watermark of dedup stays `within` behind the watermark with keep = "last", since a row waits that long."""
+    """With `keep = "last"`, dedup's output watermark trails its watermark by `within`, because a row waits that long."""
     count = sw.Window(
         kind="tumbling", duration="5s", group_by=["user"], aggregations=[sw.Aggregation(agg="count", as_="n")]
     )  # fmt: skip

@@ -37,7 +37,9 @@ def published(path: Path) -> list[str]:
 @pytest.mark.semantics("delivery")
 @pytest.mark.parametrize("form", ["parquet", "json", "csv"])
 def test_an_epoch_is_published_once_and_an_older_one_ignored(tmp_path: Path, form: str) -> None:
-    """A target of files takes each epoch once and ignores an older one. Targets in databases and topics have the same test."""
+    """A files target publishes each epoch once and ignores older ones. Targets in databases and topics have the same
+    test.
+    """
     target = FilesTarget(tmp_path, form, TABLE)
     target.publish(3, rows(1))
     first = published(tmp_path)

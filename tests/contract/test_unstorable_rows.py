@@ -151,7 +151,7 @@ def runner(url: str, tmp_path: Path) -> Iterator[Callable[..., Runner]]:
         one.stop()
 
 
-@pytest.mark.semantics("texts-that-are-times")
+@pytest.mark.semantics("strings-that-are-times")
 @pytest.mark.parametrize("place", PLACES)
 def test_a_row_that_cannot_be_held_is_a_bad_row_and_the_others_go_on(runner: Callable[..., Runner], place: str) -> None:
     """A row that the target or the state cannot store is bad, and the other rows of its epoch are used."""

@@ -35,7 +35,9 @@ def services(kafka: Any, postgres: Any, tmp_path_factory: pytest.TempPathFactory
     ),
 )
 def test_killed_at_named_steps(services: Services, window: str, store: str, target: str, steps: list[str]) -> None:
-    """A run that is killed at named steps loses and doubles no row, from Kafka into Kafka, Delta, Postgres and files."""
+    """Runs that are killed at named steps lose and duplicate no row. They read Kafka and write Kafka, Delta, Postgres
+    or files.
+    """
     pair = Pair(services, store, target, window, EVENTS, PER_EPOCH)
     for step in steps:
         pair.die_at(step)

@@ -126,7 +126,7 @@ def answer(output_rows: list[Any]) -> list[Any]:
 @KINDS
 @given(data=st.data())
 def test_ordered_input_gives_the_batch_answer_however_it_is_cut_and_sharded(kind: str, data: st.DataObject) -> None:
-    """Variance, quantiles, lists, rankings and a user's own aggregation equal the oracle's in each window kind."""
+    """Variance, quantiles, lists, rankings and a user-defined aggregation match the oracle in each window kind."""
     given_ = data.draw(rows())
     result = run_local(
         window(kind), script(data.draw(splits(given_))), SCHEMA, shards=data.draw(st.sampled_from([1, 3]))
@@ -217,7 +217,7 @@ def test_a_quantile_keeps_its_rank_error_however_rows_are_cut(kind: str, size: i
     ],
 )  # fmt: skip
 def test_what_outgrows_its_bound_fails(kind: str, epochs: int, given_: Aggregation, message: str) -> None:
-    """A group that exceeds a limit on its values fails, and the error names the limit."""
+    """The run fails if a group exceeds a limit on its values, and the error names the limit."""
     input_rows = [{"ts": n * 1000, "k": 0.0, "u": "a", "x": n} for n in range(3)]
     cut = [input_rows] if epochs == 1 else [[r] for r in input_rows]
     enough = given_.model_copy(update={"max_values_per_group": 3, "max_distinct_values_per_group": 3})

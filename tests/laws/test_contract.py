@@ -48,7 +48,7 @@ from slackwater.testing.local_result import START_US
 @LAW
 @given(data=st.data())
 def test_every_aggregation_of_every_type_is_the_oracle_s(kind: str, data: st.DataObject) -> None:
-    """Counts, sums, averages, extremes, first and last values equal the oracle's, however rows are ordered, batched and sharded."""
+    """Counts, sums, averages, extremes, first and last values match the oracle for any row order, batches and shards."""
     rows = data.draw(ascending(most=16, values=tuple(VALUES)))
     keys = data.draw(st.sampled_from([("u",), ("f",), ("d", "b"), ("t", "y"), ("z", "s"), ("u", "f", "i")]))
     lateness = data.draw(st.sampled_from([0, 3, 30]))
@@ -78,7 +78,7 @@ def test_no_keys_at_all_is_one_group(kind: str, data: st.DataObject) -> None:
 @LAW
 @given(data=st.data())
 def test_what_is_due_at_the_watermark_is_out_and_nothing_else(kind: str, data: st.DataObject) -> None:
-    """Without a flush, the results are exactly the windows whose close or cut the watermark has reached."""
+    """Without a flush, a run emits exactly the windows whose close or cut time the watermark has reached."""
     rows = data.draw(ascending())
     lateness = data.draw(st.sampled_from([0, 3]))
     spec = spec_of(kind)
@@ -108,7 +108,9 @@ def test_what_is_due_at_the_watermark_is_out_and_nothing_else(kind: str, data: s
 def test_panes_of_two_sources_under_any_disorder_are_judged_as_the_contract_says(
     kind: str, data: st.DataObject
 ) -> None:
-    """Windows, late rows and the watermark of two sources equal the oracle's. Lateness differs, and one source goes quiet and returns."""
+    """For two sources with different lateness, of which one pauses, windows, late rows and the watermark match the
+    oracle.
+    """
     rows = data.draw(st.permutations(data.draw(ascending())))
     lateness = {"a": data.draw(st.sampled_from([0, 4])), "b": data.draw(st.sampled_from([0, 30]))}
     script = data.draw(two_sources(rows))
@@ -136,7 +138,9 @@ def test_panes_of_two_sources_under_any_disorder_are_judged_as_the_contract_says
 @LAW
 @given(data=st.data())
 def test_sessions_under_any_disorder_are_judged_as_the_contract_says(data: st.DataObject) -> None:
-    """Late rows, and the session of each other row, equal the oracle's under any disorder. The cap is out of reach."""
+    """For any disorder, the late rows and the session of each other row match the oracle, if no session reaches the
+    cap.
+    """
     rows = data.draw(st.permutations(data.draw(ascending(most=40))))
     lateness = data.draw(st.sampled_from([0, 4, 12]))
     epochs = data.draw(cut(rows))
@@ -159,7 +163,7 @@ def test_sessions_under_any_disorder_are_judged_as_the_contract_says(data: st.Da
 @LAW
 @given(data=st.data())
 def test_sessions_of_a_key_never_overlap_and_never_reach_the_cap(data: st.DataObject) -> None:
-    """Sessions of one key never overlap, and none spans `max_session_duration`, under any disorder."""
+    """For any disorder, sessions of one key never overlap and are shorter than `max_session_duration`."""
     rows = data.draw(st.permutations(data.draw(ascending(most=40))))
     result = run_local(window_of(spec_of("session")), rows_inputs(data.draw(cut(rows))), SCHEMA)
     check_identities(result, ("u",))
@@ -217,7 +221,7 @@ def test_dying_twice_with_two_sources_and_another_shard_count_changes_nothing(ki
 @LAW
 @given(data=st.data())
 def test_every_row_has_a_number(kind: str, data: st.DataObject) -> None:
-    """Each row is counted once as used, late, refused or bad, also with bad times and a bound that refuses groups."""
+    """Each row is counted once as used, late, refused or bad, even with bad times and a limit that refuses groups."""
     rows: list[dict[str, Any]] = data.draw(st.permutations(data.draw(ascending())))
     future = START_US + 2 * 86_400_000_000  # beyond max_future_ms also after the quiet times of the script
     spoilt = [r | {"ts": data.draw(st.sampled_from([None, future, r["ts"], r["ts"]]))} for r in rows]
@@ -244,7 +248,7 @@ def test_every_row_has_a_number(kind: str, data: st.DataObject) -> None:
 @LAW
 @given(data=st.data())
 def test_the_group_after_the_last_allowed_one_hits_the_cap(kind: str, data: st.DataObject) -> None:
-    """`on_state_cap = "fail"` counts exactly over all shards: N groups pass, and N + 1 do not."""
+    """`on_state_cap = "fail"` counts groups exactly over all shards: N groups pass, and N + 1 fail."""
     rows = data.draw(ascending(values=("f",)))
     spec = spec_of(kind, ("u", "f"))
     per_window: dict[int, int] = {}

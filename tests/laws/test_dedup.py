@@ -16,7 +16,9 @@ from slackwater.testing import in_process_engine
 @pytest.mark.semantics("dedup", "conservation")
 @pytest.mark.parametrize("first", select_cases(range(0, 240, 40)))
 def test_every_row_is_a_result_late_or_a_counted_duplicate(first: int) -> None:
-    """Each row that dedup reads is a result, late, or counted as a duplicate, as in a plain loop, whatever crashes."""
+    """Dedup emits each row, or counts it as late or as a duplicate, exactly as a simple loop would, even after
+    crashes.
+    """
     results = [dedup.check_seed(seed) for seed in range(first, first + 40)]
     assert sum(len(r.rows) for r in results) > 100
     assert sum(r.statuses[-1].counters.rows_duplicate for r in results) > 100
@@ -26,7 +28,9 @@ def test_every_row_is_a_result_late_or_a_counted_duplicate(first: int) -> None:
 @pytest.mark.parametrize("keep", ["first", "last"])
 @pytest.mark.parametrize("first", select_cases(range(0, 60, 15)))
 def test_the_same_rows_in_other_batches_give_the_same_results(keep: str, first: int) -> None:
-    """The results of dedup depend on the rows alone if no row is late, and for keep = "first" if rows come in order of time."""
+    """If no row is late, batching does not change dedup's results. With `keep = "first"`, rows must arrive in time
+    order.
+    """
     for seed in range(first, first + 15):
         rng = random.Random(seed)
         spread = 0 if keep == "first" else 9

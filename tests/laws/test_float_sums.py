@@ -116,7 +116,9 @@ def test_squares_that_pass_the_largest_double_leave_a_finite_deviation() -> None
 @pytest.mark.semantics("aggregations")
 @KINDS
 def test_epochs_shards_order_and_crashes_change_no_bit(kind: str) -> None:
-    """Batches, shards, order and crashes change no bit of sums, averages and moments of floating-point numbers."""
+    """Sums, averages and moments of floats are identical to the bit, regardless of batches, shards, row order and
+    crashes.
+    """
     window = sw.Window(group_by=["k"], aggregations=SPECS, lateness_ms="1h", **SHAPES[kind])
     for seed in range(max(EXAMPLES // 30, 2)):
         chance = random.Random(seed)

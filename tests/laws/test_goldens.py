@@ -75,7 +75,7 @@ def check(kind: str, result: LocalResult) -> None:
 @pytest.mark.semantics("tumbling-and-hopping-windows", "sessions")
 @pytest.mark.parametrize("kind", SHAPES)
 def test_golden_whole(kind: str) -> None:
-    """A short script of each window kind gives the known windows and late rows, also for times before 1970."""
+    """A short script for each window kind gives the expected windows and late rows, including for times before 1970."""
     check(kind, run(kind, SCRIPTS[kind]))
 
 

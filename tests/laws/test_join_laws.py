@@ -23,7 +23,7 @@ Row = tuple[str, int, int]  # key, time in ms, id
 @pytest.mark.semantics("stream-stream-joins")
 @pytest.mark.parametrize("first", select_cases(range(0, SEEDS, 20)))
 def test_seeded_runs(first: int) -> None:
-    """Seeded joins with disorder, crashes and restarts equal brute force over the rows that are not late."""
+    """With disorder, crashes and restarts, joins match a brute-force join of the rows that are not late."""
     for seed in range(first, first + 20):
         joins.check_seed(seed)
 

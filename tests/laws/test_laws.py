@@ -59,7 +59,7 @@ def run(
 @KINDS
 @given(data=st.data())
 def test_ordered_input_gives_the_batch_answer_however_it_is_cut_and_sharded(kind: str, data: st.DataObject) -> None:
-    """Ordered input gives the batch result without late rows, however it is cut into epochs and sharded."""
+    """Ordered input gives the batch result with no late rows, regardless of epochs and shards."""
     rows = data.draw(ordered_rows())
     expected = answer(window_oracle.batch_windows(window(kind), rows))
     for shards in (1, 3):
@@ -72,7 +72,7 @@ def test_ordered_input_gives_the_batch_answer_however_it_is_cut_and_sharded(kind
 @KINDS
 @given(data=st.data())
 def test_disorder_within_the_lateness_changes_nothing(kind: str, data: st.DataObject) -> None:
-    """A row within `lateness` of the newest one is never late, however rows are batched."""
+    """A row within `lateness` of the newest row is never late, regardless of how rows are batched."""
     rows = data.draw(ordered_rows())
     lateness = data.draw(st.sampled_from([3, 15]))
     jitter = data.draw(st.lists(st.integers(0, lateness * MS), min_size=len(rows), max_size=len(rows)))
@@ -142,7 +142,7 @@ def disjoint(result: LocalResult) -> None:
 @KINDS
 @given(data=st.data())
 def test_dying_at_any_step_changes_nothing(kind: str, data: st.DataObject) -> None:
-    """Crashes at any step and another number of shards change neither results nor counters."""
+    """Crashes at any step and a different number of shards change neither results nor counters."""
     rows = data.draw(st.permutations(data.draw(ordered_rows(most=20))))
     epochs = script(data.draw(splits(rows)))
     dying: list[Any] = []

@@ -90,7 +90,7 @@ def late(test: LocalPipeline) -> dict[str, dict[str, int]]:
 
 @pytest.mark.semantics("stages")
 def test_a_session_that_may_still_be_cut_holds_its_stage_back() -> None:
-    """A session that may still be cut lowers the output watermark of its stage, also after a restart.
+    """A session that may still be cut holds back the output watermark of its stage, even after a restart.
 
     u    00:50 ── every 10 minutes ── 12:40          reaches to 13:10, its cap is at 12:50
     w                                        13:05   the watermark; a row of u by 13:10 would cut at 12:50
@@ -177,7 +177,7 @@ def test_a_stage_that_nobody_read_so_far_begins_with_what_it_holds() -> None:
 
 @pytest.mark.semantics("stages")
 def test_results_of_a_smaller_gap_count_at_the_watermark(caplog: pytest.LogCaptureFixture) -> None:
-    """After a changed config, a result behind the watermark of its reader counts at that watermark.
+    """After a config change, a result behind its reader's watermark gets that watermark as its event time.
 
     A hundred sessions that reached to 00:30 end at 00:05 by the new gap, when their reader is at 00:20.
     """
@@ -237,7 +237,7 @@ def test_a_join_that_reaches_further_back_loses_nothing(before: tuple[str, str],
 @pytest.mark.semantics("stages")
 @pytest.mark.parametrize("idle_source", [True, False])
 def test_what_is_idle_holds_nobody_for_ever(idle_source: bool) -> None:
-    """A stage ignores idle sources. A stage whose sources are all idle advances with the inputs of its readers."""
+    """Idle sources do not hold a stage back. If all its sources are idle, it advances with the inputs of its readers."""
     quick = tumbling("1h", source_idleness_ms="1m")
     first = sw.Stage(name="first", from_=["b" if not idle_source else "a"], window=quick)
     both = sw.Stage(name="both", from_=["first", "b" if idle_source else "a"], window=quick)

@@ -13,6 +13,8 @@ EXAMPLES = int(os.environ.get("SLACKWATER_LAWS_EXAMPLES", "12"))
 @pytest.mark.semantics("delivery")
 @pytest.mark.parametrize("seed", range(1, EXAMPLES + 1))
 def test_a_start_continues_its_state_and_target_or_refuses(seed: int) -> None:
-    """After copied, renamed or emptied states and targets, a start gives exactly the expected rows or refuses with the cause."""
+    """If a state or target was copied, renamed or emptied, a start gives exactly the expected rows or is refused with
+    the cause.
+    """
     starts, *_ = check_seed(seed)
     assert starts > 0

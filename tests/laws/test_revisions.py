@@ -133,7 +133,7 @@ def test_late_rows_by_themselves() -> None:
 @pytest.mark.semantics("emission")
 @pytest.mark.parametrize("seed", range(30))
 def test_windows_of_late_rows_and_the_others_together_hold_every_row(seed: int) -> None:
-    """With `late_data = "standalone"`, windows and the separate results of late rows together hold every row once."""
+    """With `late_data = "standalone"`, each row is in one result: a window's, or the separate one of a late row."""
     run = revisions.plan_run(seed)
     if run.spec.kind == "session":
         return
@@ -153,5 +153,5 @@ def test_windows_of_late_rows_and_the_others_together_hold_every_row(seed: int) 
 @pytest.mark.semantics("emission")
 @pytest.mark.parametrize("kind", ["tumbling", "session"])
 def test_another_way_to_emit_takes_the_state_over(kind: str, tmp_path: Any) -> None:
-    """A start with another `emit` or `late_data` adapts the state of the previous run and continues it."""
+    """A start with a different `emit` or `late_data` adapts the state of the previous run and continues."""
     assert run_every_emission_mode(kind, state_dir=str(tmp_path)) == EMISSION_MODES[kind]

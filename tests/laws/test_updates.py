@@ -20,7 +20,7 @@ SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "40"))
 @pytest.mark.semantics("emission")
 @pytest.mark.parametrize("first", select_cases(range(0, SEEDS, 20)))
 def test_seeded_runs_of_updates(first: int) -> None:
-    """With `emit = "updates"`, the target holds exactly the existing windows after each epoch."""
+    """With `emit = "updates"`, the target contains exactly the current windows after each epoch."""
     for seed in range(first, first + 20):
         updates.check_seed(seed)
 

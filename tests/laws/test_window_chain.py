@@ -21,7 +21,7 @@ SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "40"))
 @pytest.mark.semantics("stages")
 @pytest.mark.parametrize("first", select_cases(range(0, SEEDS, 10)))
 def test_seeded_chains(first: int) -> None:
-    """Chains of three windows with crashes and changed shards give the batch result of each window in turn."""
+    """With crashes and changing shard counts, a chain of three windows gives the batch result of each window in turn."""
     seeds.hide_warnings()
     for seed in range(first, first + 10):
         try:

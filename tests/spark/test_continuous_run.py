@@ -171,7 +171,7 @@ def test_a_lookup_is_re_read_and_a_failed_refresh_keeps_the_old_one(runner: Runn
 
 @pytest.mark.semantics("event-time")
 def test_processing_time_takes_the_clock(runner: Runner) -> None:
-    """With `time_mode = "processing"`, the event time is the clock of the epoch."""
+    """With `time_mode = "processing"`, the event time of a row is the clock time of its epoch."""
     runner.write("0.jsonl", [{"user": "a", "i": 1}])
     window = simple(event_time_column="_event_ts", time_mode="processing")
     frame = runner.run(source=runner.source("user STRING, i INT"), window=window)

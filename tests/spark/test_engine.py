@@ -115,7 +115,7 @@ def test_keys_of_every_type(runner: Runner) -> None:
 
 @pytest.mark.semantics("corrections-in-targets")
 def test_a_restart_goes_on_where_it_stopped_also_without_the_checkpoint(runner: Runner) -> None:
-    """A restart continues from the files that the state lists, also without Spark's checkpoint."""
+    """A restart continues from the files that the state lists, even if Spark's checkpoint was deleted."""
     runner.write("0.jsonl", events(0, 50))
     source = runner.source(SIMPLE)
     runner.run(source=source, window=simple(), flush=False)
@@ -179,9 +179,9 @@ def test_a_streaming_dataframe_and_lookups(runner: Runner) -> None:
         )
 
 
-@pytest.mark.semantics("texts-that-are-times")
+@pytest.mark.semantics("strings-that-are-times")
 def test_bad_rows_fail_or_are_dropped_and_counted(runner: Runner) -> None:
-    """Undecodable rows, rows from the future and rows without a time stop the run, or are dropped and counted."""
+    """Rows that are undecodable, too far in the future or without a time stop the run, or are dropped and counted."""
     path = runner.write("0.jsonl", [*events(0, 10), {"user": "a", "i": 1, "ts": "2999-01-01T00:00:00Z"}, {"user": "x"}])
     path.write_text(path.read_text() + '{"user": "broken", "i": "many", "ts": "2024-03-01T00:00:00Z"}\n')
     with pytest.raises(BadRowError, match="3 bad rows \\(1 undecodable, 1 more than 1 hour in the future, 1 without"):
@@ -274,7 +274,7 @@ def test_a_second_runner_and_a_changed_window_are_refused(runner: Runner) -> Non
     ),
 )
 def test_what_does_not_fit_is_told_at_start_by_name(runner: Runner, settings: dict[str, Any], message: str) -> None:
-    """A start refuses columns that do not exist and SQL that is not row-wise, and names the part."""
+    """A start refuses columns that do not exist and SQL that is not row-wise, and the error names them."""
     runner.write("0.jsonl", events(0, 10))
     with pytest.raises(StartError) as raised:
         runner.run(**{"source": runner.source(SIMPLE), "window": simple(), **settings})

@@ -59,7 +59,7 @@ def test_a_column_that_no_row_has_is_told_with_the_names_that_are_there(
     source = runner.source("user_id STRING, url STRING, ts BIGINT, referer STRING", max_files_per_trigger=1)
     with caplog.at_level(logging.WARNING, "slackwater"):
         runner.run(source=source, window=window(group_by=["user_id"], event_time_unit="s"))
-    first, second = said(caplog, "is in none of its first")
+    first, second = said(caplog, "does not occur in the first")
     assert 'source "events": the column "user_id"' in first
     assert first.endswith('available: User_ID, ts, url; did you mean "User_ID"?')
     assert f"first {min(count, 1000):,} rows" in first
@@ -81,7 +81,7 @@ def test_a_column_that_a_parquet_file_does_not_have_is_told(runner: Runner, capl
     )
     with caplog.at_level(logging.WARNING, "slackwater"):
         runner.run(source=source, window=window(event_time_unit="s"))
-    (line,) = said(caplog, "is in none of its first")
+    (line,) = said(caplog, "does not occur in the first")
     assert line.endswith('available: ts, usr; did you mean "usr"?')
 
 

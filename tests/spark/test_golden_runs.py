@@ -79,7 +79,7 @@ def test_whole_and_with_another_number_of_shards(runner: Runner, kind: str, shar
 def test_dying_at_a_named_step_changes_nothing(
     runner: Runner, kind: str, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run on Spark that crashes at a named step continues with the next start, and its results are the same.
+    """A run on Spark that crashes at a named step continues at the next start with the same results.
 
     The last epoch of the input emits, so it passes every step.
     """

@@ -46,7 +46,7 @@ def _word(value: Any) -> str:
     select_cases([("full", (5, 2)), ("left", (1, 1)), ("inner", (1, 1)), ("right", (2, 1)), ("full", (1, 1))]),
 )
 def test_the_answer_is_that_of_a_batch_join(runner: Runner, kind: str, files: tuple[int, int]) -> None:
-    """Each kind of join on Spark gives the rows of a batch join of Spark."""
+    """On Spark, each kind of join gives the same rows as Spark's batch join."""
     write_order_files(runner, 7)
     frame = runner.run(sources=sources(runner, files), join=join(kind))
     assert frame.columns == [

@@ -86,9 +86,9 @@ def payload(spark: Any, texts: list[Any], ddl: str = "t TIMESTAMP", zone: str = 
     ]
 
 
-@pytest.mark.semantics("texts-that-are-times")
+@pytest.mark.semantics("strings-that-are-times")
 def test_a_text_is_a_time_iff_it_has_year_month_and_day(spark: Any) -> None:
-    """A text is a time if and only if it has a year, a month and a day."""
+    """A string is a time if and only if it contains a year, a month and a day."""
     assert read(spark, NO_TIMES) == [None] * len(NO_TIMES)
     assert read(spark, list(TIMES)) == [us(t) for t in TIMES.values()]
 
@@ -99,7 +99,7 @@ def test_the_same_for_a_json_column_of_type_timestamp(spark: Any) -> None:
     assert payload(spark, [None, 1709287200, 2024]) == [(None, True), (1709287200000000, True), (None, False)]
 
 
-@pytest.mark.semantics("texts-that-are-times")
+@pytest.mark.semantics("strings-that-are-times")
 def test_dates_local_times_and_nested_ones_follow_the_rule(spark: Any) -> None:
     """DATE, TIMESTAMP_NTZ and nested columns of JSON follow the same rule."""
     for ddl in ("t DATE", "t TIMESTAMP_NTZ", "t STRUCT<a: TIMESTAMP>", "t ARRAY<DATE>", "t MAP<STRING, TIMESTAMP>"):
@@ -112,9 +112,9 @@ def test_dates_local_times_and_nested_ones_follow_the_rule(spark: Any) -> None:
         assert "2024-03-01" in decoded[2][0], ddl
 
 
-@pytest.mark.semantics("texts-that-are-times")
+@pytest.mark.semantics("strings-that-are-times")
 def test_a_text_without_a_zone_is_of_event_time_zone(spark: Any) -> None:
-    """A text without a zone is local time in `event_time_zone`.
+    """A string without a time zone is local time in `event_time_zone`.
 
     Berlin is one hour ahead of UTC in March, and two in July. Texts with a zone keep it.
     """

@@ -161,7 +161,7 @@ def test_a_changed_config_waits_until_the_previous_one_published(tmp_path: Path)
 
 @pytest.mark.semantics("corrections-in-targets")
 def test_keys_in_another_order_are_another_window(tmp_path: Path) -> None:
-    """A start refuses a state that was written for a window with other keys."""
+    """A start refuses a state that was written for a window with different keys."""
     both = window(group_by=["k", "j"])
     run = driver(tmp_path, FailingTarget(), both)
     run.run_batch(batch(0, 1000), 0)

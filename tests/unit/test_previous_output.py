@@ -72,7 +72,7 @@ def publish_epochs(
 @pytest.mark.semantics("delivery")
 @pytest.mark.parametrize("rebuild", [None, {}])
 def test_a_start_refuses_before_anything_is_changed(tmp_path: Path, rebuild: dict[str, str] | None) -> None:
-    """A start without a state refuses an append-only target with output of another state, and changes nothing."""
+    """A start without a state refuses an append-only target that has output of another state, and changes nothing."""
     publish_epochs(tmp_path, 3, 4, 7)
     pipeline = toml.load(config(tmp_path))
     before = sorted(p for p in tmp_path.rglob("*") if "state" not in p.parts)

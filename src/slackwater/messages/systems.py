@@ -12,8 +12,8 @@ SERVICES: Sequence[MessageFamily] = (
         START,
         "The file or directory of `--sample` does not exist, holds no rows, or has no column that can be a time or a "
         "key.",
-        "Pass another sample, or name the columns with `--time` and `--key`: [what `init` takes from a "
-        "sample](first-day.md#what-it-takes-from-a-sample).",
+        "Pass another sample, or name the columns with `--time` and `--key`: [what `init` infers from a "
+        "sample](first-day.md#what-init-infers-from-a-sample).",
         ("--sample", "--time: ", "--key: .* is not a column", "found no valid config"),
     ),
     MessageFamily(

@@ -54,7 +54,7 @@ def describe_empty_column(source: str, column: str, rows: int, names: Iterable[s
     more = f" and {len(sorted_names) - _SHOWN} more" if len(sorted_names) > _SHOWN else ""
     listed = f"; available: {', '.join(sorted_names[:_SHOWN])}{more}" if sorted_names else ""
     return (
-        f'source "{source}": the column "{column}" of its schema is in none of its first {plural(rows, "row")}, so it is NULL in '
+        f'source "{source}": the column "{column}" of the schema does not occur in the first {plural(rows, "row")}, so it is NULL in '
         f"all of them{listed}{hint}"
     )
 

@@ -71,7 +71,7 @@ REOPEN = {"late_data": "reopen"}
 def test_corrections_next_to_the_rows_they_replace_are_refused(
     kind: str, target_settings: dict[str, Any], which: str
 ) -> None:
-    """Without `emit_metadata`, a config that writes windows again to an append-only target is refused."""
+    """Without `emit_metadata`, a config that writes corrected windows to an append-only target is refused."""
     line = f"rewrites windows, but {which} is append-only, so nothing would mark the earlier rows of a window as outdated; {HOW}"
     assert problems(kind, target_settings=target_settings, **REOPEN) == [
         ("transform.window.late_data", f'"reopen" {line}')

@@ -100,7 +100,7 @@ def test_sql_without_known_types_is_reported_as_not_checked(case: dict[str, str]
     ],
 )
 def test_a_gap_and_an_event_time_in_sql_must_be_row_wise(expression: str, part: str) -> None:
-    """`check` refuses a gap or an event time that may have another value for the same row."""
+    """`check` refuses a gap or event time expression that may return different values for the same row."""
     gap = f'gap_ms = "{expression}"\nmax_session_duration_ms = "1h"'
     for key, case in (("gap_ms", {"length": gap}), ("event_time_column", {"time": expression})):
         problems = sql_check.check_sql(pipeline(**case)).problems
