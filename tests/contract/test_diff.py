@@ -368,7 +368,7 @@ def test_a_config_stands_for_its_target(
     assert url not in said  # it may hold a password
     file.write_text(f'{CONFIG}connection = "log"\n')
     code, said = slackwater(capsys, monkeypatch, "diff", str(file), delta)
-    assert (code, "its target is the console, which cannot be read" in said) == (2, True)
+    assert (code, "its target is the console, which does not store rows" in said) == (2, True)
 
 
 def test_what_cannot_be_compared_is_told_in_one_line(

@@ -66,9 +66,8 @@ def _read_pipeline_target(pipeline: Pipeline) -> LabeledRows:
     with closing(connector_for(connection).result_reader(pipeline)) as reader:
         output = reader.read_all()
     if output is None:
-        kind = "the console" if connection.kind == "console" else connection.kind
         raise StartError(
-            f"{pipeline.name}: its target is {kind}, which cannot be read; name files, a table or state:FILE"
+            f"{pipeline.name}: its target is {connection.kind}, which cannot be read completely; name files, a table or state:FILE"
         )
     label = f"{pipeline.name}, target {target.name}" if pipeline.targets else pipeline.name
     return LabeledRows(f"{label}: {output.label}", output.rows, identity)
