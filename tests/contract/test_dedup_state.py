@@ -21,7 +21,7 @@ import slackwater as sw
 from slackwater.cli.why import format_report
 from slackwater.config.state_differences import COMPATIBLE, MIGRATED, REBUILD
 from slackwater.core.schema import Field
-from slackwater.errors import StateError
+from slackwater.errors import StartError, StateError
 from slackwater.evolution.compare import compare_config
 from slackwater.evolution.operator_from_state import restore_operator
 from slackwater.maintenance.compact import compact_state
@@ -31,6 +31,7 @@ from slackwater.operators.dedup import DedupOperator
 from slackwater.operators.keyed import KeyedOperator
 from slackwater.operators.registry import compile_step
 from slackwater.query import pipeline_from_state
+from slackwater.query.state_view import StateView
 from slackwater.query.why_report_builder import build_why_report
 from slackwater.state.files.store import FilesStore
 from slackwater.state.postgres.store import PostgresStore
@@ -174,6 +175,17 @@ def test_why_lists_the_next_timers(make: Make) -> None:
     assert "  rows before 1970-01-01T00:00:09Z are late" in lines
     with make().peek() as snapshot:
         assert pipeline_from_state.rebuild_pipeline(snapshot.commit).transform.step == LAST
+
+
+def test_a_view_shows_the_rows_of_state_that_are_not_due(make: Make) -> None:
+    run(make, RowsInput({"a": [row("x", 0), row("x", 4, "last"), row("y", 9)]}))
+    with StateView(make()) as view:
+        (x,) = view.fetch("x").to_dicts()
+        assert (x["page"], x["_due_at"].timestamp(), x["_first_at"].timestamp(), x["_epoch"]) == ("last", 14, 0, 0)
+        assert view.scan(where="page = 'p'")["user"].to_list() == ["y"]
+        assert view.columns.keys() >= {"user", "page", "_due_at", "_last_event"}
+        with pytest.raises(StartError, match="find_sessions: the state has rows of a dedup stage, not sessions"):
+            view.find_sessions("x")
 
 
 @pytest.mark.semantics("stages")

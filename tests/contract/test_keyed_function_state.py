@@ -134,6 +134,23 @@ def test_readers_of_a_state_never_load_the_class(make: Make, monkeypatch: pytest
     assert verify_state(make()).problems == []
 
 
+def test_a_path_in_a_state_is_never_imported(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state that names another class is compared with the config, without importing that class."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "evil_rules.py").write_text("raise SystemExit('imported')\n")
+    run(make, RowsInput({"a": [row("x", 0)]}))
+    with make().peek() as snapshot:
+        (stage,) = snapshot.commit.stages
+        step = {**stage.described["step"], "class": "evil_rules:Evil"}
+        wrong = stage.model_copy(update={"described": {**stage.described, "step": step}})
+        commit = snapshot.commit.model_copy(update={"stages": (wrong,)})
+    changes = compare_config(build_pipeline(STEP, ["a"], name=NAME), commit).changes
+    assert [(c.key, c.before, c.after) for c in changes] == [("class", "evil_rules:Evil", STEP.class_)]
+    assert pipeline_from_state.rebuild_pipeline(commit).transform.keyed is not None
+    assert restore_operator(commit).fingerprint["kind"] == "keyed"
+    assert "evil_rules" not in sys.modules
+
+
 def test_what_a_changed_config_or_class_means(make: Make, shop: Any) -> None:
     step = shop({"n": "bigint"})
     run(make, RowsInput({"a": [row("x", 0)]}), step=step)

@@ -16,6 +16,7 @@ FAMILIES: Sequence[MessageFamily] = (
         "[joins](joins.md).",
         (
             "rows of a join",
+            "the state has rows of",
             "have no window",
             "no rows are waiting",
             "has no late rows, so",

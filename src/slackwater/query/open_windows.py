@@ -14,6 +14,8 @@ import polars as pl
 
 from slackwater.errors import raise_unregistered
 from slackwater.operators.base import Operator
+from slackwater.operators.keyed import KeyedOperator
+from slackwater.operators.keyed_state import NO_TIMER
 from slackwater.operators.panes import PaneOperator
 from slackwater.operators.sessions import SessionOperator
 from slackwater.operators.window_base import WindowOperator
@@ -25,6 +27,22 @@ from slackwater.windows.state_rows import DIRTY, EMITTED, EMITTED_FRAGMENT, FAR,
 
 TIMES = pl.Datetime("us", "UTC")
 STATE_COLUMNS = ("_status", "_closes_at", "_last_event", "_epoch")
+
+
+def compute_rows_of_state(logic: KeyedOperator, rows: pl.DataFrame, watermark: int, epoch: int) -> pl.DataFrame:
+    """Return the rows of state of a keyed stage that are not due, by key and timer.
+
+    Columns: the keys, the columns of state, and `_due_at` (NULL without a timer), `_last_event` and `_epoch`. A hidden
+    column of state has one `_` less. If there already is a column of that name, one more `_` is prepended.
+    """
+    stored = logic.drop_expired(rows, watermark).sort(*logic.key_names, "__due", maintain_order=True)
+    due_at = pl.when(pl.col("__due") < NO_TIMER).then(pl.col("__due").cast(TIMES))
+    shown: dict[str, pl.Expr] = {name: pl.col(name) for name in logic.key_names}
+    more = {name.replace("__", "_", 1) if name.startswith("__") else name: pl.col(name) for name in logic.accumulators}
+    more |= {"_due_at": due_at, "_last_event": pl.col("__last").cast(TIMES), "_epoch": pl.lit(epoch, pl.Int64)}
+    for name, column in more.items():
+        shown[name if name.casefold() not in map(str.casefold, shown) else f"_{name}"] = column
+    return stored.select(column.alias(name) for name, column in shown.items())
 
 
 def compute_current_windows(logic: WindowOperator, rows: pl.DataFrame, watermark: int, epoch: int) -> pl.DataFrame:

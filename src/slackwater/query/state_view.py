@@ -27,15 +27,16 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.core.humanize import mismatch
 from slackwater.core.notebook_repr import NotebookRepr
 from slackwater.errors import StartError, StateError, raise_unregistered
-from slackwater.evolution.operator_from_state import restore_window
+from slackwater.evolution.operator_from_state import restore_operator, restore_window
 from slackwater.operators.base import Operator
+from slackwater.operators.keyed import KeyedOperator
 from slackwater.operators.panes import PaneOperator
 from slackwater.operators.sessions import SessionOperator
 from slackwater.operators.window_base import WindowOperator
 from slackwater.query import state_inspection
 from slackwater.query.condition import filter_frame, parse_condition
 from slackwater.query.locate_state import locate_store
-from slackwater.query.open_windows import compute_current_windows, state_column_names
+from slackwater.query.open_windows import compute_current_windows, compute_rows_of_state, state_column_names
 from slackwater.state.commit import Commit
 from slackwater.state.files.store import FilesStore
 from slackwater.state.protocol import Snapshot, StateStore
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Time = dt.datetime | str | int
+Viewed = WindowOperator | KeyedOperator
 
 
 def open_state(state: str | Path | Pipeline, pipeline: str | None = None, *, schema: str = "public") -> StateView:
@@ -65,12 +67,13 @@ class StateView(NotebookRepr):
     The columns are those of the target, with the values that would be emitted if no more rows arrived. The view adds
     `_status` (open or retained), `_closes_at` (the watermark that closes the window), `_last_event` (sessions only) and
     `_epoch` (the commit). If the target already has a column of that name, one more `_` is prepended. Windows that have
-    left the state are only in the target. A view may be used from several threads.
+    left the state are only in the target. For a keyed stage, the rows are those of its state that are not due, with their
+    keys, `_due_at`, `_last_event` and `_epoch`. A view may be used from several threads.
     """
 
     def __init__(self, store: StateStore, epoch: int | None = None) -> None:
         self._store, self._epoch = store, epoch
-        self._cached: tuple[Snapshot, ExitStack, WindowOperator] | None = None
+        self._cached: tuple[Snapshot, ExitStack, Viewed] | None = None
         self._opening = threading.Lock()
 
     # -- queries -----------------------------------------------------------------------------------------------
@@ -104,6 +107,7 @@ class StateView(NotebookRepr):
         with self._open_snapshot() as (snapshot, logic):
             _check_sessions(logic)
             sessions = self._windows_of_key(snapshot, logic, key)
+            assert isinstance(logic, WindowOperator)
             if low is not None:
                 sessions = sessions.filter(pl.col(state_column_names(logic)["_last_event"]).dt.timestamp("us") >= low)
             if high is not None:
@@ -142,8 +146,8 @@ class StateView(NotebookRepr):
                             f"where: the query took longer than {timeout_s:g} seconds; request the windows of one key"
                         )
                 if limit is not None:
-                    selected = [logic.sorted_output(pl.concat(selected)).head(limit)]
-            return logic.sorted_output(pl.concat(selected))
+                    selected = [_sorted(logic, pl.concat(selected)).head(limit)]
+            return _sorted(logic, pl.concat(selected))
 
     def as_of(self, epoch: int) -> StateView:
         """Return a view of an earlier commit. Raises StateError if the store no longer has it (see `epochs`)."""
@@ -163,7 +167,7 @@ class StateView(NotebookRepr):
 
     def key_of(self, texts: Sequence[str]) -> dict[str, Any]:
         """Parse a key from strings `name=value` (see `query.state_inspection.parse_key`), for `fetch` and `find_sessions`."""
-        logic = restore_window(self.manifest(), self.stage)
+        logic = _restore_viewed(self.manifest(), self.stage)
         if not texts and not logic.key_names:
             return {}
         return state_inspection.parse_key(logic, texts).row(0, named=True)
@@ -179,7 +183,7 @@ class StateView(NotebookRepr):
     # -- access to the state --------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _open_snapshot(self) -> Iterator[tuple[Snapshot, WindowOperator]]:
+    def _open_snapshot(self) -> Iterator[tuple[Snapshot, Viewed]]:
         """Yield a commit that is readable within the block, and its operator.
 
         Files stay open until there is a later commit. A database is queried again each time.
@@ -187,7 +191,7 @@ class StateView(NotebookRepr):
         if not isinstance(self._store, FilesStore):
             with self._store.peek(self._epoch) as peeked:
                 snapshot = _require_snapshot(peeked)
-                yield snapshot, restore_window(snapshot.commit, self.stage)
+                yield snapshot, _restore_viewed(snapshot.commit, self.stage)
             return
         with self._opening:
             cached = self._cached
@@ -196,17 +200,17 @@ class StateView(NotebookRepr):
         # remains readable if another thread caches a later commit: files exist as long as they are used
         yield cached[0], cached[2]
 
-    def _open_latest(self) -> tuple[Snapshot, ExitStack, WindowOperator]:
+    def _open_latest(self) -> tuple[Snapshot, ExitStack, Viewed]:
         with ExitStack() as stack:
             snapshot = _require_snapshot(stack.enter_context(self._store.peek(self._epoch)))
-            logic = restore_window(snapshot.commit, self.stage)
+            logic = _restore_viewed(snapshot.commit, self.stage)
             self.close()
             self._cached = snapshot, stack.pop_all(), logic
         return self._cached
 
-    def _windows_of_key(self, snapshot: Snapshot, logic: WindowOperator, key: Any) -> pl.DataFrame:
+    def _windows_of_key(self, snapshot: Snapshot, logic: Viewed, key: Any) -> pl.DataFrame:
         rows = state_inspection.read_key_rows(snapshot, logic, _key_frame(logic, key), self.stage)
-        return logic.sorted_output(_windows(snapshot, logic, rows))
+        return _sorted(logic, _windows(snapshot, logic, rows))
 
     def close(self) -> None:
         """Close the open files. The view remains usable."""
@@ -235,6 +239,11 @@ def _(operator: PaneOperator) -> None:
 
 
 @_check_sessions.register
+def _(operator: KeyedOperator) -> None:
+    raise StartError(f"{operator.pipeline}: find_sessions: the state has rows of a {operator.kind} stage, not sessions")
+
+
+@_check_sessions.register
 def _(operator: SessionOperator) -> None:
     return
 
@@ -245,18 +254,31 @@ def _require_snapshot(snapshot: Snapshot | None) -> Snapshot:
     return snapshot
 
 
-def _scan_shards(snapshot: Snapshot, logic: WindowOperator, stage: int) -> Iterator[pl.DataFrame]:
+def _scan_shards(snapshot: Snapshot, logic: Viewed, stage: int) -> Iterator[pl.DataFrame]:
     count = len(snapshot.commit.stages)
     for shard in range(snapshot.commit.shards):
         yield snapshot.reader(shard, logic, stage % count).scan()
 
 
-def _windows(snapshot: Snapshot, logic: WindowOperator, rows: pl.DataFrame) -> pl.DataFrame:
+def _windows(snapshot: Snapshot, logic: Viewed, rows: pl.DataFrame) -> pl.DataFrame:
     watermark = snapshot.commit.stages[-1].watermark_us
+    if isinstance(logic, KeyedOperator):
+        return compute_rows_of_state(logic, rows, watermark, snapshot.commit.epoch)
     return compute_current_windows(logic, rows, watermark, snapshot.commit.epoch)
 
 
-def _key_frame(logic: WindowOperator, key: Any) -> pl.DataFrame:
+def _sorted(logic: Viewed, frame: pl.DataFrame) -> pl.DataFrame:
+    """Sort windows by start and key, or rows of state by key."""
+    return frame.sort(logic.key_names) if isinstance(logic, KeyedOperator) else logic.sorted_output(frame)
+
+
+def _restore_viewed(commit: Commit, stage: int) -> Viewed:
+    """Restore the operator of a stage. Raises StateError if it has neither windows nor rows of state by key."""
+    operator = restore_operator(commit, stage)
+    return operator if isinstance(operator, WindowOperator | KeyedOperator) else restore_window(commit, stage)
+
+
+def _key_frame(logic: Viewed, key: Any) -> pl.DataFrame:
     """Return a one-row frame with the key columns. Raises StartError if the key has other columns."""
     names = logic.key_names
     if not isinstance(key, Mapping):
