@@ -8,9 +8,9 @@
     ├── BadRowError          bad rows under on_error = "fail"
     ├── CapExceededError     a limit of the state was reached under on_state_cap = "fail"
     ├── ValueRangeError      a result does not fit its type
-    ├── FencedError          another runner committed: this one must stop
+    ├── FencedError          another runner committed, so this one must stop
     ├── ExhaustedError       this process cannot open another file; no file is damaged
-    ├── PublishError         the target rejected the committed output; the next start publishes it
+    ├── PublishError         the target rejected the committed output, which the next start publishes
     ├── SparkEndedError      Spark's process has ended (killed, out of memory)
     └── EpochError           an epoch failed while it ran (user SQL, unreadable input, a missing service)
         └── NewColumnsError  a source has columns that this run is not bound to: the pipeline restarts with them

@@ -191,7 +191,7 @@ def _lookups(pipeline: Pipeline) -> dict[str, Lookup]:
 
 
 def _path_sql(pipeline: Pipeline, path: InputPath) -> str:
-    """Return the SQL texts on an input path, in order."""
+    """Return the SQL along an input path, in order."""
     return ", then ".join(_sql_text(sql) for _, sql in pipeline.sql_chain(path)) or _sql_text(None)
 
 

@@ -146,7 +146,7 @@ def test_a_marker_of_a_target_that_was_stored_and_got_no_answer_is_its_own(
     target = FilesTarget(bucket, "parquet", table, options)
     for epoch in range(4):
         store_and_cut(proxy, "/_slackwater/p.json")
-        with pytest.raises(PublishError, match=rf"epoch {epoch} is committed; the next start publishes it"):
+        with pytest.raises(PublishError, match=rf"epoch {epoch} is committed and will be published at the next start"):
             target.publish(epoch, pl.DataFrame({"n": [epoch]}))
         mend(proxy)
         target.publish(epoch, pl.DataFrame({"n": [epoch]}))

@@ -175,8 +175,8 @@ path = "{state}"
         (['{"events": {"clicks": {"0": true}}}'], "clicks-0: found true, expected an offset"),
         (['{"events": {"clicks": {"0": "42"}}}'], 'clicks-0: found "42", expected an offset'),
         (['{"events": {"clicks": {"2": 1}}}'], 'topic "clicks" has no partition 2; available: 0, 1'),
-        (['{"events": {"click": {"0": 1}}}'], 'this source does not read a topic "click"; did you mean "clicks"?'),
-        (["events=2026-03-01T12:00:00Z"], "that offset must be read from a broker; pass the pipeline's TOML file as WHERE"),
+        (['{"events": {"click": {"0": 1}}}'], 'this source does not read topic "click"; did you mean "clicks"?'),
+        (["events=2026-03-01T12:00:00Z"], "this position must be looked up on a broker; pass the pipeline's TOML file as WHERE"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_one_line_and_no_commit(

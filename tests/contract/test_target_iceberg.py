@@ -371,7 +371,8 @@ def test_a_catalog_that_is_away_says_so_and_the_epoch_waits(door: FaultyProxy, r
     target = open_(lake, mode="append", **rest_catalog.options(door.port))
     door.judge = lambda method, path: "lost" if is_commit(method, path) else "dropped"
     with pytest.raises(
-        PublishError, match=r"did not accept epoch 0 \(.*\); the epoch is committed; the next start publishes it"
+        PublishError,
+        match=r"did not accept epoch 0 \(.*\); the epoch is committed and will be published at the next start",
     ):
         target.publish(0, frame(NARROW, narrow("a", 0)))
     door.judge = lambda method, path: ""

@@ -279,7 +279,7 @@ def test_a_broker_lost_while_running(kafka: Any, topic: str, capfd: pytest.Captu
     target = opened(kafka, topic, "at_least_once", timeout=2)
     kafka.kill()
     try:
-        with pytest.raises(PublishError, match=r"did not accept epoch 0 .* the next start publishes it"):
+        with pytest.raises(PublishError, match=r"did not accept epoch 0 .* and will be published at the next start"):
             target.publish(0, narrow(1))
     finally:
         kafka.start()

@@ -135,7 +135,7 @@ def test_without_identity_rows_are_only_added(url: str) -> None:
 def test_a_value_that_postgres_refuses_is_a_publish_error(url: str) -> None:
     target = opened(url)
     with pytest.raises(
-        PublishError, match=r"did not accept epoch 0 .*; the epoch is committed; the next start publishes it"
+        PublishError, match=r"did not accept epoch 0 .*; the epoch is committed and will be published at the next start"
     ):
         target.publish(0, frame(row(1, "nul\0")))
     target.publish(0, frame(row(1, "fine")))

@@ -71,7 +71,7 @@ def test_text_formats_write_times_as_iso_and_bytes_as_hexadecimal(tmp_path: Path
 
 def test_a_directory_that_does_not_take_it(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(PublishError, match=r"did not accept epoch 0 .* the next start publishes it"):
+    with pytest.raises(PublishError, match=r"did not accept epoch 0 .* and will be published at the next start"):
         FilesTarget(tmp_path / "file", "csv", TABLE).publish(0, rows(1))
 
 
@@ -146,7 +146,7 @@ def test_faults_on_the_way_to_a_bucket_change_nothing(bucket: str, s3: S3, fault
 
 
 def test_a_bucket_that_is_not_there_says_so_and_the_epoch_waits(bucket: str, s3: S3) -> None:
-    message = r'target s3://no-such-bucket/out: there is no bucket "no-such-bucket".*; epoch 0 is committed; the next start publishes it'
+    message = r'target s3://no-such-bucket/out: there is no bucket "no-such-bucket".*; epoch 0 is committed and will be published at the next start'
     with pytest.raises(PublishError, match=message):
         in_bucket("s3://no-such-bucket/out").publish(0, rows(0))
 

@@ -88,7 +88,7 @@ def test_dying_at_a_named_step_changes_nothing(
     source = write(runner)
     with pytest.raises(
         sw.SlackwaterError,
-        match=r"test: epoch 3 was (not committed|committed, but could not be published; the next start publishes it): ",
+        match=r"test: epoch 3 was (not committed|committed, but could not be published; it will be published at the next start): ",
     ):
         runner.run(source=source, window=shaped(kind))
     assert death.died

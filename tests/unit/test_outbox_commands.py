@@ -97,7 +97,7 @@ def unpublished(tmp_path: Path) -> Path:
     driver = start_driver(file)
     with pytest.raises(
         PublishError,
-        match=r"did not accept epoch 0 \(.*next start publishes it; if this cannot be fixed, run: slackwater outbox show$",
+        match=r"did not accept epoch 0 \(.*will be published at the next start; if this cannot be fixed, run: slackwater outbox show$",
     ):
         epoch(driver, (0, "a"), (1, "b"), (60 * S, "c"))
     driver.store.close()

@@ -56,7 +56,7 @@ def test_why_shows_the_buffered_rows_of_a_join_and_their_expiry(say: Say) -> Non
 
 def test_a_join_has_no_window_of_a_key(say: Say) -> None:
     run_join()
-    assert say("--key", "user=u1") == ["1 error: law: --key: rows of a join have no window; omit --key"]
+    assert say("--key", "user=u1") == ["1 error: law: --key: a join has no windows to look up by key; omit --key"]
 
 
 def test_a_window_over_joined_rows() -> None:

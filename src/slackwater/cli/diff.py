@@ -1,4 +1,4 @@
-"""`diff`: compares two outputs and prints the differences for users or as JSON."""
+"""`diff`: compares two outputs and prints the differences as text or JSON."""
 
 from __future__ import annotations
 

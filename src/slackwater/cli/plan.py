@@ -27,7 +27,7 @@ from slackwater.state.store_creation import create_store
 def print_config_changes(file: Path, as_json: bool) -> None:
     """Print each difference with its verdict, and a summary.
 
-    Raises typer.Exit with 1 if a start would fail, and SlackwaterError for other failures.
+    Raises typer.Exit with code 1 if a start would fail, and SlackwaterError for other failures.
     """
     pipeline = toml.load(file)
     check_moved_directories(pipeline)

@@ -79,7 +79,7 @@ def _count_open(commit: Commit) -> int:
 
 def _unpublished_text(manifest: Commit, missing: list[str]) -> str:
     who = f", {' and '.join(missing)} pending" if len(missing) < len(manifest.recipients) else ""
-    return f"not yet{who}: the next start publishes it"
+    return f"not yet{who}: will be published at the next start"
 
 
 def show_state(where: str, pipeline: str | None, schema: str, epoch: int | None, as_json: bool) -> None:

@@ -177,7 +177,7 @@ TEXTS: Mapping[type[Spec], Mapping[str, str]] = {
         "delivery": "exactly_once writes in Kafka transactions.",
         "value_format": "The encoding of the values (Kafka).",
         "create": "Whether a start creates a missing topic (Kafka); true by default.",
-        "partitions": "The number of partitions of a topic that a start creates (Kafka); by default, the broker decides.",
+        "partitions": "The number of partitions of a topic that is created at startup (Kafka); by default, the broker decides.",
         "key_columns": "The columns of the record key (Kafka); by default, the identity of a window.",
     },
     StateStore: {

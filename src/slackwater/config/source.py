@@ -231,7 +231,7 @@ class Source(Spec):
     def check(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:
         if "dataframe" in values:
             if "name" not in values and "name" not in wrong:
-                yield "name", "missing; a source over a DataFrame needs a name"
+                yield "name", "missing; a DataFrame source needs a name"
             for key in ("connection", "query", "options", *cls.KEYS_BY_KIND, *values.get("connector_keys", ())):
                 if key in values or key in values.get("connector_keys", ()):
                     yield (

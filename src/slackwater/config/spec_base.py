@@ -75,7 +75,10 @@ class Spec(BaseModel):
 
     @classmethod
     def label(cls, data: Values) -> str:
-        """Return the subject of error lines for a spec created in Python. For a config file, it is the file's name."""
+        """Return the name that error lines start with for a spec created in Python.
+
+        The lines of a config file start with the name of the file instead.
+        """
         return cls.__name__
 
     @classmethod

@@ -74,8 +74,8 @@ def check_stages(values: Values, wrong: set[str]) -> Iterator[Problem]:
             if behind:
                 yield (
                     f"stages[{number}].{stage.step.table}.late_data",
-                    f'this stage reads stage {format_value(behind[0])}, whose results are never late; use "dlq" only '
-                    "in stages that read only sources",
+                    f'this stage reads stage {format_value(behind[0])}, whose results are never late; "dlq" is allowed '
+                    "only in stages whose inputs are all sources",
                 )
     yield from _conflicting_lookups(stages)
 

@@ -144,7 +144,10 @@ class Target(Spec):
             yield needed, f"missing; {target_text}"
         yield from connector_keys.check_connector_keys(kind, values.get("connector_keys") or {}, of_target=True)
         if kind == "kafka" and values.get("create") is False and values.get("partitions") is not None:
-            yield "partitions", "applies only to a topic that a start creates, but create = false; remove one of them"
+            yield (
+                "partitions",
+                "applies only if the topic is created at startup, but create = false; remove one of the two keys",
+            )
         path = values.get("path")
         if kind == "files" and isinstance(path, str) and "path" not in wrong:
             yield from _url_problems(path, "results")

@@ -164,15 +164,13 @@ def _interpolate(value: Any, env: Mapping[str, str], file: str, path: str, probl
 def to_toml(pipeline: Pipeline) -> str:
     """Write a pipeline as TOML, so that `loads(to_toml(p)) == p`. Interpolated strings keep their `${ENV}` spelling.
 
-    Raises ConfigError for anything that exists only in Python: a source over a DataFrame, or an aggregation that is a
+    Raises ConfigError for anything that exists only in Python: a DataFrame source, or an aggregation that is a
     class.
     """
     import tomlkit
 
     if any(s.dataframe is not None for s in pipeline.sources):
-        raise ConfigError(
-            [f"{pipeline.name}: a source over a DataFrame cannot be written as TOML; it exists only in Python"]
-        )
+        raise ConfigError([f"{pipeline.name}: a DataFrame source cannot be written as TOML; it exists only in Python"])
     window = pipeline.target_stage.transform.window
     class_aggregations = [a.as_ for a in window.aggregations if not isinstance(a.agg, str)] if window else []
     if class_aggregations:

@@ -1,7 +1,7 @@
 """The rule, as Spark SQL, for which texts are timestamps or dates. It applies equally to text columns, JSON and CSV.
 
 A text is a time if it has a four-digit year, a month and a day, and Spark can cast it. A text without a time zone is in
-the source's zone. Spark's own cast accepts more: "10:15" with today's date, or "2024" as January 1st. Therefore readers
+the source's zone. Spark's own cast accepts more: "10:15" with today's date, or "2024" as January 1st. Therefore, readers
 return columns of a time type as text, and then the rule is applied.
 
     schema     at TIMESTAMP          read as     at STRING ──▶ rule ──▶ at TIMESTAMP

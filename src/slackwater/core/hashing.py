@@ -1,7 +1,7 @@
 """Key hashes and session ids.
 
 `key_hash` is Spark's `xxhash64(keys…)`: seed 42, chained over the columns, and NULL leaves the seed unchanged.
-Therefore a key has the same shard and state with and without Spark. `session_id` is xxhash64 (seed 0) of the canonical
+Therefore, a key has the same shard and state with and without Spark. `session_id` is xxhash64 (seed 0) of the canonical
 text below, read as a signed 64-bit integer. Its definition must never change.
 
 Canonical text of a session: for each key column `<name>=<value>` followed by U+001F, then the window start in

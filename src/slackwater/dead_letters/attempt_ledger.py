@@ -1,12 +1,12 @@
-"""The ledger of dead letters in a state: which letters were applied, and how often the others were tried.
+"""The ledger of dead letters in a state: which letters were applied, and how many times the others were tried.
 
     letters (files, Delta, Postgres, Kafka)      written once, never changed
     commit ─▶ replayed: lists of  epoch id count      applied
            └▶ tried:    one list of  epoch id tries   tried and not applied, as of this commit
 
 A letter is identified by the epoch that wrote it and a hash of its content and position. Both lists are part of a
-commit. Therefore an attempt counts exactly once, regardless of crashes. This works for every kind of target, even for a
-topic, which cannot be modified.
+commit, so each attempt is counted exactly once, regardless of crashes. This works for every kind of target, even for a
+topic, whose records cannot be modified.
 """
 
 from __future__ import annotations

@@ -275,7 +275,7 @@ def _match_rows(
     """Return the rows of dead letters, and the letters that have rows.
 
     `__group` numbers the pairs of origin and event time. The SQL may turn one source row into several late rows, each
-    with its own letter. Therefore each origin passes through the SQL once, and the resulting rows are matched with the
+    with its own letter. Therefore, each origin passes through the SQL once, and the resulting rows are matched with the
     letters by event time.
     """
     origin_columns = ["epoch", *_ORIGIN]
@@ -349,7 +349,7 @@ def _(operator: ImmediateOperator) -> pl.Expr:
 
 
 def _count_copies(all_late: pl.Expr) -> pl.Expr:
-    """Return how often each row of a group was late; 0 if unknown. `all_late`: see `_all_late_together`.
+    """Return how many times each row of a group was late; 0 if unknown. `all_late`: see `_all_late_together`.
 
     Equal rows of a file have equal dead letters. A record of a topic is read once, no matter how many letters it has.
     """

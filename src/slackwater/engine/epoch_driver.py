@@ -75,7 +75,7 @@ class EpochDriver:
 
     @property
     def stage(self) -> StageRunner:
-        """Return the first stage, which reads the rows that dead letters contain."""
+        """Return the first stage: the one that reads the rows stored in dead letters."""
         return self.stages[0]
 
     # -- start ---------------------------------------------------------------------------------------------------
@@ -259,7 +259,7 @@ class EpochDriver:
         self._conclude(next_commit.add_replay_record(commit, replayed), {}, reports, timer, context.clock_us)
 
     def record_attempts(self, replayed: ReplayRecord) -> None:
-        """Commit an epoch that only records which dead letters were tried."""
+        """Commit an epoch that records only which dead letters were tried."""
         clock, timer = self.hooks.clock_us(), PhaseTimer(self.hooks.faults, self.state.epoch + 1)
         self._conclude(
             next_commit.add_replay_record(next_commit.build_next_commit(self.state), replayed), {}, (), timer, clock

@@ -5,7 +5,7 @@
                                               and later rows of b are late at s
 
 The minimum ignores an idle source if another one is active. It cannot ignore an idle stage, since the stage's later
-results would then be late for its reader. Therefore the idle stage's own watermark moves, and late rows are late where
+results would then be late for its reader. Therefore, the idle stage's own watermark moves, and late rows are late where
 they enter.
 """
 

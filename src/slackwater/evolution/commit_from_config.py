@@ -44,7 +44,7 @@ def sql_hashes(pipeline: Pipeline) -> dict[str, str]:
 
 
 def query_hashes(pipeline: Pipeline) -> dict[str, str]:
-    """Return the hash of each source's query; "" for a source over a DataFrame."""
+    """Return the hash of each source's query; "" for a DataFrame source."""
     return {f'source "{s.name}" query': _hash(s.query and restore_written_path(s.query)) for s in pipeline.sources}
 
 

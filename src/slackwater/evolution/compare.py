@@ -1,9 +1,10 @@
-"""Compare a config with a state: each difference and its verdict.
+"""Compare a config with a state, and give a verdict on each difference.
 
 The comparison is a pure function of the config and of the state's description of itself.
 
-`slackwater plan` prints the result; a start applies or rejects the differences with the same messages. Only a start
-knows the types of the SQL's output columns. Without them (`steps` is None), the types in the state are used.
+`slackwater plan` prints the result; a start applies or rejects the differences with the same messages. The
+types of the SQL's output columns are known only when the pipeline starts. Without them (`steps` is None), the types in
+the state are used.
 """
 
 from __future__ import annotations

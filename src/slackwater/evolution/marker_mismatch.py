@@ -20,9 +20,9 @@ AHEAD, FOREIGN, BEHIND = "ahead", "foreign", "behind"
 
 @dataclass(frozen=True)
 class ExpectedMarkers:
-    """The markers of one target that fit a commit.
+    """The markers of one target that are consistent with a commit.
 
-    `is_exact`: the target must hold one of `markers`, or nothing if `may_be_empty`. It is False if the commit has no
+    `is_exact`: the target must hold one of `markers`, or nothing if `may_be_empty`. False if the commit has no
     marker for this target, because an earlier version wrote the commit or because the target has moved. `was_target`:
     the commit records this location.
     """

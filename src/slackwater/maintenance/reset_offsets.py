@@ -168,7 +168,7 @@ def _check_partitions(
     for topic, parts in offsets.items():
         if topic not in topics:
             raise StartError(
-                f'{where}: this source does not read a topic "{topic}"{suggest_word_or_list(topic, list(topics))}'
+                f'{where}: this source does not read topic "{topic}"{suggest_word_or_list(topic, list(topics))}'
             )
         for part in parts:
             if part not in topics[topic]:

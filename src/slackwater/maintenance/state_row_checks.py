@@ -111,7 +111,7 @@ def _(operator: SessionOperator, rows: pl.DataFrame, exact: bool) -> Iterator[st
 
 @singledispatch
 def rows_counted_by_commit(operator: Operator, state: ShardState) -> pl.DataFrame | None:
-    """Return the rows of a shard that a commit counts; None if it only counts rows of segments."""
+    """Return the rows of a shard that a commit counts; None if it counts only rows of segments."""
     raise_unregistered(operator, "slackwater.maintenance.state_row_checks.rows_counted_by_commit")
 
 

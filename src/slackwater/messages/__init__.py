@@ -3,7 +3,7 @@
 The pages in `docs/messages/` are generated from these families and from the sources.
 
 A message belongs to the first family of its class (or of a base class) with a pattern that matches its text. A family
-without patterns takes all remaining messages of its class. Therefore, a new message only needs a new family if no
+without patterns takes all remaining messages of its class. Therefore, a new message needs a new family only if no
 existing family fits.
 
 May import: nothing.

@@ -72,7 +72,7 @@ FAMILIES: Sequence[MessageFamily] = (
     MessageFamily(
         "A source does not answer",
         (WARNING,),
-        "A broker no longer answers. Its records are unknown in the meantime, so no source becomes idle.",
+        "A broker no longer answers. Until it answers, its records are unknown, so no source becomes idle.",
         "Nothing, if the broker answers again within two minutes. Otherwise, the run ends.",
         ("the run retries for two minutes",),
     ),

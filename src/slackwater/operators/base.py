@@ -204,7 +204,7 @@ class Operator(Protocol):
         ...
 
     def counts_after_emit(self, before: StageCounts, reports: Sequence[EmitReport], watermark: int) -> StageCounts:
-        """Return the counts after emission, without what has expired."""
+        """Return the counts after emission, excluding windows that have expired."""
         ...
 
     def open_counts(self, counts: StageCounts) -> tuple[int, int]:

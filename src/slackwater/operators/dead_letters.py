@@ -73,8 +73,8 @@ def unstorable_letters(rows: pl.DataFrame, epoch: int, pipeline: str) -> pl.Data
 def storable_letters(letters: pl.DataFrame, times: tuple[int, int] | None) -> pl.DataFrame:
     """Return dead letters in a form that their target can store.
 
-    Event times outside the target's range become NULL, but the row's bytes still have them. Columns that an earlier
-    version did not stage are NULL.
+    Event times outside the target's range become NULL; the row's original bytes still contain them. Columns that an
+    earlier version did not stage are NULL.
     """
     letters = letters.with_columns(
         pl.lit(None, f.polars).alias(f.name) for f in LETTER if f.name not in letters.columns

@@ -9,7 +9,7 @@ rows of state that are due ─▶ expire (pure)
                                   └─▶ rows of state with later timers
 
 Stores, Spark, the in-process engine, migrations, verification, hot keys and `why` support `KeyedOperator`. A subclass
-only defines its columns of state, `advance`, and `expire` if its timers emit rows.
+defines only its columns of state, `advance`, and `expire` if its timers emit rows.
 """
 
 from __future__ import annotations

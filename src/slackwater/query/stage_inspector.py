@@ -264,7 +264,7 @@ class StageInspector:
 
     @_key_report.register
     def _(self, operator: IntervalJoinOperator, texts: state_inspection.Texts) -> KeyReport:
-        raise StartError(f"{self.pipeline.name}: --key: rows of a join have no window; omit --key")
+        raise StartError(f"{self.pipeline.name}: --key: a join has no windows to look up by key; omit --key")
 
     @_key_report.register
     def _(self, operator: ImmediateOperator, texts: state_inspection.Texts) -> KeyReport:

@@ -10,7 +10,7 @@
               │                        │ [───]        starts after the range: omitted
 
 reach = the duration of tumbling and hopping windows, or the gap plus the cap of sessions. Spark's streaming query is
-not used: this module cuts the batches from offsets and lists of files. Therefore an interrupted backfill continues from
+not used: this module cuts the batches from offsets and lists of files. Therefore, an interrupted backfill continues from
 its state.
 """
 

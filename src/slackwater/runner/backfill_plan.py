@@ -54,7 +54,7 @@ def reach_us(window: Window) -> int:
 
 
 def backfill_pipeline(pipeline: Pipeline, since_us: int, until_us: int, into: str | None) -> Pipeline:
-    """Return the pipeline of a backfill: with another name, without dead letters, and with the target `into`, if given.
+    """Return the pipeline of a backfill: with a different name, no dead letters, and the target `into`, if given.
 
     The name determines the state's location, so the state of the running pipeline is not affected.
 

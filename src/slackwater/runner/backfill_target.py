@@ -1,4 +1,4 @@
-"""Target of a backfill, which passes on the windows of the range and counts the others."""
+"""The target of a backfill: it passes on the windows of the range and counts the others."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RangeCounts:
 
 @dataclass
 class RangeFilterTarget:
-    """A target writer that only passes on the windows of the range.
+    """A target writer that passes on only the windows of the range.
 
     Args:
         clock_us: The time of the start (µs UTC); windows that end later are unfinished.

@@ -76,7 +76,7 @@ class EpochExecutor:
             raise exhausted from None
         committed = self.driver.state.epoch >= self._epoch
         outcome = (
-            "was committed, but could not be published; the next start publishes it"
+            "was committed, but could not be published; it will be published at the next start"
             if committed
             else "was not committed"
         )

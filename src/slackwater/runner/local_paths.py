@@ -77,7 +77,7 @@ def check_moved_directories(pipeline: Pipeline) -> None:
 
 
 def _moved_directories(pipeline: Pipeline) -> Iterator[tuple[str, str, Path, Path]]:
-    """Yield key, path as written, old path and new path of each directory that only exists below the working directory."""
+    """Yield key, path as written, old path and new path of each directory that exists only below the working directory."""
     signs = {
         "state_store.path": f"{pipeline.name}/manifests",
         "target.path": f"_slackwater/{pipeline.writer}.json",

@@ -43,7 +43,7 @@ class PollInterval:
     def slow_down(self, quiet_s: float) -> None:
         """Poll less often, because no rows have arrived for `quiet_s` seconds.
 
-        The pause only changes when it doubles or reaches its maximum, since each change is a call to Spark's process.
+        The pause changes only when it doubles or reaches its maximum, since each change is a call to Spark's process.
         """
         new_pause_ms = int(1000 * compute_poll_seconds(quiet_s))
         if new_pause_ms >= 2 * self.pause_ms or new_pause_ms == LONGEST_MS:

@@ -49,8 +49,8 @@ class PollingLoop:
     def follow(self, thread_class: Callable[..., threading.Thread] | None = None) -> None:
         """Run the loop in a separate thread until it ends, and raise its error.
 
-        When the caller is interrupted, the epoch in progress can therefore finish first. In the meantime, the caller's
-        thread checks that Spark's process is alive, which an idle loop would not notice.
+        This lets the epoch in progress finish if the caller is interrupted. While the loop runs, the caller's thread
+        checks that Spark's process is alive, because an idle loop would not notice that it has ended.
 
         `thread_class` creates the thread. The default is a Spark thread that inherits the caller's job settings.
         """

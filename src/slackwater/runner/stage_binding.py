@@ -77,7 +77,7 @@ def create_empty_frames(session: SparkSession, sources: Sequence[AnySource]) -> 
 
 
 def bind_stage(stage_pipeline: Pipeline, session: SparkSession, frames: Frames) -> BoundStage:
-    """Bind a stage to its input columns. Raises a StartError that names a column that is missing or does not fit."""
+    """Bind a stage to its input columns. Raises StartError naming any column that is missing or unsuitable."""
     for source in stage_pipeline.sources:
         _check_names(stage_pipeline, source.name, frames[source.name].columns)
     times = {s.name: _time_sql(stage_pipeline, session, s, frames[s.name]) for s in stage_pipeline.sources}

@@ -1,7 +1,7 @@
 """Check the first rows of each source for empty columns and wrong time units, as part of the epoch's job.
 
-begin_sources ─▶ aggregates (part of the epoch's) ─▶ add_statistics ─▶ with_unit_hints: a warning, or part of the
-                                                                       outcome
+begin_sources ─▶ aggregates (computed by the epoch's job) ─▶ add_statistics ─▶ with_unit_hints (logs a warning, or
+                                                                               adds a hint to the outcome)
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Types of the fields of a commit record: numbers, names, counters, fingerprints and descriptions.
 
-A state directory or database row may be damaged or foreign even if its checksum is right. Therefore every value is
+A state directory or database row may be damaged or foreign even if its checksum is right. Therefore, every value is
 checked against these types when the record is read.
 """
 

@@ -334,7 +334,7 @@ class StateStore(Protocol):
 
 
 def missing_epoch_error(epoch: int, epochs: Sequence[int], place: str) -> StateError:
-    """Return the error for a commit that does not exist or is not kept any more."""
+    """Return the error for a commit that does not exist or is no longer kept."""
     available = (
         f"epochs {epochs[0]} to {epochs[-1]}" if epochs[1:] else f"epoch {epochs[0]}" if epochs else "no state yet"
     )

@@ -60,8 +60,8 @@ def take_lock(path: Path) -> Flock:
         holder = file.read().strip() or "another process"
         file.close()
         raise LockHeldError(
-            f"pipeline is already running: {holder} holds {path}; stop that process first: a pipeline has one runner "
-            "at a time"
+            f"pipeline is already running: {holder} holds {path}; stop that process first, because a pipeline can "
+            "have only one runner at a time"
         ) from None
     directory = _open_directory(path.parent)
     try:
@@ -70,7 +70,7 @@ def take_lock(path: Path) -> Flock:
             file.close()
             raise LockHeldError(
                 f"pipeline is already running: another process holds {path.parent}, but its lock file {path.name} "
-                "was removed; stop that process first: a pipeline has one runner at a time"
+                "was removed; stop that process first, because a pipeline can have only one runner at a time"
             )
     except OSError:  # a network file system that cannot lock directories
         assert directory is not None

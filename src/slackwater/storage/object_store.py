@@ -160,7 +160,7 @@ class ObjectStorage:
     def replace(self, file: str, content: bytes, version: str | None) -> str:
         new_version = self.client.rewrite(file, content, version)
         if new_version is None:
-            raise FencedError(f"another runner wrote {self.full_name(file)} in the meantime; this one stops")
+            raise FencedError(f"another runner wrote {self.full_name(file)} in the meantime; this one is stopping")
         return new_version
 
     def sizes(self, folder: str) -> Mapping[str, int]:

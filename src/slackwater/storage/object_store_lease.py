@@ -126,7 +126,7 @@ class ObjectStoreLease:
         if self._lost:
             raise FencedError(
                 f"this runner must not {doing}: {self._lost} took over ({self.full_name}) after this one had not "
-                f"renewed its lease for {LEASE_S:g} seconds; this one stops, and the other continues from the last "
+                f"renewed its lease for {LEASE_S:g} seconds; this one is stopping, and the other continues from the last "
                 "commit"
             )
 
@@ -237,6 +237,6 @@ def _held_error(content: dict[str, Any], shown: str) -> LockHeldError:
     until = content.get("until_us")
     when = f" until {format_iso(until)} at least" if isinstance(until, int) and until < 1 << 52 else ""
     return LockHeldError(
-        f"pipeline is already running: {_holder_name(content)} holds {shown}{when}; stop that process first: a "
-        "pipeline has one runner at a time"
+        f"pipeline is already running: {_holder_name(content)} holds {shown}{when}; stop that process first, because a "
+        "pipeline can have only one runner at a time"
     )

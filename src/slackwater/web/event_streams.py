@@ -63,7 +63,7 @@ class StreamSlots:
 class EventStream(Response):
     """A response with server-sent events in one of `slots`. If no slot is free, it sends `refusal`.
 
-    A HEAD request only gets the headers.
+    A HEAD request gets only the headers.
     """
 
     def __init__(self, events: Callable[[], AsyncIterator[bytes]], slots: StreamSlots, refusal: Response) -> None:

@@ -60,7 +60,7 @@ def write_revisions(panes: pl.DataFrame, notes: pl.DataFrame, first: Int64s, hop
 
 
 def mark_panes_changed(panes: pl.DataFrame, touched: Bools) -> pl.DataFrame:
-    """Clear `holds` in all notes of the `touched` panes: after new rows, the target does not hold them unchanged."""
+    """Clear `holds` in all notes of the `touched` panes: they have new rows, so their results in the target are outdated."""
     undone = pl.col("__out") - pl.col("__out") % _REVISION
     return panes.with_columns(pl.when(pl.Series(touched)).then(undone).otherwise(pl.col("__out")).alias("__out"))
 

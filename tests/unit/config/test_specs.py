@@ -282,11 +282,11 @@ def test_a_source_over_a_dataframe() -> None:
     assert p.sources[0].dataframe is frame
     with pytest.raises(sw.ConfigError) as caught:
         sw.to_toml(p)
-    assert str(caught.value) == ("p: a source over a DataFrame cannot be written as TOML; it exists only in Python")
+    assert str(caught.value) == ("p: a DataFrame source cannot be written as TOML; it exists only in Python")
     with pytest.raises(sw.ConfigError) as caught:
         sw.Source(dataframe=frame, format="json")
     assert caught.value.problems == (
-        "Source: name: missing; a source over a DataFrame needs a name",
+        "Source: name: missing; a DataFrame source needs a name",
         "Source: format: applies only to a source with a connection, but this one is a DataFrame; remove it",
     )
 

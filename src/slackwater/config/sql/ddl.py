@@ -49,7 +49,7 @@ _END = Token("end", "", 0, 0)
 
 
 class DdlError(Exception):
-    """A schema is invalid. The text is the end of a message: `"STRNG" is not a type; did you mean "STRING"?`."""
+    """A schema is invalid. The text completes an error message: `"STRNG" is not a type; did you mean "STRING"?`."""
 
 
 def parse_ddl_columns(ddl: str) -> dict[str, str]:

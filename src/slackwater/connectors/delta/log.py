@@ -4,7 +4,7 @@
                                            {"remove": …}
                                            {"metaData": …}
 
-To look for a new version, a run only requests the next file of the log, which is one request if there is no new version.
+To look for a new version, a run requests only the next file of the log, which is one request if there is no new version.
 """
 
 from __future__ import annotations

@@ -197,8 +197,8 @@ class DeltaTarget:
         except (DeltaError, OSError, ValueError, pa.ArrowException) as error:
             self._delta = None
             raise PublishError(
-                f"{self.description} did not accept epoch {epoch} ({self._reason(error)}); the epoch is committed; "
-                "the next start publishes it"
+                f"{self.description} did not accept epoch {epoch} ({self._reason(error)}); the epoch is committed "
+                "and will be published at the next start"
             ) from error
 
     def read_ranges(self, ranges: pl.DataFrame, column: str) -> pl.DataFrame:

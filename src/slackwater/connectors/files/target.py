@@ -191,11 +191,11 @@ class FilesTarget:
             marker = {"epoch": epoch, "state": self._table.state, "infix": infix, "commit": commit}
             self._folder.write_marker(self._marker, json.dumps(marker).encode())
         except (StateError, EpochError) as error:  # from the object store
-            raise PublishError(f"{error}; epoch {epoch} is committed; the next start publishes it") from None
+            raise PublishError(f"{error}; epoch {epoch} is committed and will be published at the next start") from None
         except OSError as error:
             raise PublishError(
                 f"target directory {self._shown} did not accept epoch {epoch} ({error.strerror}); the epoch is "
-                "committed; the next start publishes it"
+                "committed and will be published at the next start"
             ) from error
 
     def _write(self, path: Path, rows: pl.DataFrame) -> None:

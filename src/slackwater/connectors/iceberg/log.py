@@ -117,8 +117,8 @@ class IcebergLog:
             return snapshots[::-1]
         if offsets.version >= 0 and table.metadata.snapshot_by_id(offsets.version) is not None:
             raise StartError(
-                f"{self.description} no longer descends from {offsets}, which was read: the table was rolled back or "
-                "replaced; restore it, or reset the offsets of the source: `slackwater state reset`"
+                f"{self.description} no longer descends from {offsets}, the version last read: the table was rolled back "
+                "or replaced; restore it, or reset the source's offsets with `slackwater state reset`"
             )
         if snapshots and _is_successor(snapshots[-1], offsets):
             return snapshots[::-1]

@@ -174,8 +174,8 @@ class IcebergTarget:
                     time.sleep(_PAUSE_S * 2**tries)
         raise PublishError(
             f"{self.description} did not accept epoch {epoch} "
-            f"({iceberg.iceberg_error_reason(failed or TimeoutError())}); the epoch is committed; the next start "
-            "publishes it"
+            f"({iceberg.iceberg_error_reason(failed or TimeoutError())}); the epoch is committed and will be "
+            "published at the next start"
         ) from failed
 
     def _commit_once(

@@ -332,8 +332,8 @@ class KafkaTarget:
 
     def _publish_error(self, epoch: int, reason: str) -> PublishError:
         return PublishError(
-            f"{self.description} did not accept epoch {epoch} ({reason}); the epoch is committed in the state store; "
-            "the next start publishes it"
+            f"{self.description} did not accept epoch {epoch} ({reason}); the epoch is committed in the state store "
+            "and will be published at the next start"
         )
 
     def _fenced_error(self, epoch: int, reason: str) -> FencedError:

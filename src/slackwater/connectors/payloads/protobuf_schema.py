@@ -130,7 +130,7 @@ def _messages_in(file: Any) -> Iterator[tuple[str, tuple[int, ...], Any]]:
 
 
 def _is_compatible(old: ProtoFiles, was: str, new: ProtoFiles, name: str, compared: set[tuple[str, str]]) -> bool:
-    """Return whether all fields that both messages have keep their meaning."""
+    """Return whether every field common to both messages keeps its meaning."""
     if (was, name) in compared:
         return True
     compared.add((was, name))

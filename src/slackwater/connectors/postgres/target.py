@@ -231,7 +231,7 @@ class PostgresTarget:
         except (psycopg.Error, StartError) as error:
             raise PublishError(
                 f"{self.description} did not accept epoch {epoch} ({client.error_reason(error)}); the epoch is "
-                "committed; the next start publishes it"
+                "committed and will be published at the next start"
             ) from None
 
     def publish_within(

@@ -188,8 +188,8 @@ class TableSource(Seekable):
             )
         if read.sequence is None and now.version < read.version:
             raise StartError(
-                f"{self.where} ends at version {now.version}, before {read}, which was read: the log of the table "
-                "was changed; restore it, or continue at the end of the table with `slackwater state reset … "
+                f"{self.where} ends at version {now.version}, before {read}, the version last read: the log of the "
+                "table was changed; restore it, or continue at the end of the table with `slackwater state reset … "
                 f"--offsets {self.name}=latest`"
             )
         return read

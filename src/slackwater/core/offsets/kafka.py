@@ -20,7 +20,7 @@ _IDS = "#ids"  # key in the stored form, next to the topics: no topic has this n
 
 
 def group_by_topic(offsets: Mapping[tuple[str, int], V]) -> dict[str, dict[str, V]]:
-    """Group values that are keyed by (topic, partition) by topic, in the form that Spark writes."""
+    """Convert values keyed by (topic, partition) to one mapping per topic, the form that Spark writes."""
     topics: dict[str, dict[str, V]] = {}
     for (topic, partition), offset in offsets.items():
         topics.setdefault(topic, {})[str(partition)] = offset
@@ -80,7 +80,7 @@ class KafkaOffsets(Offsets):
 
     def resolve_reset(self, prefix: str, start: object, lookup: OffsetLookup | None) -> Offsets:
         if lookup is None:
-            raise StartError(f"{prefix}: that offset must be read from a broker; {NEEDS_FILE}")
+            raise StartError(f"{prefix}: this position must be looked up on a broker; {NEEDS_FILE}")
         assert isinstance(start, str | int)
         return lookup(start)
 

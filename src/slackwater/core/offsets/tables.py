@@ -79,7 +79,7 @@ class TableOffsets(Offsets):
                 f'{prefix}: this source reads a table; expected "earliest" (all rows) or "latest" (new rows only)'
             )
         if lookup is None:
-            raise StartError(f"{prefix}: that version must be read from the table; {NEEDS_FILE}")
+            raise StartError(f"{prefix}: the latest version must be looked up in the table; {NEEDS_FILE}")
         return lookup("latest")
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Parse Spark's analyzed plan into a tree of nodes, from JSON or from text. Spark Connect only returns text."""
+"""Parse Spark's analyzed plan into a tree of nodes, from JSON or from text. Spark Connect returns only text."""
 
 from __future__ import annotations
 

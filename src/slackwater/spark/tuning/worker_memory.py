@@ -33,7 +33,7 @@ def environment() -> dict[str, str]:
 
 
 def keep_freed_memory() -> None:
-    """Configure this process, once, to keep freed memory. This only has an effect if the C library is glibc."""
+    """Configure this process, once, to keep freed memory. This has an effect only if the C library is glibc."""
     global _is_configured
     if _is_configured or not is_enabled("worker_memory"):
         return

@@ -94,7 +94,9 @@ class CommitLog:
         sealed = f"{text}\n{file_checksum(text.encode())}{f' {writer}' if writer else ''}\n".encode()
         # in an object store, the lease shows whether another runner took over
         if latest >= 0 and not storage.is_remote and not storage.has(self.file(latest)):
-            raise FencedError(f"epoch {latest} is gone from {storage.root}: another runner took over; this one stops")
+            raise FencedError(
+                f"epoch {latest} is gone from {storage.root}: another runner took over; this one is stopping"
+            )
         try:
             created = storage.create(self.file(commit.epoch), sealed)
         except OSError as error:
@@ -105,5 +107,5 @@ class CommitLog:
             ) from None
         if not created:
             raise FencedError(
-                f"epoch {commit.epoch} was already committed in {storage.root} by another runner; this one stops"
+                f"epoch {commit.epoch} was already committed in {storage.root} by another runner; this one is stopping"
             )

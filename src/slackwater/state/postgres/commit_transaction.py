@@ -128,7 +128,7 @@ class Transaction:
             )
         if cursor.rowcount != 1:
             raise FencedError(
-                f"epoch {commit.epoch} was already committed {self.location} by another runner; this one stops"
+                f"epoch {commit.epoch} was already committed {self.location} by another runner; this one is stopping"
             )
 
     def _write_offsets(self, commit: Commit) -> None:

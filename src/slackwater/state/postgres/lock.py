@@ -24,8 +24,8 @@ def connect_locked(url: str, tables: TableNames, location: str) -> psycopg.Conne
             if time.monotonic() > end:
                 holder = lock_holder(db, tables) or "another process"
                 raise LockHeldError(
-                    f"pipeline is already running: {holder} holds its lock {location}; stop that process first: a "
-                    "pipeline has one runner at a time"
+                    f"pipeline is already running: {holder} holds its lock {location}; stop that process first, "
+                    "because a pipeline can have only one runner at a time"
                 )
             time.sleep(0.1)
     except BaseException:

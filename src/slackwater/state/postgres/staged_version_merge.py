@@ -5,8 +5,8 @@
               token b  unit 7  v 3
     record    [state] [a] [b]                       [state]
 
-A commit with many rows only records the tokens of the staged rows and leaves the state table unchanged. Readers overlay
-the newer versions. A unit that changes in eight epochs is therefore written to the table only once.
+A commit with many rows records only the tokens of the staged rows and leaves the state table unchanged. Readers overlay
+the newer versions. A unit that changes in several epochs between two merges is thus written to the table only once.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class StagedVersions:
         return self._whole
 
     def _reader_for(self, hashes: Int64s) -> SegmentReader:
-        """Return a reader for a few units. For tokens without a local copy, it only fetches the rows of these units."""
+        """Return a reader for a few units. For tokens without a local copy, it fetches only the rows of these units."""
         if self._whole is not None:
             return self._whole
         tables_by_token = {m.file: self._find_copy(m) for m in self._metas}

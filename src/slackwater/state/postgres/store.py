@@ -303,7 +303,7 @@ class PostgresStore:
         stored_epoch = -1 if row is None else row[0]
         if stored_epoch != commit.epoch - 1:
             raise FencedError(
-                f"epoch {stored_epoch} was committed {self._location} by another runner while this one was disconnected; this one stops"
+                f"epoch {stored_epoch} was committed {self._location} by another runner while this one was disconnected; this one is stopping"
             )
         log.warning("%s: epoch %d was not committed; the commit is repeated", self._pipeline, commit.epoch)
         try:
@@ -334,7 +334,7 @@ class PostgresStore:
                 # the server may not have noticed yet that the old connection is gone
                 if time.monotonic() > end:
                     raise FencedError(
-                        f"another runner took the lock {self._location} while this one was disconnected; this one stops"
+                        f"another runner took the lock {self._location} while this one was disconnected; this one is stopping"
                     ) from None
             except Exception as error:
                 if time.monotonic() > end:

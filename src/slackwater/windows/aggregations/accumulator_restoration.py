@@ -57,7 +57,7 @@ def _parts(agg: Agg, aggs: Sequence[Agg]) -> Iterator[pl.Expr]:
         yield pl.col(agg.name).alias(name)
         return
     total, count = pl.col(_find_output(aggs, agg, "sum") or agg.name), _find_output(aggs, agg, "count")
-    # a sum only needs to know whether there was any value
+    # a sum needs to know only whether there was any value
     n = total.is_not_null().cast(pl.Int64) if count is None else pl.col(count)
     yield n.alias(kind.part("n"))
     if isinstance(kind, IntegerTotal):

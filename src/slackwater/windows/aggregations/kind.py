@@ -160,7 +160,7 @@ class AggregationKind(ABC):
     def array_operations(self) -> Mapping[str, np.ufunc]:
         """Return the NumPy operation that merges each accumulator, by suffix.
 
-        Empty if `merge` is more than one operation per accumulator (NULLs aside).
+        Empty if `merge` needs more than one operation per accumulator (apart from handling NULL).
         """
         return {}
 
