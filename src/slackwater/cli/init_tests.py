@@ -124,7 +124,7 @@ def _rows_with_partners(
 def _compute_expected(
     pipeline: Pipeline, input_rows: Mapping[str, Sequence[Mapping[str, Any]]]
 ) -> list[Mapping[str, Any]]:
-    """Compute the results of the rows, with Spark only if the pipeline has SQL."""
+    """Compute the results of the input rows. Spark is used only if the pipeline has SQL."""
     from slackwater.testing import case_runner
     from slackwater.testing.pipeline import LocalPipeline
 

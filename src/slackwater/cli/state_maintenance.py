@@ -37,7 +37,7 @@ MOST_SHARDS = 32  # the maximum number of shards in a table for users
 
 
 def print_verification(where: str, pipeline: str | None, schema: str, as_json: bool) -> int:
-    """Print the problems of a state. Return the exit code: 1 if there are any."""
+    """Print the problems of a state. Return the exit code: 1 if there are problems, else 0."""
     with closing(locate_store(where, pipeline, schema)) as store:
         report = verify_state(store)
     if as_json:

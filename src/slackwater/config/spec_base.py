@@ -225,7 +225,7 @@ class Spec(BaseModel):
 
     @classmethod
     def unsupported_value(cls, key: str, value: Any) -> str | None:
-        """Return the problem of a value that this version does not support; None if the value is simply wrong."""
+        """Return the problem with a value that this version does not support; None if the value is simply wrong."""
         return None
 
     @classmethod

@@ -72,7 +72,7 @@ def describe_event_time(column: str, row: Mapping[str, Any] | None) -> str:
 
 
 def parse_json_object(text: str) -> dict[str, Any] | None:
-    """Parse a text as a JSON object. Return None for any other text, such as truncated JSON."""
+    """Parse a string as a JSON object. Return None for any other string, such as truncated JSON."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):

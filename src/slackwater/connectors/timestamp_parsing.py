@@ -29,7 +29,7 @@ _SECONDS_FROM = 9  # a JSON number with this many digits in a TIMESTAMP column i
 
 
 def has_date_sql(text: str) -> str:
-    """Return SQL that is true if a text begins with a four-digit year, a month and a day, given that Spark can cast it.
+    """Return SQL that is true if a string begins with a four-digit year, a month and a day, given that Spark can cast it.
 
     Spark's casts also accept `y`, `y-m` and times without a date. Such texts are short, or have a colon in place of the
     first dash.
@@ -38,7 +38,7 @@ def has_date_sql(text: str) -> str:
 
 
 def timestamp_sql(text: str, zone: str = UTC) -> str:
-    """Return SQL that converts a text to a TIMESTAMP; NULL if the text is not one."""
+    """Return SQL that converts a string to a TIMESTAMP; NULL if it does not contain one."""
     read = f"try_cast({text} AS TIMESTAMP)"
     if zone != UTC:
         read = f"CASE WHEN {_ZONED.format(text)} THEN {read} ELSE {local_time_sql(read, zone)} END"

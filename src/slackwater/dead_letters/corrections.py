@@ -1,6 +1,6 @@
 """Correct windows that left the state: merge late rows with the results that the target stores.
 
-This runs in this process, shard by shard, since the rows are few compared to those of an epoch.
+Corrections are computed in the caller's process, shard by shard, because far fewer rows are involved than in an epoch.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def read_newest(pipeline: Pipeline, letter_filter: LetterFilter) -> pl.DataFrame
 def add_attempts(pipeline: Pipeline, letters: pl.DataFrame) -> pl.DataFrame:
     """Add `__applied` and `__tries` to dead letters, from the state of the pipeline. The letters must have all columns.
 
-    Each of several equal letters from a file stands for a separate row. Which of them were applied is unknown, and does
+    Each of several equal letters from a file stands for a separate row. Which of them were applied is unknown and does
     not matter.
     """
     return read_attempt_ledger(pipeline).with_attempts(letters)

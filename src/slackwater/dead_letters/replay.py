@@ -98,7 +98,7 @@ def _write_attempts(
 ) -> ReplayRecord:
     """Write the list of dead letters that the next epoch applies, and the list of those that could not be applied.
 
-    The epoch's commit references them.
+    The epoch's commit references both lists.
     """
     epoch, store = driver.state.epoch + 1, driver.store
     tries = _ledger(driver).update_attempts(remaining, [applied])
@@ -113,7 +113,7 @@ def _write_attempts(
 
 @dataclass
 class _SplitLetters:
-    """Letters of bad rows, split into those that are usable now and those that are not, with `__why`."""
+    """Dead letters of bad rows, split by whether their rows are usable now. `bad` has the reason in `__why`."""
 
     good: pl.DataFrame
     bad: pl.DataFrame
@@ -153,7 +153,7 @@ def _batch(letters: pl.DataFrame, payload: Payload, replayed: ReplayRecord | Non
 
 
 def _number_letters(letters: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return the dead letters to read, with `__letter`, and the number of every letter.
+    """Number the dead letters. Return those to read, with their numbers (`__letter`), and the number of every letter.
 
     A record of a topic is read once, no matter how many letters it has.
     """
@@ -193,10 +193,10 @@ def _keeps_late_rows(driver: EpochDriver) -> bool:
 
 
 def _separate_late(driver: EpochDriver, judged: _SplitLetters, payload: Payload) -> _SplitLetters:
-    """Keep the dead letters whose rows `late_data = "drop"` would drop as late.
+    """Move letters from `good` to `bad` if their rows would be dropped as late (`late_data = "drop"`).
 
     A row behind the watermark might still join an open session. Therefore, if any row would be dropped, all letters
-    before the watermark are kept.
+    before the watermark are moved.
     """
     if not sum(r.late for r in driver.dry_run(_batch(judged.good, payload)).reports):
         return judged

@@ -40,7 +40,7 @@ class ClockSkewWarnings:
     def check_late_rows(
         self, before: StageState, clocks: Mapping[str, SourceClock], epoch: int, outcome: IngestOutcome
     ) -> None:
-        """Warn if most rows of recent epochs are behind the watermark that was committed before those rows."""
+        """Warn if most rows of recent epochs are behind the watermark that was committed before they were read."""
         if before.watermark_us != self.watermark_us:
             self.watermark_us, self.rows, self.late = before.watermark_us, 0, 0
         self.rows += sum(r.rows for r in outcome.reports)

@@ -77,7 +77,7 @@ class Observer:
         """Called after each commit, and once at the start if there is already a state."""
 
     def on_end(self, error: BaseException | None) -> None:
-        """Called when the run is over, even if it never ran an epoch."""
+        """Called when the run is over, even if no epoch ran."""
 
 
 class ObserverGroup(Observer):

@@ -164,7 +164,7 @@ def _check_letters(pipeline: Pipeline, epoch: int, outcome: IngestOutcome) -> No
     if pipeline.keeps_late_rows and late != letters:
         raise EpochError(
             f"{pipeline.name}: epoch {epoch}: {plural(late, 'late row')}, but {plural(letters, 'dead letter')}: the "
-            "input changed between two reads; this epoch was not committed; the next start repeats it"
+            "input changed between two reads, so this epoch was not committed; the next start repeats it"
         )
 
 

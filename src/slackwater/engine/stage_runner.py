@@ -40,7 +40,7 @@ NO_ROWS = Batch(None, {}, {})
 class StageOutput:
     """The output of a stage in an epoch, for the stages that read it. `idle`: all sources of the stage are idle.
 
-    `watermark_us`: no later result has an earlier event time. `emits_late_rows`: rows behind it keep their event time.
+    `watermark_us`: no later result has an earlier event time. `emits_late_rows`: rows before it keep their event time.
     """
 
     rows: pl.DataFrame | None

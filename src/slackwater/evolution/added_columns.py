@@ -32,7 +32,7 @@ def _shown(columns: Types) -> str:
 
 
 def added_side_columns(before: Any, now: Any) -> list[list[str]] | None:
-    """Return the added columns on each side of a join, in fingerprint form; None if one is missing or changed its type."""
+    """Return the added columns on each side of a join, in fingerprint form; None if a column was removed or retyped."""
     if before is None or any(Counter(was) - Counter(is_) for was, is_ in zip(before, now, strict=True)):
         return None
     return [[column for column in is_ if column not in was] for was, is_ in zip(before, now, strict=True)]

@@ -91,9 +91,9 @@ def measure_sizes(store: StateStore, hot: int = 0) -> Sizes:
 
 
 def find_hot_shards(shards: Sequence[ShardSize]) -> list[ShardSize]:
-    """Return the shards with at least twice the mean rows of their stage, largest first: an epoch waits for them.
+    """Return the shards with at least twice the mean row count of their stage, largest first. Each epoch waits for them.
 
-    Hashes spread keys evenly, so a few keys in such a shard have very many rows. A stage with few rows has no hot
+    Hashes spread keys evenly, so such a shard contains a few keys with very many rows. A stage with few rows has no hot
     shards.
     """
     hot: list[ShardSize] = []

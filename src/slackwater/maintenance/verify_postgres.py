@@ -43,7 +43,7 @@ RESTORE = "restore it from a backup of the database, or start over under a new n
 
 @dataclass
 class _TablesCheck:
-    """One check of a pipeline's tables. `snapshot`: the exported snapshot of its transaction."""
+    """One check of a pipeline's tables. `snapshot`: the id of the snapshot that its transaction exported."""
 
     db: psycopg.Connection[Any]
     url: str

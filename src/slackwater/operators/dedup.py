@@ -8,8 +8,8 @@ keep = "last"       ○ ── within ──┤                                a
                                   ● ── within ──┤
                                   result        emitted here       rows of one run: each follows within the previous
 
-Both decide by event time. The watermark only decides which rows are late, and when a row of state is needed no longer:
-every row at or after the watermark that could be affected by it has been read.
+Both decide by event time. The watermark decides only which rows are late, and when a row of state is no longer needed:
+after every row that it could affect has been read.
 """
 
 from __future__ import annotations

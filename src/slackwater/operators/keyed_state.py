@@ -28,7 +28,7 @@ NO_TIMER = YEARS[1]  # `__due` of a row of state without a timer; Postgres store
 
 
 class StateChange(NamedTuple):
-    """The new rows of changed units, and the changes in the numbers of keys and of rows of state."""
+    """The new rows of changed units, and by how much the numbers of keys and of state rows change."""
 
     rows: pl.DataFrame
     groups: int

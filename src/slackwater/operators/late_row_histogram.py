@@ -21,7 +21,7 @@ from slackwater.windows.session_intervals import CompiledSessionWindow
 def count_late_rows_by_lateness(
     logic: CompiledWindow | CompiledJoin, late: pl.DataFrame, watermark: int
 ) -> dict[str, int]:
-    """Count late rows by step of the histogram.
+    """Count late rows by the additional lateness that would have kept them.
 
     The time column is `__ts` for joins and `__start` for windows. For panes, `__start` is the start of the pane, and
     `__n` the number of its rows.

@@ -229,7 +229,7 @@ def _is_json(a: pl.Series, b: pl.Series) -> bool:
 
 
 def _parse_text(text: pl.Series, typed: pl.Series) -> tuple[pl.Series, pl.Series]:
-    """Parse text as the type of the other column. If a value cannot be parsed, return both columns as text."""
+    """Parse a text column as the type of the other column. If a value cannot be parsed, return both columns as text."""
     kind = typed.dtype
     if isinstance(kind, pl.Datetime) or kind == pl.Date:
         bare = text.str.replace("T", " ").str.replace(r"(Z|[+]00(:?00)?)$", "")

@@ -4,7 +4,7 @@
           length, depth  no statement   no function whose result is
                                         much larger than its input
 
-Polars receives SQL generated from the validated tree, so a text that the two parsers read differently cannot pass.
+Polars receives SQL generated from the validated tree, so a condition that the two parsers read differently cannot pass.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _validated_sql(where: str, columns: list[str]) -> str:
 
 
 def _check_size(where: str) -> None:
-    """Raise StartError for a text that is too long for a recursive parser."""
+    """Raise StartError for a condition that is too long for a recursive parser."""
     import sqlglot
     from sqlglot import errors
 

@@ -219,7 +219,7 @@ class StageReport:
 
 @dataclass(frozen=True, kw_only=True)
 class WhyReport(TerminalRepr, StageReport, NotebookRepr):
-    """The report of `why` for one commit. Its own fields are about the requested stage, or about the last one.
+    """The report of `why` for one commit. Its fields describe the requested stage; by default, the last one.
 
     Args:
         pipeline: The name of the pipeline.

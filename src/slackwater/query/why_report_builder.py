@@ -115,7 +115,7 @@ def _inspect_stages(pipeline: Pipeline, snapshot: Snapshot) -> list[StageInspect
 def _key_reports(
     pipeline: str, inspectors: Sequence[StageInspector], key: state_inspection.Texts
 ) -> dict[str, KeyReport]:
-    """Report on a key for every stage with these key columns, by stage. Raises StartError if no stage has them."""
+    """Return a report on a key by stage, for each stage with these key columns. Raises StartError if there is none."""
     reports, problems = dict[str, KeyReport](), list[StartError]()
     for inspector in inspectors:
         try:

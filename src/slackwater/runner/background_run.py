@@ -52,7 +52,7 @@ class Handle(NotebookRepr):
             log.error("%s: the run in the background ended: %s", self.pipeline.name, error, exc_info=not is_expected)
 
     def _leave(self) -> None:
-        """Finish the epoch in progress when the program exits, as a signal would."""
+        """Finish the epoch in progress when the program exits, as after a signal."""
         self._stop.set()
         self._thread.join(_LEAVE_S)
 
@@ -64,7 +64,7 @@ class Handle(NotebookRepr):
 
     @property
     def error(self) -> BaseException | None:
-        """The error that ended the run, without raising it. None while it runs, and after an end without an error."""
+        """The error that ended the run, without raising it. None if the run is active or ended without one."""
         return self._error
 
     @property

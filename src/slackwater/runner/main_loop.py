@@ -46,7 +46,7 @@ def run_to_end(runner: PipelineRunner, components: RunComponents, *, available_n
 def _commit_start_offsets(components: RunComponents, offsets_given: bool) -> None:
     """Commit the first offsets of sources that have never been read, before anything else is committed.
 
-    These are the offsets that "latest" currently means, or offsets specified for this start.
+    These are the offsets to which "latest" currently refers, or offsets specified for this start.
     """
     start_offsets: dict[str, Offsets] = {}
     for source in components.streams.sources:

@@ -81,7 +81,7 @@ class PipelineRunner:
 
     @property
     def epoch(self) -> int:
-        """The last committed epoch, -1 for none."""
+        """The last committed epoch, or -1 if there is none."""
         latest: Commit | None = getattr(self._driver, "state", self._latest)
         return -1 if latest is None else latest.epoch
 

@@ -25,7 +25,7 @@ def record_run(store: StateStore, stop: threading.Event, last_epoch: Callable[[]
     Args:
         stop: The event that stops the run. It decides whether the run is recorded as stopped or finished.
         last_epoch: Returns the last committed epoch at the end of the run.
-        epoch: The last epoch committed before the run, -1 for none.
+        epoch: The last epoch committed before the run, or -1 if there is none.
     """
     run = Run(started_us=_now(), runner=f"process {os.getpid()} on {socket.gethostname()}", epoch=epoch)
     _write_run(store, run)

@@ -86,8 +86,8 @@ def _read_pending(store: StateStore, commit: Commit, missing: Sequence[str]) -> 
 def skip_publish(pipeline: Pipeline, epoch: int, to: Path | None) -> str:
     """Write the pending output to the dead letters, or to files in the directory `to`, and mark the epoch as published.
 
-    This takes the runner's lock. After a crash, a second call does not write anything twice. Return where the rows are
-    now.
+    This takes the runner's lock. After a crash, a second call does not write anything twice. Returns the new
+    location of the rows.
 
     Raises:
         StartError: The epoch is not pending, there are no dead letters, or `to` cannot be written.

@@ -94,7 +94,7 @@ def _downstream_changes(
 ) -> tuple[list[KeyChange], list[str]]:
     """Return the changes in joins and targets that new columns cause.
 
-    Also return a line for each stage whose new output columns will only be known at the start.
+    Also return a line for each stage whose new output columns will be known only at the start.
     """
     if not any(check.changes for check in checks):
         return [], []

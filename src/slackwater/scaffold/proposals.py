@@ -53,8 +53,8 @@ def _paths(sample: Sample) -> Iterator[tuple[tuple[str, ...], list[Any]]]:
 def closest_time_column(sample: Sample, name: str | None = None) -> tuple[str, int, Any] | None:
     """Return the column that looks most like a time, for explaining why none is usable.
 
-    Returns its name, its first row without a valid time, and the value of that row. `name` restricts the search to
-    one column. None if no column is named like a time or contains one.
+    Returns its name, the position of its first row without a valid time, and that row's value. `name` restricts the
+    search to one column. None if no column is named like a time or contains one.
     """
     candidates = []
     for path, values in _paths(sample):

@@ -1,6 +1,6 @@
 """Describe bad rows: the column and value at fault, the line in the file, and advice if the cause is known.
 
-There is advice for a header that was read as a row, and for a text that is longer than the reader accepts.
+There is advice for a header that was read as a row, and for a string that is longer than the reader accepts.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class FirstRowCounts:
 
     @property
     def missing(self) -> list[str]:
-        """The columns that are NULL in all of these rows."""
+        """The columns that are NULL in all counted rows."""
         return [name for name in self.columns if not self.values.get(name)]
 
 

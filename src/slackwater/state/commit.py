@@ -136,7 +136,7 @@ class PartitionRecord(CommitModel):
 
 
 class ClockRecord(CommitModel):
-    """The clock of one input of a stage at the end of an epoch, and how many of its rows were read and usable."""
+    """The clock of one input of a stage at the end of an epoch, its rows read, and how many of them were usable."""
 
     max_event_us: Time | None = None
     quiet_us: Amount = 0

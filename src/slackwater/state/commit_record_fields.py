@@ -177,7 +177,7 @@ class JoinFingerprint(TypedDict):
 
 @with_config(ConfigDict(extra="allow"))
 class OtherFingerprint(TypedDict, total=False):
-    """The settings that the state of any other stage depends on."""
+    """The settings that the state of a keyed or stateless stage depends on."""
 
     kind: str
     keys: list[Column]

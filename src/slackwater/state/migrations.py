@@ -103,7 +103,7 @@ def _typed(text: str) -> tuple[str, str]:
 
 
 def _aggregation(text: str) -> tuple[Record, dict[str, str]] | None:
-    """Parse a text such as `sum amount bigint` to an aggregation and its columns; None if settings are missing."""
+    """Parse a string such as `sum amount bigint` to an aggregation and its columns; None if settings are missing."""
     agg, _, rest = text.partition(" ")
     if (agg, rest) == ("count", "*"):
         return {"agg": agg}, {}

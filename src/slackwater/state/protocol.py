@@ -54,9 +54,9 @@ class StateReader(Protocol):
         ...
 
     def nearest(self, after: int, count: int) -> Int64s | None:
-        """Return the `count` smallest values of `__due` after `after`, in microseconds.
+        """Return the `count` smallest values of `__due` that are greater than `after`, in microseconds.
 
-        Values of replaced versions may be included. Return None if the store would have to read all rows.
+        Values of rows that have been replaced may be included. Returns None if the store would have to read all rows.
         """
         ...
 
@@ -74,7 +74,7 @@ class Snapshot:
     """One commit and its state rows, for readers that do not hold the runner's lock.
 
     Args:
-        published: The last epoch whose output reached all targets, -1 for none.
+        published: The last epoch whose output reached all targets, or -1 if there is none.
         rows_of: A function that returns readers; see `reader`.
         read_list: A function that returns the lines of a list that the commit references.
         buffers_of: A function that returns buffered rows; see `buffers`.
@@ -193,7 +193,7 @@ class StateStore(Protocol):
         ...
 
     def peek(self, epoch: int | None = None) -> AbstractContextManager[Snapshot | None]:
-        """Open the latest commit for reading; None if there is no state. It remains readable within the block.
+        """Open the latest commit for reading; None if there is no state. It can be read within the block.
 
         This takes no lock, does not block a runner and changes nothing. Raises StartError or StateError. `epoch`: an
         earlier commit, if it is still kept (see `epochs`).
@@ -301,7 +301,7 @@ class StateStore(Protocol):
         ...
 
     def published_epoch(self) -> int:
-        """Return the last epoch whose output reached all targets, -1 for none."""
+        """Return the last epoch whose output reached all targets, or -1 if there is none."""
         ...
 
     def mark_published(self, epoch: int) -> None:

@@ -28,9 +28,9 @@ Epoch = Annotated[StrictInt, Field(ge=-1, lt=10**18)]
 class Run(BaseModel):
     """One run of a pipeline. Times are microseconds since 1970, UTC.
 
-    `epoch` is the last epoch committed before the run, -1 for none. The fields for the end are None while the run is in
-    progress, and stay None if the process was killed. `last_epoch` is the last committed epoch at the end. `error` is
-    the reason for a failure.
+    `epoch` is the last epoch committed before the run, or -1 if there is none. The fields for the end are None while the
+    run is in progress, and stay None if the process was killed. `last_epoch` is the last committed epoch at the end.
+    `error` is the reason for a failure.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -49,7 +49,7 @@ class Run(BaseModel):
 
 
 def one_line(text: str) -> str:
-    """Format a text as one line of at most MOST_TEXT characters."""
+    """Format a string as one line of at most MOST_TEXT characters."""
     line = " ".join(text.split()).encode(errors="replace").decode()
     return line if len(line) <= MOST_TEXT else f"{line[: MOST_TEXT - 1]}…"
 

@@ -128,7 +128,7 @@ class Storage(Protocol):
         ...
 
     def check(self, files: Sequence[FileRef]) -> None:
-        """Raise StateError if one of the files is missing or damaged, as far as a start verifies this."""
+        """Raise StateError if one of the files is missing or damaged. Only the checks of a start are made."""
         ...
 
     # -- commits and markers

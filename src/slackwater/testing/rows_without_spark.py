@@ -73,7 +73,7 @@ def source_columns(pipeline: Pipeline, given_columns: Mapping[str, Columns]) -> 
 
 
 def _check_ts(pipeline: Pipeline, source: str, declared: Columns) -> None:
-    """Raise StartError if a column `ts`, a name that the in-process engine reserves, is not just the event time."""
+    """Raise StartError if a column `ts` is used for more than the event time. The in-process engine reserves it."""
     if "ts" not in declared:
         return
     stage_pipeline = next(

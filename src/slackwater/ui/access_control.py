@@ -84,7 +84,7 @@ class TokenMiddleware:
         return PlainTextResponse("this page needs a token: open it once with ?token=… after the address\n", 401)
 
     def _set_cookie(self, request: Request) -> Response:
-        """Set the cookie and redirect to the same address without the token, to keep it out of histories and logs."""
+        """Set the cookie and redirect to the same address without the token, so that no history or log contains it."""
         rest = urlencode([(n, v) for n, v in request.query_params.multi_items() if n != "token"])
         # "//name" would be another host
         path = "/" + request.scope["path"].lstrip("/")

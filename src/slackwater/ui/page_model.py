@@ -231,9 +231,9 @@ def open_snapshot(watched: PageSource, epoch: int | None = None) -> Iterator[Sna
 
 
 def select_window_stage(snapshot: Snapshot, stage: str | None) -> tuple[Snapshot, str | None]:
-    """Return the snapshot narrowed to one stage, by default the last with windows, and its name if there are several.
+    """Return the snapshot narrowed to one stage, and the name of that stage if there are several.
 
-    Raises StartError for an unknown stage.
+    By default, this is the last stage with windows. Raises StartError for an unknown stage.
     """
     stages = snapshot.commit.stages
     if not stages[1:]:

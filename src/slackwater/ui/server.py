@@ -54,7 +54,7 @@ Find = Callable[[Request], tuple[PageCache, PageLocation]]
 def serve_pages(
     watched: Sequence[PageSource], port: int, host: str = LOOPBACK, names: Sequence[str] = (), token: str | None = None
 ) -> UiServer:
-    """Serve the pages of these pipelines until `stop`. Raises StartError, also if `token` is missing for a public host."""
+    """Serve the pages of these pipelines until `stop`. Raises StartError, such as for a public host without `token`."""
     check_bind_address(host, token)
     if token is not None:
         remember_secret(token)

@@ -47,7 +47,7 @@ def right() -> float:
 
 
 def lane_start(wide: float) -> float:
-    """Return the x coordinate at which axes start, after lane names of width `wide`, or less in a narrow drawing."""
+    """Return the x coordinate at which axes start: the width `wide` of the lane names, or less in a narrow drawing."""
     return min(wide, 0.36 * width())
 
 

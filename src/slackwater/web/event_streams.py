@@ -1,7 +1,8 @@
 """Endless responses (event streams): at most a fixed number at a time, shared fairly among clients.
 
-If no slot is free, a client takes a slot from the client with the most streams, provided that this client has at least
-two more. So a single client may use all slots, two clients get half each, and no client can lock another one out.
+If no slot is free, a new stream takes a slot from the client with the most streams, provided that this client has at
+least two more than the new stream's client. A single client may thus use all slots, two clients get half each, and no
+client can lock another one out.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ Dry = Annotated[bool, typer.Option("--dry-run", help="Only report what would hap
 
 @state.command("migrate")
 def migrate(where: Where, pipeline: Name = None, schema: Schema = "public", dry_run: Dry = False) -> None:
-    """Migrate a state of an older format to the format of this version, in a separate commit. A start does the same."""
+    """Migrate a state of an older format to the format of this version, in a separate commit. A start does this as well."""
     from slackwater.cli.state_maintenance import migrate
 
     migrate(where, pipeline, schema, dry_run)

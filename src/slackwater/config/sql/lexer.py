@@ -25,7 +25,7 @@ _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([0-3][0-7]{2})|
 
 
 class UnreadableError(Exception):
-    """The lexer cannot split a text. `open_quote`: a quote is not closed, which Spark rejects too."""
+    """The lexer cannot split the SQL. `open_quote`: a quote is not closed, which Spark rejects too."""
 
     def __init__(self, line: str, open_quote: bool = False) -> None:
         super().__init__(line)

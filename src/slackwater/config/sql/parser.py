@@ -1,4 +1,4 @@
-"""Parser for SQL that distinguishes text that Spark would certainly reject from text that only this parser rejects."""
+"""Parser for SQL. Its errors distinguish what Spark would certainly reject from what only this parser rejects."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ STATEMENTS = frozenset(
 
 
 class SqlSyntaxError(Exception):
-    """Raised for a text that Spark would certainly reject as a query.
+    """Raised for SQL that Spark would certainly reject as a query.
 
     The message is a predicate, such as "is empty".
     """
 
 
 class UnsupportedSyntax(Exception):  # noqa: N818
-    """Raised for a text that this parser cannot read, although Spark might."""
+    """Raised for SQL that this parser cannot read, although Spark might."""
 
 
 def parse_query(sql: str) -> exp.Expr:

@@ -145,7 +145,7 @@ class DeltaLog:
         if str(newest.metadata().id) != self._id or newest.version() < version:
             raise StartError(
                 f"{self.description} was created again at version {version}, while it was being read; read the new "
-                "table with a new state, or reset the offsets of the source: `slackwater state reset`"
+                "table with a new state, or reset the source's offsets with `slackwater state reset`"
             )
         if newest.version() > version and self._text(version + 1) is None:
             raise VersionGoneError(

@@ -1,4 +1,4 @@
-"""Reads the results in a Delta table: its latest version, then rows of added files that no removed file had."""
+"""Reads the results in a Delta table: its latest version, then the rows of added files that no removed file contained."""
 
 from __future__ import annotations
 

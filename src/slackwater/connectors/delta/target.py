@@ -169,7 +169,7 @@ class DeltaTarget:
         return f"slackwater/{self._table.writer}#state", f"slackwater/{self._table.writer}#commit"
 
     def last_epoch(self) -> int:
-        """Return the last published epoch, -1 for none."""
+        """Return the last published epoch, or -1 if there is none."""
         delta = self._current()
         epoch = delta.transaction_version(self._app)
         return -1 if epoch is None else epoch

@@ -103,7 +103,7 @@ def _unlistable_reason(error: OSError) -> str:
 
 
 class FilesPlanner:
-    """Plans a local file source. `read`: the files in the state."""
+    """Plans the epochs of a local file source. `read`: the files that the state lists as read."""
 
     def __init__(self, source: FilesSource, read: Iterable[FileEntry]) -> None:
         file_listing = create_listing(source)

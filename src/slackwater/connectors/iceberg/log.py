@@ -69,7 +69,7 @@ class IcebergLog:
         if str(table.metadata.table_uuid) != offsets.table:
             raise StartError(
                 f"{self.description} was created again at {offsets}, while it was being read; read the new table "
-                "with a new state, or reset the offsets of the source: `slackwater state reset`"
+                "with a new state, or reset the source's offsets with `slackwater state reset`"
             )
         return iter([self._version(table, snapshot) for snapshot in self._snapshots_after(table, offsets)])
 

@@ -138,7 +138,7 @@ class IcebergTarget:
         return sorted(n.removeprefix("slackwater/").removesuffix("#last") for n in names if n.endswith("#last"))
 
     def last_epoch(self) -> int:
-        """Return the last published epoch, -1 for none."""
+        """Return the last published epoch, or -1 if there is none."""
         return self._marked_epoch(self._current())
 
     def _marked_epoch(self, table: Table) -> int:
@@ -287,7 +287,7 @@ class IcebergTarget:
         return f", of {days[0]}" if len(days) == 1 else f", of {len(days):,} days from {days[0]} to {days[-1]}"
 
     def _day_filter(self, keys: pl.DataFrame) -> BooleanExpression | None:
-        """Return a filter for the days that can contain rows of these keys, to skip other files; None for no filter."""
+        """Return a filter that skips files of days without rows of these keys; None if files cannot be skipped."""
         from pyiceberg.expressions import Or
 
         column, days = self._time, self._days(keys)

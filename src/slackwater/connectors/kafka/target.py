@@ -171,7 +171,7 @@ class KafkaTarget:
             raise self._connection_error(error) from error
 
     def last_epoch(self) -> int:
-        """Return the last epoch known to be published, -1 for none.
+        """Return the last epoch known to be published, or -1.
 
         With at_least_once, only epochs that this process has published are known.
         """

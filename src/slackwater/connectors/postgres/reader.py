@@ -124,7 +124,7 @@ def server_address(url: str) -> str:
 
 
 def read_postgres(url: str, table: str) -> LabeledRows:
-    """Read all rows of a table. Raises StartError, also if the table does not exist."""
+    """Read all rows of a table. Raises StartError, for example if the table does not exist."""
     schema, _, name = table.rpartition(".")
     label = f"table {schema or 'public'}.{name} in Postgres at {server_address(url)}"
     rows = read_table(url, table)

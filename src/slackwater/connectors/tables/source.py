@@ -182,8 +182,8 @@ class TableSource(Seekable):
             return self.latest() if self.spec.starting_offsets == "latest" else self.configured_start()
         if read.table != (now := self.snapshot.offsets).table:
             raise StartError(
-                f"{self.where} is not the table that was read up to {read}: the table was created again; nothing was "
-                "read: start at the first row of the new table with `slackwater state reset … --offsets "
+                f"{self.where} is not the table that was read up to {read}, because it was created again; nothing was "
+                "read; start at the first row of the new table with `slackwater state reset … --offsets "
                 f"{self.name}=earliest`"
             )
         if read.sequence is None and now.version < read.version:

@@ -88,7 +88,7 @@ class Offsets(ABC):
             start: "earliest", "latest" or a time (µs).
             lookup: Requests offsets from the source's system; None if its config is missing.
 
-        Raises StartError, also if this kind does not support `start`.
+        Raises StartError, for example if this kind does not support `start`.
         """
 
     @property

@@ -25,7 +25,7 @@ class Node:
         join: The kind of a join.
         view: The name of a temporary view.
         alias: The name of a SubqueryAlias.
-        cte: The number of the WITH query that it defines or reads; -1 for none.
+        cte: The number of the WITH query that it defines or reads; -1 if there is none.
         expressions: Its expressions as JSON; empty over Connect.
         fields: All its fields as JSON; empty over Connect.
     """

@@ -76,7 +76,7 @@ _CLOCK_CAST = re.compile(r"cast\(\s*(?:now|today|tomorrow|yesterday)\b[^()]* as 
 
 
 def find_statement(session: SparkSession, sql: str) -> str | None:
-    """Return the first word of a text that is a statement instead of a query; None for a query. The text is not run.
+    """Return the first word of the SQL if it is a statement; None for a query. The SQL is analyzed but not run.
 
     Raises Spark's own errors. Over Connect, the first word decides: the text is later put in parentheses, in which only
     a query is valid.
@@ -225,7 +225,7 @@ class _PlanWalker:
         return any(reads)
 
     def _cast(self, outer: Mapping[str, Any], inner: Mapping[str, Any]) -> None:
-        """Detect a constant such as 'today' that Spark reads as the current time. This happens only in casts."""
+        """Detect a constant such as 'today' that Spark reads as the current time. Spark does this only in casts."""
         to = _TO_TIMES.get(plan_nodes.read_class_name(outer)) or str(outer.get("dataType"))
         if (
             plan_nodes.read_class_name(outer) not in ("Cast", *_TO_TIMES)

@@ -84,7 +84,7 @@ def event_time_expression(
 
 
 def _error_reason(error: Exception) -> str:
-    """Return the reason for an error without Spark's suggestions, because the message lists all names anyway."""
+    """Return the reason for an error. Spark's suggestions are omitted, because the message lists all names anyway."""
     return re.sub(r"\s*Did you mean one of the following\?.*$", "", spark_error_reason(error))
 
 
@@ -112,7 +112,7 @@ def _run_query(session: SparkSession, rows: DataFrame, sql: str) -> DataFrame:
 
 
 def _statement(session: SparkSession, rows: DataFrame, sql: str) -> str | None:
-    """Return the first word of a text that is a statement instead of a query. The text is analyzed, but not run."""
+    """Return the first word of the SQL if it is a statement; None for a query. The SQL is analyzed but not run."""
     if not spark_connect.is_connect(session):
         rows.createOrReplaceTempView("source")
     return row_wise_plan_check.find_statement(session, sql)

@@ -85,7 +85,7 @@ class CommitLog:
         return commit
 
     def put(self, commit: Commit, latest: int, writer: str = "") -> None:
-        """Write a commit if epoch `latest` still exists (-1 for none). Raises FencedError or EpochError.
+        """Write a commit if epoch `latest` still exists (-1 if there is none). Raises FencedError or EpochError.
 
         `writer` is a token of the runner. It shows whether an existing file for this epoch comes from this runner, whose
         response was lost, or from another runner.

@@ -25,7 +25,7 @@ class ForkOrigin(Protocol):
 
 
 class ForkCopy(ForkOrigin, Protocol):
-    """The store that receives the copy."""
+    """The files store of a new pipeline that receives the copy of a state."""
 
     def claim(self) -> None: ...
     def check_begins(self) -> None: ...

@@ -62,7 +62,7 @@ class ProgressFile:
 
 
 def parse_epoch(marker: ProgressFile, content: bytes | None) -> int:
-    """Parse the last published epoch, -1 for none. Raises StateError."""
+    """Parse the last published epoch, or -1 if there is none. Raises StateError."""
     if content is None:
         return -1
     text = content.decode(errors="replace")
@@ -76,7 +76,7 @@ def parse_epoch(marker: ProgressFile, content: bytes | None) -> int:
 
 
 def read_published_epoch(marker: ProgressFile, held: bool = False) -> int:
-    """Return the last published epoch, -1 for none. `held`: use the runner's cache. Raises StateError."""
+    """Return the last published epoch, or -1 if there is none. `held`: use the runner's cache. Raises StateError."""
     try:
         content = marker.read_cached() if held else marker.read()
     except OSError as error:

@@ -13,7 +13,7 @@ MOST = 2 * FAN  # segments of a size class at which an epoch merges them itself,
 
 
 def count_segments_to_merge(metas: Sequence[SegmentMeta], fan: int = FAN) -> int:
-    """Return how many of the newest segments to merge into one segment; 0 for none.
+    """Return how many of the newest segments to merge into one segment; 0 if none should be merged.
 
     A size class spans a factor of FAN. Once `fan` segments of a class have piled up, they and the smaller segments after
     them are merged into one segment of the next class. So each row is rewritten about once per class, and a shard has

@@ -259,9 +259,9 @@ class FilesStore:
         return commit
 
     def create_state(self, commit: Commit) -> None:
-        """Create a state with this commit, of any epoch, whose files already exist.
+        """Create a state from a commit. The commit may have any epoch, and its files must already exist.
 
-        Call it after an `open` that returned None.
+        Call this after `open` has returned None.
         """
         self._verify(commit)
         self._put(commit)

@@ -108,7 +108,7 @@ class JoinTable:
 
 
 def shard_condition(column: str, shard: int, shards: int) -> str:
-    """Return the SQL condition for hashes that belong to a shard."""
+    """Return a SQL condition that is true if the hash in `column` belongs to a shard."""
     return f"mod(mod({column}, {shards}) + {shards}, {shards}) = {shard}"
 
 

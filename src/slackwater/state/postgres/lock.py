@@ -1,4 +1,4 @@
-"""The lock of a pipeline: an advisory lock on its runner's connection, whose application_name identifies the process."""
+"""The lock of a pipeline: an advisory lock. The application_name of its connection identifies the runner."""
 
 from __future__ import annotations
 

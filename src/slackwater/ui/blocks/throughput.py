@@ -43,7 +43,7 @@ class Throughput:
     """The block "Does it keep up?". Rates cover the commits that are kept. A rate is None if it is unknown.
 
     The measured time begins with the first of these commits. If that is the pipeline's first commit, the time begins
-    with the work on it, and its rows count. So a run that read everything in one epoch also has a rate.
+    with the work on it, and its rows are counted. Therefore, even a run that read everything in one epoch has a rate.
 
     Args:
         rows: The number of rows read within `over_us`.
@@ -128,7 +128,7 @@ def _spent_us(commit: Commit) -> int:
 
 
 def draw_epoch_times(block: Throughput) -> Markup:
-    """Draw the time of each epoch, stacked by phase; return empty markup if the time of no epoch is known."""
+    """Draw the time of each epoch, stacked by phase; return empty markup if no epoch's time is known."""
     longest = max((sum(lap.phases.values()) for lap in block.laps), default=0)
     if not longest:
         return Markup("")

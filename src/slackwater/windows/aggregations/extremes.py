@@ -17,7 +17,7 @@ from slackwater.windows.aggregations.kind import AggregationKind, extreme_value
 
 
 class Extreme(AggregationKind):
-    """min or max; the accumulator is `v`."""
+    """The aggregation min or max. Its accumulator is `v`."""
 
     @property
     def output(self) -> Field:

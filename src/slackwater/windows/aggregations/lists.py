@@ -11,7 +11,7 @@ from slackwater.windows.aggregations.kind import AggregationKind, as_lists, chec
 
 
 class CollectList(AggregationKind):
-    """collect_list; the accumulators `ts` and `values` are parallel lists in any order.
+    """The aggregation collect_list. Its accumulators `ts` and `values` are parallel lists in any order.
 
     The result is sorted by (event time, value).
     """
@@ -43,7 +43,7 @@ class CollectList(AggregationKind):
 
 
 class TopK(AggregationKind):
-    """top_k; the accumulators `values` and `counts` are parallel lists of the distinct values and their counts."""
+    """The aggregation top_k. Its accumulators `values` and `counts` are parallel lists: distinct values and their counts."""
 
     @property
     def output(self) -> Field:
