@@ -402,7 +402,8 @@ def test_what_cannot_be_compared_is_told_in_one_line(
 def test_identities_that_do_not_fit() -> None:
     one, other = LabeledRows("A", sessions(), ("user",)), LabeledRows("B", sessions(), ("user", "window_start"))
     with pytest.raises(
-        StartError, match="A identifies rows by user, B by user, window_start; name the columns with --by"
+        StartError,
+        match="A identifies rows by user, but B identifies rows by user, window_start; name the columns with --by",
     ):
         compare_outputs(one, other)
     assert compare_outputs(one, LabeledRows("B", sessions())).by == ("user",)

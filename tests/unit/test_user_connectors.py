@@ -171,6 +171,11 @@ print(offsets.describe(), json.dumps(offsets_to_json(offsets)))
     )
 
 
+def test_its_connector_can_be_imported(site: Path) -> None:
+    done = run_python(site, "-c", "import journal_connector.connector; print('ok')")
+    assert done.stdout == "ok\n", done.stderr
+
+
 def test_the_page_shows_the_package() -> None:
     text = (ROOT / "docs" / "own-connector.md").read_text()
     blocks = re.findall(r"^```python\n# journal_connector/(\w+\.py)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
