@@ -82,6 +82,7 @@ SERVICES: Sequence[MessageFamily] = (
             "apt-get install",
             "cannot be fetched from Maven",
             "has no Kafka connector",
+            "of a connector does not exist",
         ),
     ),
     MessageFamily(
