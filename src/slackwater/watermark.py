@@ -76,7 +76,10 @@ class SourceClock:
 
     @property
     def _confirmed_spans(self) -> tuple[Span, ...]:
-        """The confirmed spans of the clock. A newest time from before the limit was set counts as confirmed."""
+        """The confirmed spans of the clock.
+
+        If the newest time was recorded before the limit was set, it counts as confirmed.
+        """
         if self.spans or self.max_event_us is None:
             return self.spans
         return ((self.max_event_us, self.max_event_us, CONFIRMS),)

@@ -24,7 +24,7 @@ def print_output_diff(
 ) -> None:
     """Compare two outputs and print the result.
 
-    Raises typer.Exit with 1 if the outputs differ, and with 2 if they cannot be compared.
+    Raises typer.Exit with code 1 if the outputs differ, and with code 2 if they cannot be compared.
     """
     try:
         sides = read_rows_at_location(a), read_rows_at_location(b)

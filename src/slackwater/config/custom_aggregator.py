@@ -227,7 +227,7 @@ def build_accumulator_expressions(
         aggregator: The aggregator.
         step: "lift" or "merge".
         columns: The arguments by name.
-        leading_arguments: The keys of the group, if `merge` wants them.
+        leading_arguments: The keys of the group, if `merge` takes them.
 
     Raises AggregatorError if the result is not a mapping of the accumulators.
     """

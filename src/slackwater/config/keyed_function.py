@@ -71,7 +71,7 @@ class KeyedFunction:
     def expire(self, due: pl.DataFrame, watermark: int) -> KeyedResult:
         """Return the emitted rows for rows of state that are due, and rows of state to add for their keys.
 
-        A row of state is passed once, and has left the state. All rows of one key in a call have the same timer.
+        A row of state is passed exactly once; it has then left the state. All rows of one key in a call have the same timer.
 
         Args:
             due: The columns are those of `state` in `advance`.

@@ -4,7 +4,7 @@
                part of its    a step with    a step, because a
                reader         state          target gets its rows
 
-A stage of SQL that is only read by other stages does not run on its own. Its SQL runs at the beginning of each step
+A stage of SQL that is read only by other stages does not run on its own. Its SQL runs at the beginning of each step
 that reads it.
 """
 

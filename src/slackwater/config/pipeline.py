@@ -201,7 +201,7 @@ class Pipeline(Spec, NotebookRepr):
 
     @property
     def per_target(self) -> dict[str, Pipeline]:
-        """For each target by name, in order, the pipeline with only that target."""
+        """The pipeline narrowed to each target, by the name of the target, in order."""
         pipelines: dict[str, Pipeline] = {}
         taken = {t.name for t in self.targets}
         for target in self.targets or (self.target,):

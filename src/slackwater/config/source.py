@@ -250,7 +250,7 @@ class Source(Spec):
 
     @classmethod
     def check_kind(cls, kind: str, values: Mapping[str, Any], wrong: frozenset[str]) -> Iterator[Problem]:
-        """Yield a problem for each key that does not fit this kind of connection."""
+        """Yield a problem for each key that does not apply to this kind of connection."""
         supported = CONNECTORS[kind].keys
         for key in cls.KEYS_BY_KIND:
             if values.get(key) is not None and key not in supported and key.rstrip("_") not in wrong:

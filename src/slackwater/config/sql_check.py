@@ -75,7 +75,7 @@ def check_draft_sql(pipeline: Pipeline) -> CheckResult:
     transform = pipeline.transform
     usable = pipeline.sources and transform is not None and not transform._wrong & {"sql", "lookups"}
     if not usable or pipeline.stages or {"connections", "spark"} & pipeline._wrong or transform.join is not None:
-        return CheckResult()  # joins and several stages are only checked if all their parts are valid
+        return CheckResult()  # joins and several stages are checked only if all their parts are valid
     window = transform.window
     if window is None:
         sound = transform.is_stateless and not any(s._wrong for s in pipeline.sources)

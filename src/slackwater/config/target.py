@@ -128,7 +128,7 @@ class Target(Spec):
 
     @classmethod
     def check_kind(cls, kind: str, values: Mapping[str, Any], wrong: frozenset[str]) -> Iterator[Problem]:
-        """Yield a problem for each key that does not fit this kind of connection."""
+        """Yield a problem for each key that does not apply to this kind of connection."""
         needed, target_text = CONNECTORS[kind].required_target_key or ("", "")
         missing = bool(needed) and values.get(needed) is None and needed not in wrong
         for key in cls.KEYS_BY_KIND:

@@ -107,7 +107,7 @@ def check_scalar_column(result: CheckResult, key: str, name: str, out: ColumnTyp
 def check_same_columns(
     result: CheckResult, key: str, outputs: Mapping[str, ColumnTypes], names: Sequence[str] | None = None
 ) -> None:
-    """Check that all sources select the same columns. `names`: only these, as far as the first source selects them."""
+    """Check that all sources select the same columns. `names`: the columns to compare if the first one has them."""
     (first, expected), *others = outputs.items()
     for source, out in others:
         if not (expected.is_complete and out.is_complete):

@@ -64,7 +64,7 @@ class Planners:
 
 
 def create_planners(streams: SourceSet, state: Commit, read: Mapping[str, Iterable[FileEntry]]) -> Planners | None:
-    """Return the planners of all sources. None if any of the sources can only be planned by Spark.
+    """Return the planners of all sources. None if any of the sources can be planned only by Spark.
 
     `read`: the files in the state, by source. Raises SlackwaterError if a source cannot tell where to continue.
     """
@@ -96,7 +96,7 @@ def connect_not_supported_error(pipeline: str, source: str) -> StartError:
 
 
 def _check_spark_can(sources: Sequence[AnySource]) -> None:
-    """Raise StartError if one source can only be planned by Spark, and another one cannot be planned by Spark."""
+    """Raise StartError if one source can be planned only by Spark, and another one cannot be planned by Spark."""
     other = next(s for s in sources if not _can_plan(s))
     for source in sources:
         if isinstance(source, SelfPlannedSource) and not isinstance(source, SparkPlannedSource):

@@ -124,7 +124,7 @@ class Seekable(ABC):
     """A source that can resume from the offsets in the state store, so it does not depend on Spark's checkpoint.
 
     Its batches are planned by the run (`SelfPlannedSource`) or by a Spark streaming query (`SparkPlannedSource`); some
-    sources support both. Sources that are not seekable can only resume from Spark's checkpoint.
+    sources support both. Sources that are not seekable can resume only from Spark's checkpoint.
     """
 
     spec: Source

@@ -1,6 +1,6 @@
 """Numba decorators for loops over rows. Compiled code is cached on disk, once per machine.
 
-Modules with compiled loops are only imported where their loops are needed. Importing Numba takes a third of a second,
+Modules with compiled loops are imported only where their loops are needed. Importing Numba takes a third of a second,
 and neither `import slackwater` nor `slackwater check` runs a loop.
 """
 

@@ -65,7 +65,7 @@ class ReplayResult:
 
 
 def _pending_letters(letters: pl.DataFrame, ledger: AttemptLedger) -> tuple[pl.DataFrame, int]:
-    """Return the dead letters that no commit lists as applied, with `__id`, and the number of others.
+    """Return the dead letters that no commit lists as applied, with `__id`, and the number of those that are applied.
 
     The frame has the columns of LETTER. Letters with the fewest attempts come first, and among these the oldest, so
     that unreadable letters do not block others.

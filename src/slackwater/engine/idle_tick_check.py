@@ -14,7 +14,7 @@ from slackwater.watermark import global_watermark
 
 @dataclass(frozen=True)
 class IdleTickCheck:
-    """Decides whether an idle tick needs a commit, from the clocks now and at the last commit.
+    """Compares the current clocks with those of the last commit to decide whether an idle tick needs a commit.
 
     Args:
         clocks: The current clocks.

@@ -119,7 +119,7 @@ class Publisher:
         return limits
 
     def with_targets(self, commit: Commit) -> Commit:
-        """Record the destinations of the output in the commit. From then on, the output can only be published there."""
+        """Record the destinations of the output in the commit. From then on, the output can be published only there."""
         targets = {name: binding.destination for name, binding in self.bindings.items()}
         letters = target_locations.dead_letter_location(self.pipeline)
         return target_locations.with_targets(commit, targets, letters, self.held_markers)

@@ -95,7 +95,7 @@ def _former_window(operator: WindowOperator, state: StageState) -> WindowOperato
 def described_window(state: StageState) -> Window | None:
     """Return the window that a state describes, or None.
 
-    Its aggregations are omitted: their classes may not exist any more.
+    Its aggregations are omitted, because their classes may no longer exist.
     """
     if "window" not in state.described:
         return None

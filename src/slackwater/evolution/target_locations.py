@@ -163,7 +163,7 @@ def _same(one: TargetDestination, other: TargetDestination) -> bool:
 
 
 def describe_blocked_change(pipeline: Pipeline, commit: Commit, missing: Sequence[str]) -> str | None:
-    """Return why the previous config must start again; None if it need not.
+    """Return why the pipeline must first be started with the previous config; None if this is not necessary.
 
     The previous config must publish its pending output if the new config would send that output elsewhere. `missing`:
     targets that lack their part.

@@ -4,7 +4,7 @@
     --offsets clicks=latest                              one source; or a time, as in clicks=2026-03-01T12:00:00Z
     --offsets '{"clicks": {"topic": {"0": 42}}}'         Kafka: other partitions stay unchanged
 
-Resolving words and times needs the broker, and thus the config. A files source can only restart from its beginning.
+Resolving words and times needs the broker, and thus the config. A files source can restart only from its beginning.
 A table source restarts from its current content or from the next change.
 """
 

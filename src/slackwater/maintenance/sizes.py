@@ -134,7 +134,7 @@ def _measure_files(store: FilesStore, latest: Commit, sizes: Sizes) -> None:
 
 
 def list_kept_commits(store: StateStore) -> list[Commit]:
-    """Return the commits that are kept, oldest first. Damaged commits, and those deleted in the meantime, are omitted."""
+    """Return the commits that are kept, oldest first. Damaged commits, and those deleted while they are read, are omitted."""
     commits = []
     for epoch in store.epochs():
         try:

@@ -12,7 +12,7 @@ from slackwater.state.protocol import StateStore
 def verify_state(store: StateStore) -> VerifyReport:
     """Check everything that the commits of a state need, without taking a lock or changing anything.
 
-    Only raises StartError or StateError if nothing can be checked, for example if the database is unreachable.
+    Raises StartError or StateError only if nothing can be checked, for example if the database is unreachable.
     """
     began = time.monotonic()
     if isinstance(store, FilesStore):

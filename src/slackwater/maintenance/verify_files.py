@@ -3,8 +3,8 @@
     manifests ─▶ readable, of this pipeline and epoch, one chain ─▶ referenced files ─▶ bytes ─▶ rows ─▶ counts
     published ─▶ not after the latest epoch                         unpublished outputs, lists of offsets
 
-No lock is taken. Files that a runner deletes in the meantime are not problems: only commits that still exist at the end
-count.
+No lock is taken. Files that a runner deletes during the check are not problems: only commits that still exist at
+the end count.
 """
 
 from __future__ import annotations
@@ -278,7 +278,7 @@ def _check_begins(check: _FilesCheck) -> None:
 
 
 def _conclude(check: _FilesCheck, epochs: list[int]) -> VerifyReport:
-    """Complete the report with remedies, ignoring files that a runner deleted in the meantime."""
+    """Complete the report with remedies, ignoring files that a runner deleted during the check."""
     report, stored_epochs = check.report, check.store.epochs()
     deleted = {e for e in epochs if e not in stored_epochs and stored_epochs and e < stored_epochs[0]}
     problems = [p for p in report.problems if not p.epochs or set(p.epochs) - deleted]

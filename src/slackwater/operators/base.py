@@ -179,7 +179,7 @@ class Operator(Protocol):
     def fingerprint(self) -> dict[str, Any]:
         """Return what the stored state depends on, including the operator's `kind`.
 
-        If the fingerprint changes, the state cannot be used any more. The fingerprint is readable and part of every
+        If the fingerprint changes, the state can no longer be used. The fingerprint is readable and part of every
         commit.
         """
         ...

@@ -1,6 +1,6 @@
 """Compile the spec of a step (window, join, or other) against the available columns into its operator.
 
-Errors name the columns that do not fit, and the available columns.
+Errors name the unsuitable columns and the available columns.
 """
 
 from __future__ import annotations

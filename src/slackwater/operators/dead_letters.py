@@ -1,6 +1,6 @@
 """Dead letters: records of rows that could not be used, with the original bytes if the source provides them.
 
-Bad rows become dead letters immediately. Late rows are only detected after the SQL and the shuffle. An additional
+Bad rows become dead letters immediately. Late rows are detected only after the SQL and the shuffle. An additional
 struct column, `_origin`, carries the origin of each row up to that point:
 
     source ─▶ view `source` with _origin ─▶ SQL (see `spark.analysis.origin_sql`) ─▶ late? ─▶ letter

@@ -70,7 +70,7 @@ class KeyedOperator(TimedStateLayout, NonWindowOperator):
     def expire(self, due: pl.DataFrame, watermark: int) -> KeyedResult:
         """Return the emitted rows for rows of state whose timers are due, and rows of state to add for their keys.
 
-        A row of state is passed exactly once, and has left the state. All rows of one call and key have the same timer,
+        A row of state is passed exactly once; it has then left the state. All rows of one call and key have the same timer,
         unless `EXPIRES_ROWS_ALONE`. The function must be pure.
 
         Args:

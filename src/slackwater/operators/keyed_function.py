@@ -113,7 +113,7 @@ class KeyedFunctionOperator(KeyedOperator):
         return operator
 
     def try_on_empty_frames(self) -> None:
-        """Call both functions without rows, so that a start reports columns that do not fit. Raises StartError."""
+        """Call both functions without rows, so that a start reports wrong columns. Raises StartError."""
         numbered = {KEY: pl.UInt32(), TIME: pl.Int64()}
         rows = pl.DataFrame(schema={**numbered, **{f.name: f.polars for f in self.fields}})
         keys = {k.name: k.polars for k in self.keys}

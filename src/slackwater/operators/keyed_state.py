@@ -69,7 +69,7 @@ class TimedStateLayout(KeyedStateLayout):
         return state.filter(pl.col("__due") > limit_timer(watermark))
 
     def count_state(self, state: pl.DataFrame, watermark: int) -> tuple[int, int]:
-        """Return the number of keys in the state at this watermark, and of their rows of state."""
+        """Return the numbers of keys and of rows of state at this watermark."""
         return self.count_rows(self.drop_expired(state, watermark))
 
     def count_rows(self, rows: pl.DataFrame) -> tuple[int, int]:

@@ -86,7 +86,7 @@ class _TooLargeError(StartError):
 
 
 class _RequestPool:
-    """Runs requests on one view. A few run at the same time, some more wait, and others are rejected."""
+    """Runs requests on one view. A few run at the same time, some more wait, and any further requests are rejected."""
 
     def __init__(self, view: StateView) -> None:
         self.view = view

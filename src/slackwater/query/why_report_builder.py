@@ -44,7 +44,7 @@ def build_why_report(
         stage: The only stage to report on.
         file: The config file as named in the command; None for a pipeline defined in Python.
 
-    Raises StateError if there is no commit, or if the config does not fit it. Raises StartError for a wrong key, or a
+    Raises StateError if there is no commit, or if the config does not match it. Raises StartError for a wrong key, or a
     stage that does not exist.
     """
     runner = store.runner()

@@ -17,9 +17,9 @@ from slackwater.errors import SlackwaterError
 
 
 def find_connection_problems(pipeline: Pipeline) -> list[str]:
-    """Return one line for each system that is unreachable or does not fit.
+    """Return one line for each system that is unreachable or not as the config expects.
 
-    Spark is only started for a Postgres target, to find out which columns its table must have.
+    Spark is started only for a Postgres target, to find out which columns its table must have.
     """
     from slackwater.state.store_creation import create_store
 

@@ -58,7 +58,7 @@ class EpochExecutor:
         self.files.report_changes()
 
     def check_spark(self) -> None:
-        """Raise EpochError if Spark's process has ended, which an idle run would not notice otherwise."""
+        """Raise EpochError if Spark's process has ended. Without this check, an idle run would not notice."""
         if self._spark is not None and error_boundary.has_spark_ended(self._spark):
             raise EpochError(f"{self.pipeline.name}: Spark's process is gone")
 

@@ -100,13 +100,13 @@ class PipelineRunner:
     def prepare(
         self, latest: Commit | None, make_targets: MakeTargets = create_target_writers, former_output: str | None = None
     ) -> RunComponents | None:
-        """Build and open the components, and start the driver. Return None if the run was stopped in the meantime.
+        """Build and open the components, and start the driver. Return None if the run is stopped before this is done.
 
         Args:
             latest: The commit to continue from; None for a new state.
             make_targets: Creates the target writers. Only those of the default function receive every epoch, so only
                 their markers must match exactly.
-            former_output: The choice for targets whose markers do not fit the state; see
+            former_output: The choice for targets whose markers do not match the state; see
                 `target_markers.resolve_mismatches`.
         """
         pipeline, notice = self.pipeline, self.reporter.notice

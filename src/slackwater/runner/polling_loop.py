@@ -139,7 +139,7 @@ class PollingLoop:
         """Return the silence (µs) up to this poll that has not been counted yet.
 
         A poll finds all rows since the previous one, so the time of an epoch in between counts as well. After a long
-        pause, such as when the machine slept, only a part counts: nothing was polled in the meantime.
+        pause, such as when the machine slept, only a part counts, because nothing was polled during the pause.
         """
         longest = max(self._every, 4 * max(self._pause, poll_interval.compute_poll_seconds(polled_at - self._rows_at)))
         return int(min(polled_at - self._silence_counted, longest) * 1e6)

@@ -30,7 +30,7 @@ class ReadFileChanges:
 
     @property
     def read(self) -> Mapping[str, Collection[FileEntry]]:
-        """The files in the state, by source, with the size and time that they had when they were read."""
+        """The files in the state, by source, with their sizes and modification times as of when they were read."""
         return {name: tracker.entries.values() for name, tracker in self._trackers.items()}
 
     def remember(self, names: Iterable[str]) -> None:

@@ -37,7 +37,7 @@ log = logging.getLogger("slackwater")
 
 
 def start_line(pipeline: Pipeline, latest: Commit | None) -> str:
-    """Return the first line: version, pipeline, state and its epoch, sources and where they continue, the target."""
+    """Return the first log line of a run: version, pipeline, state with its epoch, sources with their offsets, target."""
     epoch = "new" if latest is None else f"at epoch {latest.epoch}, committed {format_stamp(latest.committed_us)}"
     sources = "; ".join(
         f'"{s.name}": {_source_text(pipeline, s)}, {_position_text(pipeline, s, latest)}' for s in pipeline.sources

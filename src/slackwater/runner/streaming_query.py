@@ -1,4 +1,4 @@
-"""The streaming query of a run whose sources can only be planned by Spark.
+"""The streaming query of a run whose sources can be planned only by Spark.
 
 Spark's thread calls back with each batch, and the run's thread runs idle ticks while there are none. A lock ensures
 that only one of them is active.

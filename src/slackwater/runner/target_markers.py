@@ -46,7 +46,7 @@ class CheckedTarget:
 
 @dataclass(frozen=True)
 class MarkerMismatch:
-    """A target whose marker does not fit the state.
+    """A target whose marker does not match the state.
 
     Args:
         checked: The target with the expected markers.
@@ -166,9 +166,9 @@ def read_unrecorded_markers(pipeline: Pipeline, commit: Commit | None) -> dict[s
 def find_mismatches(
     pipeline: Pipeline, commit: Commit, missing: Sequence[str], exact: bool = True, fence: bool = False
 ) -> tuple[list[MarkerMismatch], dict[str, TargetMarker | None], list[str]]:
-    """Return the targets that do not fit, the marker of each target, and why others could not be read.
+    """Return the mismatches, the marker of each readable target, and a line for each target that cannot be read.
 
-    The start opens targets that cannot be read, and fails then. `fence`: see `connectors.target.TargetWithMarker`.
+    A start fails when it opens a target that cannot be read. `fence`: see `connectors.target.TargetWithMarker`.
     """
     mismatches: list[MarkerMismatch] = []
     markers: dict[str, TargetMarker | None] = {}
@@ -220,7 +220,7 @@ def resolve_mismatches(
 ) -> tuple[Commit, list[str]]:
     """Return the commit to continue from, and lines about what was done. The lock of the state must be held.
 
-    `choice`: one of `previous_output.CHOICES` or None. Raises StateError if a target does not fit and `choice` does not
+    `choice`: one of `previous_output.CHOICES` or None. Raises StateError if a target does not match and `choice` does not
     resolve it.
     """
     missing = (

@@ -107,7 +107,7 @@ Markers = Annotated[tuple[TargetMarker, ...], Field(max_length=2)]
 
 
 class TargetDestination(CommitModel):
-    """Where and how the results of a stage are written. A committed epoch can only be published there.
+    """Where and how the results of a stage are written. A committed epoch can be published only there.
 
     Args:
         writer: The name under which the target stores its marker.
@@ -136,7 +136,7 @@ class PartitionRecord(CommitModel):
 
 
 class ClockRecord(CommitModel):
-    """The clock of one input of a stage at the end of an epoch, its rows read, and how many of them were usable."""
+    """The clock of one input of a stage at the end of an epoch, and the numbers of rows that were read and usable."""
 
     max_event_us: Time | None = None
     quiet_us: Amount = 0

@@ -291,7 +291,7 @@ class ObjectClient:
 
 
 def _version(attributes: Mapping[str, Any]) -> str:
-    """Return what a conditional put compares, as JSON: the ETag and the version, as far as the store has them."""
+    """Return the values that a conditional put compares, as JSON: the ETag and the version, if the store provides them."""
     return json.dumps({k: attributes[k] for k in ("e_tag", "version") if attributes.get(k) is not None})
 
 

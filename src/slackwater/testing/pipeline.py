@@ -222,7 +222,7 @@ class LocalPipeline:
     ) -> None:
         """Stop and start again with the same state, but another config, other shards, or another target (any name).
 
-        Raises the errors that a start raises, for example if the config does not fit the state. Targets keep their
+        Raises the errors that a start raises, for example if the config does not match the state. Targets keep their
         rows, even while no config uses them.
         """
         self._stop()

@@ -23,7 +23,7 @@ def rename_options(renamed: Mapping[str, Any], **options: Any) -> dict[str, Any]
     """Return the options of a `LocalPipeline`, converting those that a caller passed under an old name.
 
     Raises:
-        TypeError: A name was never an option.
+        TypeError: A name is neither an option nor an old name of one.
     """
     for name, value in renamed.items():
         if name not in RENAMED:

@@ -97,7 +97,7 @@ class PageModel:
 def load_model(watched: PageSource, now_us: int, epoch: int | None = None, stage: str | None = None) -> PageModel:
     """Build the model of the latest or an earlier commit, for the whole pipeline or for one of several stages.
 
-    Raises StateError if the commit is missing or damaged, or if the config does not fit it. Raises StartError for an
+    Raises StateError if the commit is missing or damaged, or if the config does not match it. Raises StartError for an
     unknown stage.
     """
     store = watched.store

@@ -85,7 +85,7 @@ class CompiledWindow(KeyedStateLayout):
         return replace(self, **{name: earlier[name] for name in self.earlier_settings})
 
     def continue_from(self, former: Self, watermark: int) -> Self:
-        """Return the window adapted to continue a state of `former`: windows that have left that state stay out of it."""
+        """Return this window for continuing a state of `former`. Windows that have left that state do not enter it again."""
         return replace(self, gone_us=former.horizon(watermark))
 
     @cached_property

@@ -14,7 +14,7 @@ from slackwater.core.sorted_arrays import Int64s
 def sorted_by_key(frame: pl.DataFrame, keys: Sequence[str], *then: str) -> tuple[pl.DataFrame, Int64s]:
     """Sort by (`__kh`, key, then…), and number the keys from 0 in that order.
 
-    The keys themselves are only compared if hashes collide, that is, if two neighbors with equal hashes have different
+    The keys themselves are compared only if hashes collide, that is, if two neighbors with equal hashes have different
     keys.
     """
     frame = frame.sort(["__kh", *then], maintain_order=True)
@@ -38,7 +38,7 @@ def sorted_by_key(frame: pl.DataFrame, keys: Sequence[str], *then: str) -> tuple
 def order_by_key(hashes: Int64s, keys: pl.DataFrame, start: Int64s, last: Int64s) -> tuple[Int64s, Int64s, Int64s]:
     """Return the order of rows by (hash, key, start, last), the hashes in that order, and where each key begins.
 
-    The last element of the third array is the number of rows. As in `sorted_by_key`, keys are only compared if hashes
+    The last element of the third array is the number of rows. As in `sorted_by_key`, keys are compared only if hashes
     collide.
     """
     from slackwater.windows.session_kernel.sort import sort_intervals

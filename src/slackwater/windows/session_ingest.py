@@ -144,7 +144,7 @@ class SessionInput:
     def with_shared_units(self, touched: Bools) -> Bools:
         """Return the touched keys, plus the keys that share a unit with one of them because their hashes collide.
 
-        A unit can only be replaced as a whole.
+        A unit can be replaced only as a whole.
         """
         unit = self.hashes[self.intervals.heads[:-1]]
         if touched.all() or len(find_run_starts(unit)) == len(unit):
@@ -152,7 +152,7 @@ class SessionInput:
         return is_in_sorted(unit, distinct_values(unit[touched]))
 
     def still_emitted(self, logic: CompiledSessionWindow, positions: Int64s, key: Int64s, fragment: Bools) -> Bools:
-        """Return a mask of the intervals that the target still holds unchanged, once they are part of these fragments."""
+        """Return a mask of the intervals that the target holds and that these fragments leave unchanged."""
         if not logic.revises or not self.state["__kind"].is_in([EMITTED, EMITTED_FRAGMENT]).any():
             return np.zeros(len(positions), dtype=bool)
         intervals = self.intervals

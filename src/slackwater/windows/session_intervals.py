@@ -189,7 +189,7 @@ class IntervalBatch:
         return is_gone(self.kind, self.due, horizon)
 
     def floors(self, reach: int, horizon: int) -> Int64s:
-        """Return the floor of each key; NO_WATERMARK if no row can be late because of it any more.
+        """Return the floor of each key; NO_WATERMARK if it can no longer make a row late.
 
         `horizon` is described in `CompiledWindow.horizon`, `reach` in `CompiledSessionWindow.reach_us`.
         """

@@ -1,7 +1,7 @@
 """Watermark holds for sessions that may still end behind the watermark.
 
 If a session is still open after the watermark has passed its start + cap, none of its rows is at or beyond the cap. A
-later row may be. It then cuts the session, whose result has the event time start + cap.
+later row may be: it then cuts the session, whose result has the event time start + cap.
 
     gap 3, cap 10      0      7 9   10  11  12         watermark 11: open until 12, and a row at 11 or 12 cuts it at 10
     session            [──────●─●────┊───▲───)
@@ -11,8 +11,8 @@ The preceding session then ends where that part begins, once the watermark has p
 
 A hold is (unit, low, due): until the watermark reaches `due`, a result of this unit may have the event time `low`. It
 applies while the watermark is between the two. Holds are rare, since a session must come within a gap of the cap. A
-shard keeps at most `MOST` of them and merges the rest into one hold without a unit. That one may hold the watermark
-back more than necessary, but never by more than the longest gap.
+shard keeps at most `MOST` of them and merges the rest into one hold without a unit. The merged hold may hold the
+watermark back more than necessary, but never by more than the longest gap.
 """
 
 from __future__ import annotations

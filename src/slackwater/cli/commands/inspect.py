@@ -138,7 +138,7 @@ def diff(
     ] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, with times in ISO 8601.")] = False,
 ) -> None:
-    """Compare two outputs or states by key and window. Exit code 0: equal; 1: different; 2: they cannot be compared."""
+    """Compare two outputs or states by key and window. Exit code 0: equal; 1: different; 2: not comparable."""
     from slackwater.cli.diff import print_output_diff
 
     print_output_diff(a, b, by, ignore, tolerance, limit, as_json)

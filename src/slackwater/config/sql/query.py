@@ -1,6 +1,6 @@
 """Resolves SQL against its input columns, without Spark: missing names, non-row-wise constructs, output columns.
 
-A problem is only reported if it is certain. A column that depends on an unknown table, type or construct counts as
+A problem is reported only if it is certain. A column that depends on an unknown table, type or construct counts as
 unknown, not as wrong. Names are resolved as in Spark: case is ignored, and lateral aliases are supported. Output
 columns keep their spelling.
 

@@ -4,7 +4,7 @@
     session.readStream.format(r.format).options(**r.options).load()
 
 This module uses neither Spark nor the network. The option names come from the connectors' documentation. Neither
-connector has been tested against the real service. Both can only resume from Spark's checkpoint.
+connector has been tested against the real service. Both can resume only from Spark's checkpoint.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def _columns(schema_json: str) -> StructType:
 
 
 def _with_accepted_columns(source: PlannedTableSource, schema_json: str | None) -> PlannedTableSource:
-    """Return the source with the columns that the run reads. Raises StartError if columns do not fit the state."""
+    """Return the source with the columns that the run reads. Raises StartError if columns do not match the state."""
     if schema_json is None:
         return source
     from pyspark.sql.types import StructType

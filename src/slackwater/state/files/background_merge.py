@@ -68,7 +68,7 @@ class BackgroundMerger:
 
     @property
     def epochs(self) -> Collection[int]:
-        """Return the epochs whose files must be kept: they may be merged segments that no commit references yet."""
+        """Return the epochs with files to keep, because these may be merged segments that no commit references yet."""
         return {epoch for epoch, _ in (*self._running.values(), *self._done.values())}
 
     def apply_merges(self, stage: int, shard: int, metas: tuple[SegmentMeta, ...]) -> tuple[SegmentMeta, ...]:

@@ -1,4 +1,4 @@
-"""The commits of a pipeline: one file per epoch, which is only created if it does not exist.
+"""The commits of a pipeline: one file per epoch, which is created only if it does not exist.
 
 The last line of each file is a checksum. The newest file describes the current state.
 """

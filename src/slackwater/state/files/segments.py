@@ -82,7 +82,7 @@ class Segment:
         return begin, end
 
     def find_units(self, rows: Int64s) -> tuple[Int64s, Int64s]:
-        """Return where the units with rows at these positions (ascending) begin and end, each unit once."""
+        """Return the start and end positions of the units that contain the rows at `rows` (ascending), once per unit."""
         begin = find_run_starts(self.columns.h)
         if len(begin) == len(self.columns.h):  # every unit has one row
             return rows, rows + 1
@@ -259,7 +259,7 @@ class FilesShard:
     ) -> pl.DataFrame:
         """Merge segments into one frame.
 
-        Expired rows are only dropped from the oldest segments. Elsewhere, dropping them would make older versions
+        Expired rows are dropped only from the oldest segments. Elsewhere, dropping them would make older versions
         visible.
         """
         if oldest:

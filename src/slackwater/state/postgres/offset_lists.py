@@ -29,7 +29,7 @@ def read_list(db: psycopg.Connection[Any], tables: TableNames, location: str, na
 
 
 def collect_garbage(db: psycopg.Connection[Any], tables: TableNames, epoch: int) -> None:
-    """Delete lists of epochs up to this one that the latest commit does not reference."""
+    """Delete the lists of `epoch` and earlier epochs, except those that the latest commit references."""
     row = db.execute(f"SELECT record FROM {tables.pipelines} WHERE pipeline_name = %s", (tables.pipeline,)).fetchone()
     if row is None:
         return

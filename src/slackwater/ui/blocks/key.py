@@ -35,7 +35,7 @@ class KeyWindow:
         cap_us: The latest time at which a session is cut (µs).
         closes_us: The watermark that closes the window (µs).
         cut: Whether the cap closes the session.
-        revision: How many times the window was emitted; None if windows are only emitted once.
+        revision: How many times the window was emitted; None if windows are emitted only once.
     """
 
     start_us: int

@@ -38,7 +38,7 @@ class Extreme(AggregationKind):
 
     @property
     def array_operations(self) -> Mapping[str, np.ufunc]:
-        """Return `fmin` or `maximum` of NumPy.
+        """Return NumPy's `fmin` or `maximum`.
 
         NaN is the largest value in Spark. Therefore, max is NaN if any value is NaN, and min is NaN only if all values
         are.
@@ -85,9 +85,9 @@ class FirstLast(AggregationKind):
 
 
 class ValueBy(AggregationKind):
-    """min_by or max_by; the accumulators `by` and `v` hold the extreme pair.
+    """The aggregation min_by or max_by. Its accumulators `by` and `v` hold the extreme pair.
 
-    As in Spark, rows whose `by` is NULL are skipped. A value may be NULL; NULL is the smallest one in a tie.
+    As in Spark, rows whose `by` is NULL are skipped. A value may be NULL; NULL is the smallest value in a tie.
     """
 
     @property

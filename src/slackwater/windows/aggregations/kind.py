@@ -128,7 +128,7 @@ class AggregationKind(ABC):
 
     @property
     def sql_columns(self) -> Sequence[str]:
-        """Return the columns in Spark SQL that `lift_sql` reads; each may refer to the inputs and to earlier ones."""
+        """Return the columns in Spark SQL that `lift_sql` reads; each may refer to the inputs and to earlier columns."""
         return []
 
     @property

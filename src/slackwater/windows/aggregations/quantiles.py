@@ -25,7 +25,7 @@ _NAN = float("nan")
 
 
 class Quantile(AggregationKind):
-    """approx_quantile, with three accumulators.
+    """The aggregation approx_quantile, with three accumulators.
 
     `nans` counts NaNs, which rank above all other values. `values` is the buffer. `sketch` is a list of at most one
     serialized sketch.

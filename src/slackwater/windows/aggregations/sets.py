@@ -60,7 +60,7 @@ class ExactDistinct(_Values):
 
 
 class CollectSet(_Values):
-    """collect_set: the distinct values in ascending order; an empty array if there are none."""
+    """The aggregation collect_set: the distinct values in ascending order; an empty array if there are none."""
 
     @property
     def output(self) -> Field:

@@ -69,7 +69,7 @@ class SumKind(AggregationKind):
         return dict.fromkeys(self.parts, np.add)
 
     def check_limit(self, frame: pl.DataFrame, pipeline: str) -> None:
-        """Raise ValueRangeError if the sum of a group does not fit and `on_overflow` is not "null"."""
+        """Raise ValueRangeError if the sum of a group overflows and `on_overflow` is not "null"."""
         if self.spec.on_overflow == "fail" and (beyond := self.overflowed(frame)) is not None:
             raise self._misfit(frame, beyond, f"{pipeline}: " if pipeline else "")
 

@@ -226,7 +226,7 @@ def _split_fragments(
 ) -> None:
     """Split a key's runs into fragments.
 
-    Intervals below the limit can only end up in the same session, and form one fragment. Those above it may be cut
+    Intervals below the limit can end up only in the same session, and form one fragment. Those above it may be cut
     apart. Intervals whose events overlap also form one fragment; it starts a new one if it extends across the limit.
     Such sessions can exist after the gap was increased.
     """
