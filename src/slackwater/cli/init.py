@@ -41,7 +41,7 @@ class InitOptions:
 
 
 def write_first_config(options: InitOptions) -> None:
-    """Write the config, and print what the sample revealed. Raises StartError."""
+    """Write the config, and print notes about the sample. Raises StartError."""
     file = options.file
     if not file.parent.is_dir():
         raise StartError(f"{file}: its folder does not exist; create it first")
@@ -165,7 +165,7 @@ def _wrong_time_text(sample: Sample, name: str | None = None) -> str:
 
 
 def _sample_lines(sample: Sample, time: TimeColumn | None, disorder: OutOfOrderness | None) -> list[str]:
-    """Return lines about what the sample revealed."""
+    """Return notes about the sample, one per line."""
     lines = [
         f"{sample.path}: {plural(len(sample.rows), 'row')} of {sample.format}, {plural(len(sample.columns), 'column')}"
     ]

@@ -128,7 +128,7 @@ def may_import() -> bool:
 
 
 def import_attribute(path: str) -> Any:
-    """Return what an import path names. Raises AggregatorError."""
+    """Return the object that an import path names. Raises AggregatorError."""
     module_name, _, names = path.partition(":")
     if not _MAY_IMPORT.get() and module_name not in sys.modules:
         raise AggregatorError(

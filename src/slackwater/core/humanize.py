@@ -39,7 +39,7 @@ def plural(count: int, word: str, many: str | None = None) -> str:
 
 
 def mismatch(actual: object, expected: object) -> str:
-    """Format a wrong value and what should be there instead. `expected` may end with advice: `at most 2; remove one`."""
+    """Format a wrong value and the expected one. `expected` may end with advice: `at most 2; remove one`."""
     return f"found {actual}, expected {expected}"
 
 

@@ -42,8 +42,10 @@ _ORIGIN = [f.name for f in ORIGIN_FIELDS]
 GONE = "the SQL no longer returns a row with its event time"
 NO_ROW = "its source returns no row for it"
 DROPPED = 'it is late now, and late_data = "drop" would drop it; set late_data = "dlq" and replay again'
-NO_GAP = "rows without a usable gap are found only after the SQL, which may have turned one row into several; send them again"
-UNFIT = "rows that the target or the state cannot hold are found only after the SQL; correct them and send them again"
+NO_GAP = "rows without a usable gap are detected only after the SQL, which may have turned one row into several; send them again"
+UNFIT = (
+    "rows that the target or the state cannot hold are detected only after the SQL; correct them and send them again"
+)
 RESULT = "results that their target did not accept, skipped by outbox skip; they are not rows of a source"
 _NOT_REPLAYABLE = {BAD_GAP: NO_GAP, **dict.fromkeys(storability.REASONS, UNFIT), UNPUBLISHED: RESULT}
 UNCLEAR = "the SQL turns it into several rows, and it is unknown which of these were late"

@@ -199,7 +199,7 @@ class StageRunner:
         upstream: Mapping[str, StageOutput],
         outcome: IngestOutcome | None,
     ) -> tuple[Mapping[str, SourceClock], IngestOutcome | None]:
-        """Advance the clocks by an epoch's rows. Return them, and the outcome with the event times for jumps."""
+        """Advance the clocks by an epoch's rows. Return them, and the outcome with the spans that detect jumps."""
         if outcome is None or not context.moves_clocks:
             return self._clocks_after(clocks, context, upstream, None), outcome
         outcome = next_commit.add_time_spans(outcome, clocks)

@@ -119,7 +119,7 @@ def with_current_names(commit: Commit, stages: Mapping[str, str | None], targets
 
 
 def describe_target_changes(pipeline: Pipeline, commit: Commit) -> Iterator[tuple[str, str | None, str | None, str]]:
-    """Yield (what changed, before, after, what it means), or nothing if no epoch with targets has been committed."""
+    """Yield (setting, before, after, consequence), or nothing if no epoch with targets has been committed."""
     if not commit.targets:
         return
     now = configured_targets(pipeline)

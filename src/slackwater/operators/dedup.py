@@ -69,7 +69,7 @@ class DedupOperator(KeyedOperator):
         return (self._emit_first if self.keep == "first" else self._extend_runs)(rows, state)
 
     def expire(self, due: pl.DataFrame, watermark: int) -> KeyedResult:
-        """Emit the last row of each run that is over. With keep = "first", a result is forgotten."""
+        """With keep = "last", emit the last row of each run that is over. With keep = "first", emit nothing."""
         if self.keep == "first":
             return KeyedResult()
         return KeyedResult(due.with_columns(pl.col(_LAST).dt.timestamp("us").alias(TIME)))

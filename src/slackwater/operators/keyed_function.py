@@ -126,7 +126,7 @@ class KeyedFunctionOperator(KeyedOperator):
 
 
 def _find_line(function: KeyedFunction, error: Exception) -> str:
-    """Return the last line of the function's module in a traceback."""
+    """Return the location of an error: the last line of its traceback that is in the function's module."""
     file = inspect.getsourcefile(type(function))
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     return f"line {lines[-1]} of {file}" if lines else str(file)

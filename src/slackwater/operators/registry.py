@@ -36,7 +36,7 @@ class OperatorType:
     """The operator type that implements a step of the config.
 
     `from_state` restores an operator from a pipeline's name and a stage. It may raise KeyError, TypeError, ValueError
-    or IndexError. It is None for windows, which need more than that (`evolution.operator_from_state`).
+    or IndexError. It is None for windows, which `evolution.operator_from_state` restores.
     """
 
     name: str  # shown to users

@@ -1,4 +1,4 @@
-"""Inspects one stage of a snapshot: what holds its watermark, which windows are open, and what would close them."""
+"""Inspects one stage of a snapshot: what holds back its watermark, which windows are open, and what would close them."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class StageInspector:
         )
 
     def find_holder(self) -> tuple[ClockReport | None, tuple[str, ...]]:
-        """Return the source or partition that holds the watermark, and the stages between it and this one.
+        """Return the source or partition that holds back the watermark, and the stages between that source and this stage.
 
         The clock is None if all sources are idle.
         """

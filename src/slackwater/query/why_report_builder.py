@@ -133,7 +133,7 @@ def _key_reports(
 def why(
     pipeline: Pipeline | str | Path, key: Mapping[str, Any] | str | None = None, stage: str | None = None
 ) -> WhyReport:
-    """Report what holds the watermark in the latest commit, and which windows close next.
+    """Report what holds back the watermark in the latest commit, and which windows close next.
 
     It works whether or not a runner is active, takes no lock, and does not start Spark.
 

@@ -28,7 +28,7 @@ class FilesRangeReader:
         self._every = source.list_files(session)
 
     def next(self, record: SourceRecord, epoch: int) -> SourceBatch | None:
-        """Return the files of the next epoch; None if all files have been read. `record`: what was read so far."""
+        """Return the files of the next epoch; None if all files have been read. `record`: the progress so far."""
         read_paths = {e.path for e in files_source.load_file_list(self._store, FileOffsets.coerce(record.offsets))}
         remaining = [e for e in self._every if e.path not in read_paths]
         batch_files = remaining[: self.source.spec.max_files_per_trigger or len(remaining)]
@@ -77,7 +77,7 @@ class KafkaRangeReader:
         ]
 
     def next(self, record: SourceRecord, epoch: int) -> SourceBatch | None:
-        """Return the records of the next epoch; None at the end of the range. `record`: what was read so far."""
+        """Return the records of the next epoch; None at the end of the range. `record`: the progress so far."""
         committed = KafkaOffsets.coerce(record.offsets)
         start = {
             key: offset if (next_offset := committed.next_offset(*key)) is None else next_offset

@@ -79,7 +79,7 @@ class Handle(NotebookRepr):
         return self._seen.latest
 
     def why(self, key: Mapping[str, Any] | str | None = None, stage: str | None = None) -> WhyReport:
-        """Return what holds the watermark and which windows close next: see `sw.why`. The state must be durable."""
+        """Return what holds back the watermark and which windows close next: see `sw.why`. The state must be durable."""
         from slackwater.query.why_report_builder import why
 
         return why(self.pipeline, key, stage)

@@ -188,7 +188,7 @@ def find_mismatches(
 
 
 def mismatch_error(pipeline: Pipeline, commit: Commit, mismatches: Sequence[MarkerMismatch]) -> StateError | None:
-    """Return the error that prevents a start and says what the user can do; None if all targets fit."""
+    """Return the error that prevents a start and says what the user can do; None if all targets match."""
     if not mismatches:
         return None
     facts = "; ".join(mismatch.text(commit) for mismatch in mismatches)

@@ -188,7 +188,7 @@ def _is_over(content: dict[str, Any]) -> bool:
 
 
 def _same_machine(content: dict[str, Any]) -> bool:
-    """Return whether the process of a lease runs, or ran, where this process can see it."""
+    """Return whether the process that holds a lease runs, or ran, on this machine, where this process can see it."""
     here = _machine()
     return bool(here["boot"]) and all(content.get(k) == here[k] for k in ("boot", "processes"))
 
@@ -207,7 +207,7 @@ def _is_alive(content: dict[str, Any]) -> bool:
 
 
 def _machine() -> dict[str, Any]:
-    """Return what identifies this process across machines, as far as the system provides it."""
+    """Return what identifies this process across machines: those of its properties that the system provides."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         processes = str(Path("/proc/self/ns/pid").readlink())

@@ -45,7 +45,7 @@ class Difference:
         return bool(self.missing or self.unexpected or self.pairs)
 
     def lines(self, title: str) -> list[str]:
-        """Return a headline and one line per row. `title`: what is compared."""
+        """Return a headline and one line per row. `title`: the name of the compared data."""
         if not self:
             return []
         counts = [

@@ -126,7 +126,7 @@ def _count_keys_gone(logic: CompiledSessionWindow, units: pl.DataFrame, going: B
 
 
 def _settle(logic: CompiledSessionWindow, units: pl.DataFrame, since: int, watermark: int, early: bool) -> EmitResult:
-    """Merge the sessions of these units, emit those that are due, and return what remains."""
+    """Merge the sessions of these units and emit those that are due. Returns the results and the new units."""
     cap, horizon = logic.cap_us, logic.horizon(watermark)
     whole = IntervalBatch.from_frame(logic, mark_emitted(logic, units, since))
     held = ~whole.is_gone(logic.horizon(since))

@@ -65,7 +65,7 @@ def why(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with times in microseconds (UTC).")] = False,
 ) -> None:
-    """Explain why there is no output yet: the watermark, what holds it, and which windows close next."""
+    """Explain why there is no output yet: the watermark, what holds it back, and which windows close next."""
     from slackwater.cli.why import print_why_report
 
     print_why_report(file, key or [], as_json, stage)
@@ -107,7 +107,7 @@ def ui(
         Path | None, typer.Option(metavar="PAGE.html", help="Write the page to one file instead of serving it.")
     ] = None,
 ) -> None:
-    """Serve a page about pipelines, running or not: what holds the watermark, what closes next, where every row went."""
+    """Serve a page about pipelines, running or not: what holds back the watermark, what closes next, where rows went."""
     from slackwater.cli.serve import serve_or_save_page
 
     serve_or_save_page(places, host, port, allow_host or [], token, save, schema)

@@ -175,7 +175,7 @@ class _PlanWalker:
             self.forbidden.add(NO_SOURCE)
 
     def _reads(self, node: Node) -> bool:
-        """Return whether a node outputs rows of `source`, and collect what is not row-wise."""
+        """Return whether a node outputs rows of `source`, and collect the parts that are not row-wise."""
         if node.view.casefold() == "source" or node.alias.startswith(spark_connect.ROWS):
             return True
         if node.view or node.alias.startswith(spark_connect.TABLES):

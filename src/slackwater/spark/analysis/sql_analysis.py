@@ -248,7 +248,7 @@ def add_origin_to_sql(
 
 
 def _sql_with_origin(session: SparkSession, rows: DataFrame, user_sql: str, plain: DataFrame, where: str) -> str:
-    """Return SQL that selects `_origin` in addition to what `user_sql` selects without it (`plain`)."""
+    """Return SQL that selects `_origin` in addition to the columns of `user_sql` (`plain`)."""
     expected = [column for column in plain.dtypes if column[0].lower() != ORIGIN]
 
     def carries(sql: str) -> bool:

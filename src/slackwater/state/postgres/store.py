@@ -289,7 +289,7 @@ class PostgresStore:
     def _resolve_lost_commit(
         self, commit: Commit, publish: Publish | None, commit_id: uuid.UUID, error: psycopg.Error
     ) -> Commit:
-        """Find out whether a commit whose connection broke took effect, and repeat it if it did not."""
+        """Find out whether a commit took effect although its connection broke. Repeat it if it did not."""
         epoch, reason = commit.epoch, client.error_reason(error)
         log.warning("%s: the connection was lost during the commit of epoch %d: %s", self._pipeline, epoch, reason)
         self._reconnect(commit.epoch)

@@ -1,4 +1,4 @@
-"""Block at the top of the page: the commit being shown, a sentence about its rows, and what holds its watermark."""
+"""Block at the top of the page: the commit being shown, a sentence about its rows, and what holds back its watermark."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Header:
         published: Whether the output of the commit is published.
         accounted: Whether the counts account for every row.
         sentence: A sentence that says what happened to all rows.
-        held: A sentence that says what holds the watermark.
+        held: A sentence that says what holds back the watermark.
         told: The lines of `slackwater why` about this commit.
     """
 

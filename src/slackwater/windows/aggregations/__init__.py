@@ -134,7 +134,7 @@ class Agg:
 
     @property
     def sql_columns(self) -> Sequence[str]:
-        """Return the columns in Spark SQL that `lift_sql` reads; each may refer to the inputs and to earlier ones."""
+        """Return the columns in Spark SQL that `lift_sql` reads; each may refer to the inputs and to earlier columns."""
         return self.kind.sql_columns
 
     @property
@@ -148,7 +148,7 @@ class Agg:
         return self.kind.sql_sums
 
     def from_sql(self, rows: pl.DataFrame) -> Sequence[pl.Series]:
-        """Build the accumulators of groups from what Spark computed for `lift_sql`."""
+        """Build the accumulators of groups from the values that Spark computed for `lift_sql`."""
         return self.kind.from_sql(rows)
 
     def as_stored(self, fingerprint: object) -> Agg:

@@ -171,7 +171,7 @@ class GridSql:
 
     @property
     def columns(self) -> Sequence[str]:
-        """Return the columns of each row; each may refer to earlier ones."""
+        """Return the columns of each row. Each column may refer to earlier columns."""
         value, near, high, low = f"CAST({self.column} AS DOUBLE)", *(self._name(p) for p in ("near", "high", "low"))
         below = f"({near} - CAST({high} AS DOUBLE) / {_HIGH!r}D) * {_LOW!r}D"
         on_grid = f"({self.column} IS NULL OR (abs({value}) < {_BOUND!r}D AND {below} = CAST({low} AS DOUBLE)))"

@@ -97,7 +97,7 @@ class AggregationKind(ABC):
         return f"{self.name}.{part}"
 
     def problem(self) -> str | None:
-        """Describe what is wrong with the columns and how to fix it; None if they fit."""
+        """Describe what is wrong with the columns and how to fix it; None if they are suitable."""
         for column in self.columns:
             if not column.is_scalar:
                 return f'column "{column.name}" has type {column.type}, which has no order'
@@ -142,7 +142,7 @@ class AggregationKind(ABC):
         return {}
 
     def from_sql(self, rows: pl.DataFrame) -> Sequence[pl.Series]:
-        """Build the accumulators of groups from what Spark computed for `lift_sql` and `sql_sums`."""
+        """Build the accumulators of groups from the values that Spark computed for `lift_sql` and `sql_sums`."""
         return [rows[self.part(part)] for part in self.parts]
 
     @abstractmethod

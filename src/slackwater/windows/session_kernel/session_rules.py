@@ -227,8 +227,8 @@ def _split_fragments(
     """Split a key's runs into fragments.
 
     Intervals below the limit can end up only in the same session, and form one fragment. Those above it may be cut
-    apart. Intervals whose events overlap also form one fragment; it starts a new one if it extends across the limit.
-    Such sessions can exist after the gap was increased.
+    apart. Intervals whose events overlap also form one fragment, separate from the previous fragment if it extends
+    across the limit. Such intervals can exist after the gap was increased.
     """
     if begin == stop:
         return
