@@ -193,7 +193,7 @@ def test_gone_alone_and_gone_that_was_never_there_leave_the_marker(place: Place)
 
 
 @pytest.mark.semantics("corrections-in-targets")
-def test_the_table_is_the_sum_of_its_epochs(place: Place) -> None:
+def test_publishing_epochs_twice_changes_nothing(place: Place) -> None:
     """After random upserts and deletes, a target contains the same rows whether each epoch is published once or twice."""
     chance, table = random.Random(7), dict[Key, int]()
     target = place.target()

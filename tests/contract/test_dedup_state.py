@@ -189,7 +189,7 @@ def test_a_view_shows_the_rows_of_state_that_are_not_due(make: Make) -> None:
 
 
 @pytest.mark.semantics("stages")
-def test_the_stage_behind_it_gets_no_late_row() -> None:
+def test_the_next_stage_gets_no_late_row() -> None:
     """With `keep = "last"`, dedup's output watermark trails its watermark by `within`, because a row waits that long."""
     count = sw.Window(
         kind="tumbling", duration="5s", group_by=["user"], aggregations=[sw.Aggregation(agg="count", as_="n")]

@@ -149,7 +149,7 @@ def test_staged_rows_that_are_gone_are_missed(url: str) -> None:
     again.close()
 
 
-def test_a_second_runner_is_refused_and_told_who_runs(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_runner_is_refused_and_the_error_names_the_first(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "LOCK_S", 0.2)
     store = opened(url)
     with pytest.raises(LockHeldError, match=r"pipeline is already running: process \d+ on .* holds its lock in schema"):

@@ -88,7 +88,7 @@ def test_a_commit_is_what_the_next_start_finds(make: Make) -> None:
 
 
 @pytest.mark.semantics("delivery")
-def test_a_second_runner_is_refused_and_told_who_runs(make: Make) -> None:
+def test_a_second_runner_is_refused_and_the_error_names_the_first(make: Make) -> None:
     """Each store refuses a second runner, and the error names the first one."""
     store = make()
     store.open()

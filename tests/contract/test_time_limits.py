@@ -57,7 +57,7 @@ def test_rows_outside_of_the_years_1_to_9999_are_bad(kind: str, late: str, caplo
 
 @pytest.mark.semantics("strings-that-are-times")
 @pytest.mark.parametrize("kind", SHAPES)
-def test_a_row_whose_window_would_leave_the_years_is_bad(kind: str) -> None:
+def test_a_row_whose_window_leaves_the_years_1_to_9999_is_bad(kind: str) -> None:
     """A row is bad if its windows would reach beyond the years 1 to 9999: such times cannot be written."""
     published: list[dict[str, Any]] = []
     script = [

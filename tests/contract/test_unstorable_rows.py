@@ -153,7 +153,7 @@ def runner(url: str, tmp_path: Path) -> Iterator[Callable[..., Runner]]:
 
 @pytest.mark.semantics("strings-that-are-times")
 @pytest.mark.parametrize("place", PLACES)
-def test_a_row_that_cannot_be_held_is_a_bad_row_and_the_others_go_on(runner: Callable[..., Runner], place: str) -> None:
+def test_an_unstorable_row_is_bad_and_the_others_are_used(runner: Callable[..., Runner], place: str) -> None:
     """A row that the target or the state cannot store is bad, and the other rows of its epoch are used."""
     for step in (WINDOW, SESSION):
         for name, (poison, reason) in POISON.items():

@@ -125,7 +125,7 @@ def answer(output_rows: list[Any]) -> list[Any]:
 @pytest.mark.semantics("aggregations")
 @KINDS
 @given(data=st.data())
-def test_ordered_input_gives_the_batch_answer_however_it_is_cut_and_sharded(kind: str, data: st.DataObject) -> None:
+def test_ordered_input_gives_the_batch_result(kind: str, data: st.DataObject) -> None:
     """Variance, quantiles, lists, rankings and a user-defined aggregation match the oracle in each window kind."""
     given_ = data.draw(rows())
     result = run_local(
@@ -216,7 +216,7 @@ def test_a_quantile_keeps_its_rank_error_however_rows_are_cut(kind: str, size: i
         (agg("top_k", "x", k=1, max_distinct_values_per_group=2), 'holds 3 distinct values of "x" in one group, but max_distinct_values_per_group is 2'),
     ],
 )  # fmt: skip
-def test_what_outgrows_its_bound_fails(kind: str, epochs: int, given_: Aggregation, message: str) -> None:
+def test_a_group_over_its_value_limit_fails(kind: str, epochs: int, given_: Aggregation, message: str) -> None:
     """The run fails if a group exceeds a limit on its values, and the error names the limit."""
     input_rows = [{"ts": n * 1000, "k": 0.0, "u": "a", "x": n} for n in range(3)]
     cut = [input_rows] if epochs == 1 else [[r] for r in input_rows]

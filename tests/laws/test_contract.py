@@ -47,7 +47,7 @@ from slackwater.testing.local_result import START_US
 @pytest.mark.parametrize("kind", KINDS)
 @LAW
 @given(data=st.data())
-def test_every_aggregation_of_every_type_is_the_oracle_s(kind: str, data: st.DataObject) -> None:
+def test_every_aggregation_matches_the_oracle(kind: str, data: st.DataObject) -> None:
     """Counts, sums, averages, extremes, first and last values match the oracle for any row order, batches and shards."""
     rows = data.draw(ascending(most=16, values=tuple(VALUES)))
     keys = data.draw(st.sampled_from([("u",), ("f",), ("d", "b"), ("t", "y"), ("z", "s"), ("u", "f", "i")]))
@@ -77,7 +77,7 @@ def test_no_keys_at_all_is_one_group(kind: str, data: st.DataObject) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @LAW
 @given(data=st.data())
-def test_what_is_due_at_the_watermark_is_out_and_nothing_else(kind: str, data: st.DataObject) -> None:
+def test_exactly_the_due_windows_are_emitted(kind: str, data: st.DataObject) -> None:
     """Without a flush, a run emits exactly the windows whose close or cut time the watermark has reached."""
     rows = data.draw(ascending())
     lateness = data.draw(st.sampled_from([0, 3]))
@@ -105,9 +105,7 @@ def test_what_is_due_at_the_watermark_is_out_and_nothing_else(kind: str, data: s
 @pytest.mark.parametrize("kind", PANES)
 @LAW
 @given(data=st.data())
-def test_panes_of_two_sources_under_any_disorder_are_judged_as_the_contract_says(
-    kind: str, data: st.DataObject
-) -> None:
+def test_windows_of_two_sources_match_the_oracle(kind: str, data: st.DataObject) -> None:
     """For two sources with different lateness, of which one pauses, windows, late rows and the watermark match the
     oracle.
     """
@@ -137,7 +135,7 @@ def test_panes_of_two_sources_under_any_disorder_are_judged_as_the_contract_says
 @pytest.mark.semantics("sessions")
 @LAW
 @given(data=st.data())
-def test_sessions_under_any_disorder_are_judged_as_the_contract_says(data: st.DataObject) -> None:
+def test_sessions_match_the_oracle_under_any_disorder(data: st.DataObject) -> None:
     """For any disorder, the late rows and the session of each other row match the oracle, if no session reaches the
     cap.
     """
@@ -220,7 +218,7 @@ def test_dying_twice_with_two_sources_and_another_shard_count_changes_nothing(ki
 @pytest.mark.parametrize("kind", KINDS)
 @LAW
 @given(data=st.data())
-def test_every_row_has_a_number(kind: str, data: st.DataObject) -> None:
+def test_every_row_is_counted_once(kind: str, data: st.DataObject) -> None:
     """Each row is counted once as used, late, refused or bad, even with bad times and a limit that refuses groups."""
     rows: list[dict[str, Any]] = data.draw(st.permutations(data.draw(ascending())))
     future = START_US + 2 * 86_400_000_000  # beyond max_future_ms also after the quiet times of the script

@@ -66,7 +66,7 @@ def cut(rng: random.Random, rows: list[dict[str, Any]]) -> list[RowsInput]:
 
 @pytest.mark.semantics("sessions")
 @pytest.mark.parametrize("seed", select_cases(range(40), keep=10))
-def test_however_it_is_cut_and_sharded_the_answer_is_that_of_the_plain_loop(seed: int) -> None:
+def test_sessions_with_sql_gaps_match_a_simple_loop(seed: int) -> None:
     """With a SQL gap, rows share a session if and only if their ranges touch, regardless of batches and shards."""
     rng = random.Random(seed)
     rows = drawn(rng, [1, 2, 5, 12, 29])

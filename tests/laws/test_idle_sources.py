@@ -61,7 +61,7 @@ def test_a_source_has_the_lateness_of_the_window_unless_it_has_one_of_its_own() 
 
 
 @pytest.mark.semantics("watermarks")
-def test_a_row_exactly_at_max_future_ms_counts_and_one_beyond_it_is_bad_and_moves_nothing() -> None:
+def test_a_row_beyond_max_future_is_bad_and_does_not_move_the_watermark() -> None:
     """A row exactly `max_future` ahead of the clock is used. A row further ahead is bad and does not move the
     watermark.
     """
@@ -203,7 +203,7 @@ TWO = {"a": ("0", "1")}
 
 
 @pytest.mark.semantics("watermarks")
-def test_the_slowest_partition_holds_until_it_is_idle_and_its_rows_are_told_apart() -> None:
+def test_the_slowest_partition_holds_the_watermark_until_it_is_idle() -> None:
     """The slowest partition holds the watermark back until it is idle. Then its late rows count as `idle` until it
     catches up.
 
@@ -244,7 +244,7 @@ CLOSE = "2m"
 
 @pytest.mark.semantics("watermarks")
 @pytest.mark.parametrize("kind", ["tumbling", "hopping", "session"])
-def test_the_last_windows_close_by_silence(kind: str) -> None:
+def test_idle_close_closes_the_last_windows(kind: str) -> None:
     """If no rows arrive for `idle_close`, the watermark advances by the elapsed time and closes the last windows.
 
     The newest event is at 100: after 2 minutes of silence the watermark is at 220, and everything is closed.
@@ -363,7 +363,7 @@ def test_a_restart_goes_on_with_the_silence_that_was_committed(restart: int) -> 
 @pytest.mark.parametrize("kind", ["tumbling", "hopping"])
 @LAW
 @given(data=st.data())
-def test_silence_and_return_of_two_sources_are_judged_as_the_contract_says(kind: str, data: st.DataObject) -> None:
+def test_two_sources_that_pause_match_the_oracle(kind: str, data: st.DataObject) -> None:
     """Windows, late rows by cause and the watermark match the oracle for any disorder and pauses, with `idle_close`."""
     rows = data.draw(st.permutations(data.draw(ascending())))
     lateness = {"a": data.draw(st.sampled_from([0, 4])), "b": data.draw(st.sampled_from([0, 30]))}

@@ -89,7 +89,7 @@ def test_a_pair_comes_out_once_when_its_second_row_arrives() -> None:
 
 
 @pytest.mark.semantics("stream-stream-joins")
-def test_an_outer_row_comes_out_once_when_the_watermark_proves_it_alone() -> None:
+def test_an_unmatched_row_is_emitted_once() -> None:
     """An unmatched row is emitted once, when the watermark proves that no partner can follow.
 
     epoch 0   left   ● 100             lives until the watermark is above 110

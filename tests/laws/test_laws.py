@@ -58,7 +58,7 @@ def run(
 @pytest.mark.semantics("epochs")
 @KINDS
 @given(data=st.data())
-def test_ordered_input_gives_the_batch_answer_however_it_is_cut_and_sharded(kind: str, data: st.DataObject) -> None:
+def test_ordered_input_gives_the_batch_result(kind: str, data: st.DataObject) -> None:
     """Ordered input gives the batch result with no late rows, regardless of epochs and shards."""
     rows = data.draw(ordered_rows())
     expected = answer(window_oracle.batch_windows(window(kind), rows))

@@ -236,7 +236,7 @@ def test_a_join_that_reaches_further_back_loses_nothing(before: tuple[str, str],
 
 @pytest.mark.semantics("stages")
 @pytest.mark.parametrize("idle_source", [True, False])
-def test_what_is_idle_holds_nobody_for_ever(idle_source: bool) -> None:
+def test_idle_sources_and_stages_hold_nothing_back(idle_source: bool) -> None:
     """Idle sources do not hold a stage back. If all its sources are idle, it advances with the inputs of its readers."""
     quick = tumbling("1h", source_idleness_ms="1m")
     first = sw.Stage(name="first", from_=["b" if not idle_source else "a"], window=quick)

@@ -152,6 +152,6 @@ def test_windows_of_late_rows_and_the_others_together_hold_every_row(seed: int) 
 
 @pytest.mark.semantics("emission")
 @pytest.mark.parametrize("kind", ["tumbling", "session"])
-def test_another_way_to_emit_takes_the_state_over(kind: str, tmp_path: Any) -> None:
+def test_a_changed_emit_mode_continues_the_state(kind: str, tmp_path: Any) -> None:
     """A start with a different `emit` or `late_data` adapts the state of the previous run and continues."""
     assert run_every_emission_mode(kind, state_dir=str(tmp_path)) == EMISSION_MODES[kind]

@@ -84,7 +84,7 @@ def test_they_agree_with_the_oracle(runner: Runner, kind: str, in_sql: bool) -> 
 
 
 @pytest.mark.semantics("aggregations")
-def test_spark_itself_agrees(runner: Runner) -> None:
+def test_aggregations_match_spark(runner: Runner) -> None:
     """Aggregations give the same results as Spark's own functions, including for NULL and NaN.
 
     Types and NULL rules are those of Spark. Each user is a group, and `a` has one value only.

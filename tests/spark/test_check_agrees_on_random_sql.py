@@ -92,7 +92,7 @@ def results(spark: Any, spec: sw.Pipeline, batches: list[list[dict[str, Any]]]) 
 
 
 @pytest.mark.semantics("event-time")
-def test_check_and_a_start_agree_on_random_texts(spark: Any, start: Any, home: Path) -> None:
+def test_check_and_a_start_agree_on_random_sql(spark: Any, start: Any, home: Path) -> None:
     """`check` accepts all SQL that a start accepts, and it gives the same rows in one batch as row by row."""
     counts, alarms, misses, accepted = Counter[str](), list[str](), list[str](), list[Text]()
     for seed in range(BEGIN, BEGIN + TEXTS):

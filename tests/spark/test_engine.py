@@ -273,7 +273,9 @@ def test_a_second_runner_and_a_changed_window_are_refused(runner: Runner) -> Non
         keep=6,
     ),
 )
-def test_what_does_not_fit_is_told_at_start_by_name(runner: Runner, settings: dict[str, Any], message: str) -> None:
+def test_a_start_refuses_unusable_columns_and_sql_by_name(
+    runner: Runner, settings: dict[str, Any], message: str
+) -> None:
     """A start refuses columns that do not exist and SQL that is not row-wise, and the error names them."""
     runner.write("0.jsonl", events(0, 10))
     with pytest.raises(StartError) as raised:

@@ -157,7 +157,9 @@ def test_each_side_has_its_own_sql_and_chosen_columns(runner: Runner) -> None:
         ({"left_sql": "SELECT order_id, region FROM source"}, 'left_sql does not select "_event_ts"'),
     ],
 )
-def test_what_does_not_fit_is_told_at_start_by_name(runner: Runner, settings: dict[str, Any], message: str) -> None:
+def test_a_start_refuses_unusable_columns_and_sql_by_name(
+    runner: Runner, settings: dict[str, Any], message: str
+) -> None:
     runner.write("0.jsonl", [{"order_id": 1, "ts": format_time(0)}], "order_id")
     runner.write("0.jsonl", [{"paid_order": 1, "ts": format_time(0)}], "paid_order")
     with pytest.raises(StartError, match=message):

@@ -204,7 +204,7 @@ def delete_before(kafka: Any, topic: str, offset: int) -> None:
 
 
 @pytest.mark.semantics("corrections-in-targets")
-def test_offsets_that_are_gone_stop_it_or_are_counted(runner: Runner, topic: Make, kafka: Any) -> None:
+def test_lost_offsets_stop_the_pipeline_or_are_counted(runner: Runner, topic: Make, kafka: Any) -> None:
     """Offsets that the broker no longer has stop the pipeline, or are counted as lost."""
     events = topic(1)
     events.send(*[{"user": "a", "amount": 1}] * 3, second=1)

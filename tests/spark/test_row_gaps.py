@@ -161,7 +161,7 @@ def test_late_rows_come_out_by_themselves(runner: Runner, kind: str) -> None:
 @pytest.mark.parametrize(
     "time", ["timestamp_millis(CAST(1000 * rand() AS BIGINT))", "current_timestamp()", "ts + INTERVAL 1 HOUR"]
 )
-def test_an_event_time_by_sql_looks_at_its_row_alone(runner: Runner, time: str) -> None:
+def test_an_event_time_expression_uses_only_its_row(runner: Runner, time: str) -> None:
     """An event time expression may only use its own row: a start refuses random values and the clock."""
     runner.write("1.jsonl", [row_at(0)])
     window = sessions("10s").model_copy(update={"event_time_column": time})

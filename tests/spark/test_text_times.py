@@ -87,7 +87,7 @@ def payload(spark: Any, texts: list[Any], ddl: str = "t TIMESTAMP", zone: str = 
 
 
 @pytest.mark.semantics("strings-that-are-times")
-def test_a_text_is_a_time_iff_it_has_year_month_and_day(spark: Any) -> None:
+def test_a_string_is_a_time_iff_it_has_year_month_and_day(spark: Any) -> None:
     """A string is a time if and only if it contains a year, a month and a day."""
     assert read(spark, NO_TIMES) == [None] * len(NO_TIMES)
     assert read(spark, list(TIMES)) == [us(t) for t in TIMES.values()]
@@ -113,7 +113,7 @@ def test_dates_local_times_and_nested_ones_follow_the_rule(spark: Any) -> None:
 
 
 @pytest.mark.semantics("strings-that-are-times")
-def test_a_text_without_a_zone_is_of_event_time_zone(spark: Any) -> None:
+def test_a_string_without_a_zone_is_in_event_time_zone(spark: Any) -> None:
     """A string without a time zone is local time in `event_time_zone`.
 
     Berlin is one hour ahead of UTC in March, and two in July. Texts with a zone keep it.

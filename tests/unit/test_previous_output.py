@@ -71,7 +71,7 @@ def publish_epochs(
 
 @pytest.mark.semantics("delivery")
 @pytest.mark.parametrize("rebuild", [None, {}])
-def test_a_start_refuses_before_anything_is_changed(tmp_path: Path, rebuild: dict[str, str] | None) -> None:
+def test_a_refused_start_changes_nothing(tmp_path: Path, rebuild: dict[str, str] | None) -> None:
     """A start without a state refuses an append-only target that has output of another state, and changes nothing."""
     publish_epochs(tmp_path, 3, 4, 7)
     pipeline = toml.load(config(tmp_path))
