@@ -14,8 +14,8 @@ All sources idle, with `idle_close_ms` = ▒▒▒▒▒▒ (opt-in): the waterm
                                 ▲  ▲
                           all idle  quiet for idle_close_ms
 
-Jumps, with `max_jump_ms` (opt-in): the newest time advances from row to row by at most this distance. It only crosses a
-larger gap once there are `CONFIRMS` rows beyond the gap. The newest time is the end of the span that contains the
+Jumps, with `max_jump_ms` (opt-in): the newest time advances from row to row by at most this distance. It crosses a
+    larger gap only once there are `CONFIRMS` rows beyond the gap. The newest time is the end of the span that contains the
 `CONFIRMS`-th newest row. So it depends on the rows that were read, not on their batches, and it never goes back.
 
     rows of a source     ●●●●●●●●●●●●●●●●●            ●●      ●     held back until there are 100

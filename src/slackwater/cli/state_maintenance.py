@@ -1,4 +1,4 @@
-"""`state`, commands for operators: verify, sizes, history and compact; migrate, fork and reset."""
+"""`state`, commands for administrators: verify, sizes, history, compact, migrate, fork and reset."""
 
 from __future__ import annotations
 

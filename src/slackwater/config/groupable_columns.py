@@ -29,7 +29,7 @@ class GroupableColumns:
     reason: str = ""
 
     def advice_for(self, non_row_wise: set[str]) -> str:
-        """Return the advice to append to a list of constructs in a SQL text that are not row-wise; may be empty."""
+        """Return the advice to append to a list of constructs in the SQL that are not row-wise; may be empty."""
         if not non_row_wise & {AGGREGATE, WINDOW}:
             return ""
         if self.names:

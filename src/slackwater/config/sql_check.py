@@ -249,7 +249,7 @@ class _StepCheck:
         key: str,
         bounds: GroupableColumns,
     ) -> ColumnTypes:
-        """Return the columns that one SQL text emits for rows with these columns. `source`: the origin of the rows."""
+        """Return the columns that the SQL emits for rows with these columns. `source`: the origin of the rows."""
         carried = self.pipeline.tracks_origin and sql is not None and re.search(rf"\b{ORIGIN}\b", sql, re.IGNORECASE)
         transform = self.pipeline.transform
         untimed = transform.is_stateless and EVENT_TIME not in columns.types

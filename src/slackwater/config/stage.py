@@ -117,7 +117,7 @@ class Transform(Spec):
         return self.stateful is None and not {*self.STEPS} & self._wrong and self.sql is not None
 
     def sql_of(self, source: str) -> str | None:
-        """Return the SQL for the rows of a source. A window has one SQL text for all sources; a join has one per side."""
+        """Return the SQL for the rows of a source. Only the sides of a join have separate SQL."""
         if self.join is None:
             return self.sql
         return self.join.left_sql if source == self.join.left_source else self.join.right_sql

@@ -148,7 +148,7 @@ def schema_of_ddl(session: SparkSession, text: str) -> StructType:
 
 
 def schema_of_json(session: Any, texts: Sequence[str]) -> StructType:
-    """Infer the common schema of JSON texts, as Spark does. Raises StartError over Connect before Spark 4.2."""
+    """Infer the common schema of JSON strings, as Spark does. Raises StartError over Connect before Spark 4.2."""
     if not is_connect(session):
         return session.read.json(session.sparkContext.parallelize(texts)).schema
     if spark_version(session) < (4, 2):

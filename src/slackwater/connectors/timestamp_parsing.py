@@ -1,6 +1,6 @@
-"""The rule, as Spark SQL, for which texts are timestamps or dates. It applies equally to text columns, JSON and CSV.
+"""The rule, as Spark SQL, for which strings are timestamps or dates. It applies equally to string columns, JSON and CSV.
 
-A text is a time if it has a four-digit year, a month and a day, and Spark can cast it. A text without a time zone is in
+A string is a time if it has a four-digit year, a month and a day, and Spark can cast it. A string without a time zone is in
 the source's zone. Spark's own cast accepts more: "10:15" with today's date, or "2024" as January 1st. Therefore, readers
 return columns of a time type as text, and then the rule is applied.
 
@@ -86,7 +86,7 @@ class TextTimestampSchema:
         return self._as_text(self.schema)
 
     def convert(self, rows: DataFrame) -> DataFrame:
-        """Convert the texts in rows from the reader to times. Other columns are unchanged.
+        """Convert the strings in rows from the reader to times. Other columns are unchanged.
 
         A text that is not a time makes its row corrupt. In rows without the column `_corrupt_record` (lookups), it
         becomes NULL.
@@ -171,7 +171,7 @@ class TextTimestampSchema:
 
 
 def find_time_zone(options: Mapping[str, str], zone: str | None) -> str:
-    """Return the time zone for texts: the reader's own option, or that of the window or join, or UTC."""
+    """Return the time zone of times in strings: the reader's own option, or that of the window or join, or UTC."""
     reader_zone = next((v for k, v in options.items() if k.lower() == "timezone"), None)
     return reader_zone or zone or UTC
 

@@ -276,7 +276,7 @@ class ShardTask:
 
 
 def flag_idle_sources(task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:
-    """Replace a row's source or partition tag (`__src`) with a flag that is true if that source is idle (`__idle`)."""
+    """Replace the tag of each row's source or partition (`__src`) with a flag for whether it is idle (`__idle`)."""
     if "__src" not in rows.columns:
         return rows
     return rows.with_columns(pl.col("__src").is_in(list(task.idle_sources)).alias("__idle")).drop("__src")

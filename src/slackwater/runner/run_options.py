@@ -55,7 +55,7 @@ class RunOptions:
             raise ConfigError(["former_output: " + mismatch(f'"{self.former_output}"', '"aside" or "keep"')])
 
     def check_background(self) -> None:
-        """Raise ConfigError for options that a run in the background does not have."""
+        """Raise ConfigError for options that a run in the background does not support."""
         check_run_flags(self.available_now, self.flush)
         if self.stop is not None:
             raise ConfigError(

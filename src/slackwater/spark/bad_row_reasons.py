@@ -86,7 +86,7 @@ def _record(bad: Mapping[str, Any], row: Mapping[str, Any] | None) -> bad_value_
 def _explain(
     source: Source | None, column: str, bad: Mapping[str, Any], row: Mapping[str, Any] | None
 ) -> tuple[str, str]:
-    """Return two texts: the column and value that make a row bad, and advice."""
+    """Return two strings: the column and value that make a row bad, and advice."""
     if bad["__bad"] != "undecodable":
         return bad_value_search.describe_event_time(column, row), ""
     if source is None:

@@ -224,7 +224,7 @@ PATHS: Mapping[str, Callable[[PageCache, PageLocation, Request], Response]] = {
 
 
 def block_renderer(blocks: Sequence[str], location: PageLocation) -> Callable[[PageCache], Mapping[str, bytes]]:
-    """Return a function that renders a model's blocks. The top block shows a problem; the other blocks are empty then."""
+    """Return a function that renders a model's blocks. If there is a problem, the top block shows it and the others are empty."""
 
     def render_blocks(cache: PageCache) -> Mapping[str, bytes]:
         model = cache.model

@@ -207,7 +207,7 @@ def is_gone(kind: NDArray[np.int8], due: Int64s, horizon: int) -> Bools:
 
 
 def mark_emitted(logic: CompiledSessionWindow, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
-    """Mark whole sessions that the watermark has closed as emitted: emitting them did not write to the state."""
+    """Mark whole sessions as emitted if the watermark has closed them, because emission does not write to the state."""
     if not logic.revises:
         return state
     emitted = (pl.col("__kind") == WHOLE) & (pl.col("__due") <= watermark)

@@ -34,7 +34,7 @@ class UnreadableError(Exception):
 
 @dataclass(frozen=True)
 class Token:
-    """A token of a SQL text. `kind`: word, text, name, sign or hint; `start` and `end`: its position in characters."""
+    """A token of a SQL string. `kind`: word, text, name, sign or hint; `start` and `end`: its position in characters."""
 
     kind: str
     text: str
@@ -47,7 +47,7 @@ class Token:
 
 
 def tokenize(sql: str) -> list[Token]:
-    """Return the tokens of a SQL text. Raises UnreadableError."""
+    """Return the tokens of a SQL string. Raises UnreadableError."""
     parts, position = list[Token](), 0
     while position < len(sql):
         space = _SPACE.match(sql, position)

@@ -46,7 +46,7 @@ class UnsupportedSyntax(Exception):  # noqa: N818
 def parse_query(sql: str) -> exp.Expr:
     """Return the syntax tree of a query.
 
-    Raises SqlSyntaxError if the text is certainly not a query, otherwise UnsupportedSyntax.
+    Raises SqlSyntaxError if the string is certainly not a query, otherwise UnsupportedSyntax.
     """
     import sqlglot
     from sqlglot.errors import ParseError, SqlglotError

@@ -45,7 +45,7 @@ UNKNOWN = ColumnTypes()
 
 @dataclass
 class SqlFindings:
-    """The findings about one SQL text: mistakes, constructs that are not row-wise, and what could not be decided."""
+    """The findings about a step's SQL: mistakes, constructs that are not row-wise, and what could not be decided."""
 
     problems: list[str] = field(default_factory=list)
     non_row_wise: set[str] = field(default_factory=set)

@@ -299,7 +299,7 @@ class DeltaTarget:
 
 
 def _number(text: str) -> int:
-    """Return a hash of a string that fits into the version number of a transaction."""
+    """Return a hash of a string. The hash fits into the version number of a transaction."""
     return xxhash.xxh3_64_intdigest(text.encode()) >> 1
 
 

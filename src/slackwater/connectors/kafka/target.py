@@ -87,7 +87,7 @@ class KafkaTarget:
             delivery: "at_least_once" or "exactly_once".
             key_columns: The columns of the key; by default the identity.
             schema_id: The id in the Confluent frame before Avro values.
-            creation: How to create a topic that does not exist; None fails instead.
+            creation: How to create a topic that does not exist. If None, `open` fails instead.
             timeout: The time limit of each broker operation, in seconds.
             upserts: Whether `key_columns`, if specified, identify rows.
         """

@@ -173,7 +173,7 @@ def from_file(path: Path) -> ProtoFiles:
 
 
 def from_texts(text: str, others: Mapping[str, str]) -> ProtoFiles:
-    """Compile a schema text from a registry.
+    """Compile a schema from a registry.
 
     `others`: the schemas it references, by the names under which it imports them.
     """

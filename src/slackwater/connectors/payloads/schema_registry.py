@@ -19,7 +19,7 @@ FRAME = 5
 
 @dataclass(frozen=True)
 class SchemaVersion:
-    """One version of a subject. `references`: the texts of referenced schemas, by the names that this schema uses."""
+    """One version of a subject. `references`: the referenced schemas, as strings, by the names that this schema uses."""
 
     id: int
     text: str

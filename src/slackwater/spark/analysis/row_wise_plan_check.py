@@ -129,7 +129,7 @@ def find_forbidden_parts(
 def find_forbidden_parts_in_text(
     frame: DataFrame, sql: str, rows: DataFrame, bounds: GroupableColumns = ROW_BY_ROW
 ) -> set[str]:
-    """Return the parts of a SQL text over `rows` that are not row-wise, for Spark Connect.
+    """Return the parts of the SQL over `rows` that are not row-wise, for Spark Connect.
 
     If the parser is unsure, a text that merely looks like a forbidden expression is rejected as well.
     """

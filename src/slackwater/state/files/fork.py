@@ -71,7 +71,7 @@ def fork_state(store: ForkOrigin, copy: ForkCopy, epoch: int | None, renames: bo
 def _copy_files(store: ForkOrigin, to: Storage, epoch: int | None, copied: list[str]) -> Commit | None:
     """Copy the files of a commit, and append their names to `copied`. Return None while its output is unpublished.
 
-    If a runner deletes one of the files in the meantime, copying restarts with a later commit.
+    If a runner deletes one of the files during the copy, copying restarts with a later commit.
     """
     missing = ""
     for _ in range(ATTEMPTS):

@@ -46,7 +46,7 @@ def lock_key(tables: TableNames) -> int:
 
 
 def lock_holder(db: psycopg.Connection[Any], tables: TableNames) -> str | None:
-    """Return the process that holds a pipeline's lock; None if nobody does."""
+    """Return the process that holds a pipeline's lock; None if no process does."""
     row = db.execute(
         "SELECT application_name FROM pg_locks LEFT JOIN pg_stat_activity USING (pid) WHERE locktype = 'advisory' AND granted"
         " AND objsubid = 1 AND ((classid::bigint << 32) | objid::bigint) = %s AND pg_locks.database = (SELECT oid FROM pg_database WHERE"

@@ -1,6 +1,6 @@
 """Find out which pipeline owns a table.
 
-This is checked before a table is dropped, renamed or reused, because a table's name alone proves nothing.
+The owner is checked before a table is dropped, renamed or reused, because a table's name alone proves nothing.
 
     slackwater_state_orders      COMMENT 'Slackwater: state of pipeline "orders", stage 1'
     slackwater_state_orders#2    COMMENT 'Slackwater: state of pipeline "orders", stage 2'

@@ -144,7 +144,7 @@ def draw_total(account: RowCounts) -> Markup:
 
 
 def draw_epochs(block: RowAccounting) -> Markup:
-    """Draw the rows of each epoch, stacked by outcome; return empty markup if the row counts of no epoch are known."""
+    """Draw the rows of each epoch, stacked by outcome; return empty markup if no epoch's row counts are known."""
     columns = [
         (str(e.epoch), None if e.account is None else _drawn_parts(e.account, f"epoch {e.epoch}: "))
         for e in block.epochs

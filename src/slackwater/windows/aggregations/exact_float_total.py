@@ -74,7 +74,7 @@ class ExactTotal:
         return [pl.Series(self.sum, totals), pl.Series(self.rest, rest_of), limbs]
 
     def read_limbs(self, frame: pl.DataFrame) -> tuple[Int64s, Int64s]:
-        """Return the limbs of all totals, concatenated, and the offsets where each total's limbs begin, plus the end."""
+        """Return the concatenated limbs of all totals, and the positions at which each total's limbs begin, plus the end."""
         limb_lists = frame[self.limbs]
         offsets = np.concatenate([[0], np.cumsum(limb_lists.list.len().fill_null(0).to_numpy(), dtype=np.int64)])
         return np.array(limb_lists.drop_nulls().explode(), dtype=np.int64), offsets
