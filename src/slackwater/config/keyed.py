@@ -145,7 +145,7 @@ class Keyed(KeyedStep):
 
     @classmethod
     def check(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:
-        """Check the class as well, unless the values come from a state: a state never decides which code is loaded."""
+        """Check the class as well, unless the values come from a state, because a state must not decide which code is loaded."""
         yield from super().check(values, wrong)
         if "class_" not in values or {"class", "options"} & wrong or not may_import():
             return

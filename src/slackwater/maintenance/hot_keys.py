@@ -95,7 +95,7 @@ def _(
 def _(
     logic: KeyedOperator, store: StateStore, snapshot: Snapshot, number: int, shard: int, count: int
 ) -> Iterator[HotKey]:
-    """Yield the keys with the most rows of state; of equal ones, those with the latest rows."""
+    """Yield the keys with the most rows of state. Among keys with equally many rows, those with the latest rows win."""
     rows = logic.drop_expired(snapshot.reader(shard, logic, number).scan(), snapshot.commit.stages[number].watermark_us)
     grouped = rows.group_by(logic.key_names).agg(pl.len().alias("__rows"), pl.col("__last").max())
     for row in grouped.top_k(count, by=["__rows", "__last"]).iter_rows(named=True):

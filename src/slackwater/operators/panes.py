@@ -102,8 +102,8 @@ class PaneOperator(CompiledPaneWindow, WindowOperator):
     def check_group_limit(self, counts: StageCounts, watermark: int, recount: Recount) -> None:
         """Raise CapExceededError if a window has too many groups.
 
-        The sum over the panes of a hopping window is an upper bound. The exact count is only read from the state if
-        this sum exceeds the limit.
+        The sum over the panes of a hopping window is an upper bound. The exact count is read from the state only
+        if this sum exceeds the limit.
         """
         bound = self.fails_above
         if bound is None:

@@ -42,7 +42,7 @@ class BackfillRange:
 
 
 def reach_us(window: Window) -> int:
-    """Return how far (µs) outside the range a row can be that belongs to a window that starts in the range.
+    """Return how far (µs) outside the range the rows of a window that starts in the range can be.
 
     For sessions this is the cap plus the gap, so that a session that extends into the range is complete. A gap that is
     a column counts as the cap.

@@ -131,7 +131,7 @@ def _parse_time(value: Any) -> dt.datetime:
 
 
 class CaseRestart(Spec):
-    """A restart with the same state, but with another number of shards or another config."""
+    """A restart with the same state, but with a different number of shards or a different config."""
 
     shards: int | None = None
     pipeline: str | None = None

@@ -1,4 +1,4 @@
-"""Local copies of staged rows, on the machine that staged them, so that its readers need not fetch the rows again.
+"""Local copies of staged rows, on the machine that staged them. Readers on that machine do not fetch the rows again.
 
 The commit records the token of a copy, which locates it, and its checksum, which verifies it. Missing copies are fetched
 from the database.
