@@ -1,4 +1,4 @@
-"""The command `slackwater`. Every error is printed on one line. Modules are only imported when a command needs them."""
+"""The command `slackwater`. Every error is printed on one line. Modules are imported only when a command needs them."""
 
 from __future__ import annotations
 

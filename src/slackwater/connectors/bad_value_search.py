@@ -150,7 +150,7 @@ class Record:
 class _Search:
     """A search for one record in the lines of a file.
 
-    A line is only parsed and compared if it contains one distinctive value.
+    A line is parsed and compared only if it contains one distinctive value.
     """
 
     def __init__(self, source: Source, format_: str, record: Record) -> None:
