@@ -19,7 +19,7 @@ from slackwater.query.compare import ResultComparison, compare_outputs
 from slackwater.query.location_reader import read_rows_at_location
 
 
-def print_output_diff(
+def print_differences_of_outputs(
     a: str, b: str, by: str | None, ignore: str | None, tolerance: float, examples: int, as_json: bool
 ) -> None:
     """Compare two outputs and print the result.

@@ -24,7 +24,7 @@ from slackwater.config.source import FRAMED, Lookup, Source
 from slackwater.config.sql import ddl
 from slackwater.config.sql.query import resolve_expression, resolve_query
 from slackwater.config.sql.select_scope import UNKNOWN, ColumnTypes, SqlFindings
-from slackwater.config.sql.spark_types import INTEGERS, NO_KEYS, find_event_time_type_problems, strip_type_parameters
+from slackwater.config.sql.type_groups import INTEGERS, NO_KEYS, find_event_time_type_problems, strip_type_parameters
 from slackwater.config.stage import Stage
 from slackwater.config.stateless_step import StatelessStep
 from slackwater.config.window import Window

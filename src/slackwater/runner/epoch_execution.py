@@ -11,15 +11,15 @@ from collections.abc import Callable
 from slackwater.connectors.source import Batch, Seekable, spark_error_reason
 from slackwater.errors import EpochError, ExhaustedError, SlackwaterError
 from slackwater.runner import error_boundary
+from slackwater.runner.changed_file_reporter import ChangedFileReporter
 from slackwater.runner.pipeline_runner import PipelineRunner, RunComponents
-from slackwater.runner.read_file_changes import ReadFileChanges
 from slackwater.secrets import has_secrets
 
 
 class EpochExecutor:
     """Runs epochs. `run` and `tick` must be called from one thread at a time."""
 
-    def __init__(self, runner: PipelineRunner, components: RunComponents, files: ReadFileChanges) -> None:
+    def __init__(self, runner: PipelineRunner, components: RunComponents, files: ChangedFileReporter) -> None:
         # configuration
         self.pipeline, self.reporter, self.stop = runner.pipeline, runner.reporter, runner.stop
         self.components, self.files, self.driver = components, files, components.driver

@@ -8,10 +8,10 @@ from slackwater.connectors.planner_creation import create_planners
 from slackwater.connectors.source import Seekable
 from slackwater.core.offsets import Offsets
 from slackwater.runner import streaming_query
+from slackwater.runner.changed_file_reporter import ChangedFileReporter
 from slackwater.runner.epoch_execution import EpochExecutor
 from slackwater.runner.pipeline_runner import PipelineRunner, RunComponents
 from slackwater.runner.polling_loop import PollingLoop
-from slackwater.runner.read_file_changes import ReadFileChanges
 from slackwater.spark.sessions import spark_session
 
 
@@ -22,7 +22,7 @@ def run_to_end(runner: PipelineRunner, components: RunComponents, *, available_n
     epoch.
     """
     _commit_start_offsets(components, offsets_given)
-    files = ReadFileChanges(runner.pipeline.name, components, runner.reporter)
+    files = ChangedFileReporter(runner.pipeline.name, components, runner.reporter)
     epochs = EpochExecutor(runner, components, files)
     planners = create_planners(components.streams, components.driver.state, files.read)
     if available_now:

@@ -56,7 +56,7 @@ from slackwater.spark.source_statistics import (
 )
 from slackwater.spark.tuning.arrow_batch_size import ArrowBatchSizer
 from slackwater.spark.tuning.preaggregation import PreaggregationPolicy
-from slackwater.spark.tuning.statistics_collector import PendingStatistics, StatisticsCollector
+from slackwater.spark.tuning.source_statistics_collector import PendingStatistics, SourceStatisticsCollector
 from slackwater.spark.tuning.switches import is_enabled
 from slackwater.spark.worker_tasks import Task, count_task, emit_task, ingest_task, run_on_partitions
 from slackwater.watermark import Span
@@ -78,7 +78,7 @@ class SparkEngine:
     rows: RowQueryBuilder
     refresh: Callable[[], None] = field(default=lambda: None)
     hints: FirstRowHints = field(init=False)
-    statistics: StatisticsCollector = field(default_factory=StatisticsCollector)
+    statistics: SourceStatisticsCollector = field(default_factory=SourceStatisticsCollector)
     batch_sizer: ArrowBatchSizer = field(default_factory=ArrowBatchSizer)
     preaggregation: PreaggregationPolicy = field(default_factory=PreaggregationPolicy)
 

@@ -139,6 +139,6 @@ def diff(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, with times in ISO 8601.")] = False,
 ) -> None:
     """Compare two outputs or states by key and window. Exit code 0: equal; 1: different; 2: not comparable."""
-    from slackwater.cli.diff import print_output_diff
+    from slackwater.cli.diff import print_differences_of_outputs
 
-    print_output_diff(a, b, by, ignore, tolerance, limit, as_json)
+    print_differences_of_outputs(a, b, by, ignore, tolerance, limit, as_json)

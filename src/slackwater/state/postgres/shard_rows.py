@@ -21,7 +21,7 @@ from slackwater.joins.join_buffers import Changes
 from slackwater.state.commit import OutputMeta, SegmentMeta
 from slackwater.state.postgres import client, join_buffers, row_validation, staged_row_cache
 from slackwater.state.postgres.join_buffers import JoinTable, PostgresBuffers
-from slackwater.state.postgres.staged_versions import StagedVersions
+from slackwater.state.postgres.staged_version_overlay import StagedVersionOverlay
 from slackwater.state.postgres.table_names import TIMES, TableNames
 from slackwater.state.protocol import OUTLINE
 from slackwater.storage.arrow_files import encode_frame, file_checksum
@@ -167,8 +167,8 @@ class PostgresReader:
     logic: KeyedStateLayout
 
     @cached_property
-    def _staged_versions(self) -> StagedVersions:
-        return StagedVersions(self.state.metas, self.logic.state_schema, self._staged, self.state.trusts_copies)
+    def _staged_versions(self) -> StagedVersionOverlay:
+        return StagedVersionOverlay(self.state.metas, self.logic.state_schema, self._staged, self.state.trusts_copies)
 
     def units(self, hashes: Int64s) -> pl.DataFrame:
         if not len(hashes) or not self._has_rows():

@@ -17,7 +17,7 @@ from slackwater.runner.run_log import RunNotifier
 log = logging.getLogger("slackwater")
 
 
-class ReadFileChanges:
+class ChangedFileReporter:
     """Watches the files that the state has read. `remember` adds the files of each epoch."""
 
     def __init__(self, pipeline: str, components: RunComponents, reporter: RunNotifier) -> None:

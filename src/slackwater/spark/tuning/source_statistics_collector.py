@@ -27,7 +27,7 @@ MANY_ROWS = 250_000  # rows of a source per epoch (an estimate) beyond which a s
 
 
 @dataclass
-class StatisticsCollector:
+class SourceStatisticsCollector:
     """Decides how the epochs of one engine get the statistics of their sources.
 
     It assumes that an epoch has about as many rows as the previous one, because nothing else is known at its start.

@@ -41,7 +41,7 @@ class _StagedVersionList(SegmentReader):
         self.schema, self.segments = schema, list(parts)
 
 
-class StagedVersions:
+class StagedVersionOverlay:
     """The staged versions of one shard.
 
     Args:
