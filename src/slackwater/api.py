@@ -82,8 +82,8 @@ def pipeline(  # noqa: PLR0913 -- one argument per key of a config
 
     `source` is a `Source`, or a connection together with `source_query` and settings of a source such as
     `source_format`, `source_schema`, `source_options` and `max_files_per_trigger`. `target` is a `Target`, or a
-    connection with `target_path`, `target_table` or `target_topic`. Use `sources` and `targets` for several of them.
-    Durations are milliseconds, or strings such as "30s".
+    connection with `target_path`, `target_table` or `target_topic`. For several sources or targets, use `sources` or
+    `targets`. Durations are milliseconds, or strings such as "30s".
 
     Raises:
         ConfigError: The pipeline is invalid; the error has one line per mistake.

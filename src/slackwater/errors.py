@@ -4,7 +4,7 @@
     ├── ConfigError          the description of a pipeline is invalid (raised before Spark starts); one line per problem
     ├── StartError           the pipeline cannot start: wrong columns or SQL, a held lock, an incompatible state
     │   ├── LockHeldError    another runner holds the lock of the pipeline
-    │   └── StateError       the state cannot be used: another fingerprint, another version, damaged
+    │   └── StateError       the state cannot be used: it has another fingerprint or version, or is damaged
     ├── BadRowError          bad rows under on_error = "fail"
     ├── CapExceededError     a limit of the state was reached under on_state_cap = "fail"
     ├── ValueRangeError      a result does not fit its type
@@ -57,7 +57,7 @@ class ConfigError(SlackwaterError):
     """One or more mistakes in the description of a pipeline.
 
     `problems` holds one line per mistake, and `str(error)` joins them with newlines. `further`: additional lines that
-    concern all of them.
+    concern all mistakes.
     """
 
     further: Sequence[str] = ()

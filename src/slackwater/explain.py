@@ -1,6 +1,7 @@
 """The plan of a pipeline as text, built from the config alone: neither Spark nor data is needed.
 
-`explain`, `check` and notebooks show the plan. `run` and log lines use its warnings, its state and its target.
+`explain`, `check` and notebooks show the plan. `run` and log lines use its warnings and its descriptions of the state
+and the results.
 
 May import: config, core.
 """
@@ -42,9 +43,8 @@ class ExplainedStage:
 class Plan(TerminalRepr, NotebookRepr):
     """The stages of a pipeline, its delivery guarantee and the size of its state.
 
-    `state_bytes`: the upper bound for the last stage; 0 without state, None if it depends on the input. A join keeps
-    the rows of a time range, and a keyed step keeps one entry per key. `kept`: for each stage, a description of what it
-    keeps, or the bytes and groups of a window.
+    `state_bytes`: the upper limit for the last stage; 0 without state, None if it depends on the input, as for a join
+    or a keyed step. `kept`: for each stage, a description of what it keeps or, for a window, its bytes and its groups.
     """
 
     stages: tuple[ExplainedStage, ...]
@@ -359,7 +359,7 @@ def _shares_transaction(pipeline: Pipeline) -> bool:
 
 
 def _delivery_guarantee(pipeline: Pipeline) -> str:
-    """Describe the guarantee of store and target together; one for each target if they differ."""
+    """Describe the delivery guarantee of store and target together; for each target if the guarantees differ."""
     if len(pipeline.targets) > 1:
         each = {name: _delivery_guarantee(target_pipeline) for name, target_pipeline in pipeline.per_target.items()}
         if len(set(each.values())) > 1:
@@ -376,7 +376,7 @@ def _delivery_guarantee(pipeline: Pipeline) -> str:
 
 
 def find_plan_warnings(pipeline: Pipeline) -> tuple[str, ...]:
-    """Return warnings that do not need data: an in-memory state, doubtful units, hops that result in too many panes."""
+    """Return warnings that do not need data: in-memory state, durations without a unit, hops with too many panes."""
     store = pipeline.state_store
     warnings = []
     if store is None or store.kind == "in_memory":

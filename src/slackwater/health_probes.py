@@ -34,7 +34,7 @@ _DOING = {
 
 
 class HealthProbes(Observer):
-    """Observes one run. `stop` is set when the run is asked to end. `clock` returns microseconds UTC."""
+    """Observes one run. `stop` is set when the run is asked to end. `clock` returns the time in µs UTC."""
 
     def __init__(self, stop: threading.Event, clock: Callable[[], int] = lambda: time.time_ns() // 1000) -> None:
         self._stop, self._clock = stop, clock

@@ -1,8 +1,8 @@
 """Prometheus metrics, built from the latest status of each pipeline.
 
-Counters are the cumulative ones from the commit, so they continue across restarts. The histogram of epoch phases and
-target failures only cover this process. Pending output is known from the start of a run, before the first status. Every
-metric has the label `pipeline`; metrics of one stage or target also have `stage` or `target`.
+Counters are cumulative and come from the commit, so they continue across restarts. The histogram of epoch phases and
+the number of target failures cover only this process. Pending output is known from the start of a run, before the first
+status. Every metric has the label `pipeline`; metrics of one stage or target also have `stage` or `target`.
 
 May import: config, core, engine, health_probes, web.
 """
@@ -334,11 +334,11 @@ def _lateness(statuses: Iterable[Status]) -> Metric:
 def serve_metrics(
     metrics: Metrics, port: int, host: str = "127.0.0.1", names: Sequence[str] = (), health: HealthProbes | None = None
 ) -> HttpServer:
-    """Serve `/metrics`, and the paths that `health` answers, until `stop` is called. Raises StartError.
+    """Serve `/metrics`, and the paths that `health` answers, until the server's `stop` is called. Raises StartError.
 
     Args:
         port: The port; 0 selects a free one.
-        names: Additional names of this server; see `web.request_guard`.
+        names: Additional host names by which clients may address this server; see `web.request_guard`.
     """
     from slackwater.web.server import start_server
 

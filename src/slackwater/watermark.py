@@ -15,10 +15,10 @@ All sources idle, with `idle_close_ms` = ▒▒▒▒▒▒ (opt-in): the waterm
                           all idle  quiet for idle_close_ms
 
 Jumps, with `max_jump_ms` (opt-in): the newest time advances from row to row by at most this distance. It crosses a
-    larger gap only once there are `CONFIRMS` rows beyond the gap. The newest time is the end of the span that contains the
+larger gap only once there are `CONFIRMS` rows beyond the gap. The newest time is the end of the span that contains the
 `CONFIRMS`-th newest row. So it depends on the rows that were read, not on their batches, and it never goes back.
 
-    rows of a source     ●●●●●●●●●●●●●●●●●            ●●      ●     held back until there are 100
+    rows of a source     ●●●●●●●●●●●●●●●●●            ●●      ●     held back until there are `CONFIRMS`
                                         ▲ newest  > max_jump_ms
 
 May import: core.
@@ -43,8 +43,8 @@ class SourceClock:
         lateness_us: How far its watermark stays behind its newest event.
         idleness_us: The quiet time after which it counts as idle.
         max_event_us: The newest event time; None before the first usable event.
-        quiet_us: Activity time since its last row.
-        partitions: The clocks of its partitions. Its watermark is the minimum of those that are not idle.
+        quiet_us: Activity time since its last row: how long the engine polled and received no rows.
+        partitions: The clocks of its partitions. The source's watermark is the minimum of those that are not idle.
         jump_us: `max_jump_ms` in µs; None without a limit.
         spans: With a limit, the span that ends at the newest time, and the spans beyond it that are held back.
     """
@@ -112,7 +112,7 @@ class SourceClock:
 
     @property
     def idle_flags(self) -> tuple[tuple[str, bool], ...]:
-        """Pairs of a partition's name and its idle flag; "" means the source itself."""
+        """Each partition's name and whether it is idle; the name "" stands for the source itself."""
         return (("", self.idle), *((name, p.idle) for name, p in self.partitions.items()))
 
     @property
@@ -192,7 +192,7 @@ def advance_clock(clock: SourceClock, activity: SourceActivity, quiet_us: int) -
 
 
 def global_watermark(previous: int, clocks: Sequence[SourceClock]) -> int:
-    """Return the minimum over the sources that are not idle, but at least `previous`; `previous` if all are idle.
+    """Return the lowest watermark of the sources that are not idle, at least `previous`; `previous` if all are idle.
 
     A source that has never had a row holds the watermark back until it counts as idle.
     """

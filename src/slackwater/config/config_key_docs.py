@@ -209,7 +209,7 @@ _DOC_LINKS: Mapping[type[Spec], DocLink] = {
 def describe_config_key(spec: type[Spec], key: str) -> str:
     """Return the sentence that describes a key of a spec; "" if there is none.
 
-    A stage inherits the sentences of a transform. A spec outside this module defines its own in `TEXTS`.
+    A stage inherits the sentences of a transform. A spec that this module does not list defines them in its `TEXTS`.
     """
     for cls in spec.__mro__:
         sentences = {**TEXTS.get(cls, {}), **vars(cls).get("TEXTS", {})}
@@ -222,7 +222,7 @@ def describe_config_key(spec: type[Spec], key: str) -> str:
 
 
 def doc_link(spec: type[Spec]) -> DocLink:
-    """Return the link to the documentation of the keys of a table."""
+    """Return the link to the documentation of a spec's keys."""
     return getattr(spec, "DOC_LINK", None) or next(_DOC_LINKS[c] for c in spec.__mro__ if c in _DOC_LINKS)
 
 

@@ -53,12 +53,12 @@ _AS_SPARK = {"s3": "s3a", "s3n": "s3a", "az": "abfss", "adl": "abfss", "gcs": "g
 
 
 def spark_scheme(scheme: str) -> str:
-    """Return Spark's name for the URI scheme of an address in a table's log."""
+    """Return the URI scheme under which Spark opens addresses with this scheme, such as those in a table's log."""
     return _AS_SPARK.get(scheme, scheme)
 
 
 def spark_address(address: str) -> str:
-    """Return an address with Spark's name for its scheme. A path without a scheme is unchanged."""
+    """Return an address with the URI scheme under which Spark opens it. A path without a scheme is unchanged."""
     scheme, colon, rest = address.partition("://")
     return f"{spark_scheme(scheme)}{colon}{rest}" if colon else address
 

@@ -58,7 +58,7 @@ class FilesConnection(Connection):
 
 
 class ConsoleConnection(Connection):
-    """Prints results. A target only."""
+    """The console, where results are printed; a target only."""
 
     kind: Literal["console"] = "console"
     PARSERS: ClassVar[Mapping[str, ValueParser]] = {"kind": choice_parser("console")}
@@ -123,7 +123,8 @@ class IcebergConnection(Connection):
     """Iceberg tables in a catalog.
 
     `catalog`: the kind of the catalog. `options`: its properties as PyIceberg names them (`uri`, `warehouse`,
-    `credential`, `s3.endpoint`, …). `catalog_name`: its name in PyIceberg; a SQL catalog stores its tables under it.
+    `credential`, `s3.endpoint`, …). `catalog_name`: its name in PyIceberg; a SQL catalog stores its tables under this
+    name.
     """
 
     kind: Literal["iceberg"] = "iceberg"

@@ -1,8 +1,8 @@
 """The description of a connector: everything that is known about a kind of system without connecting to it.
 
 kind ─┬─ its classes      the connection in a config, the offsets in a commit, the connector that contacts the system
-      ├─ as a source      keys, columns of each row, whether rows can be read again, where reading begins, sentences
-      └─ as a target      keys, sentences about the location and about writing, delivery guarantee
+      ├─ as a source      keys, columns of each row, whether rows can be read again, where reading begins, texts
+      └─ as a target      keys, texts about the location and about writing, delivery guarantee
 
 Each system has its description in `connectors/<system>/description.py`; `core/connector_table.py` finds it by kind.
 """
@@ -43,7 +43,7 @@ class StartPosition:
 
 
 class SourceKeys(Protocol):
-    """The keys of a source that descriptions and limits use. `config.source.Source` has them."""
+    """Protocol: the keys of a source that connector descriptions read. `config.source.Source` implements it."""
 
     @property
     def query(self) -> str | None: ...
@@ -62,7 +62,7 @@ class SourceKeys(Protocol):
 
 
 class TargetKeys(Protocol):
-    """The keys of a target that descriptions use. `config.target.Target` has them."""
+    """Protocol: the keys of a target that connector descriptions read. `config.target.Target` implements it."""
 
     @property
     def path(self) -> str | None: ...
@@ -114,7 +114,7 @@ class ConnectorDescription:
 
     Args:
         kind: The value of `kind` in [connections.<name>].
-        connection: The keys of the connection.
+        connection: The spec of the connection, with its keys.
         connector: The import path of the `connectors.connector.Connector`, as in "journal.connector:JournalConnector".
             It is imported when a command contacts the system.
         spark_packages: What Spark needs to read this system: Maven coordinates (group:module:version), paths of jars, or a
@@ -176,10 +176,10 @@ def metadata_columns(kind: str | None) -> tuple[str, ...]:
 
 
 def kinds_with_source_key(key: str) -> tuple[str, ...]:
-    """Return the kinds of connection that support a key of a source, as far as they are loaded."""
+    """Return the kinds of connection whose sources support a key. Kinds that are not loaded are omitted."""
     return tuple(kind for kind, connector in CONNECTORS.items() if key in connector.keys)
 
 
 def kinds_with_target_key(key: str) -> tuple[str, ...]:
-    """Return the kinds of connection that support a key of a target, as far as they are loaded."""
+    """Return the kinds of connection whose targets support a key. Kinds that are not loaded are omitted."""
     return tuple(kind for kind, connector in CONNECTORS.items() if key in connector.target_keys)

@@ -1,7 +1,7 @@
 """Keys of a source or target that only one connector has, such as those of a connector in a user's package.
 
-A spec holds them as they are written (`connector_keys`), because the kind of its connection is not known while it is
-parsed. `ConnectorKeys` is their spec: it checks them once the kind is known, and the connector reads them through it.
+A spec stores them as they are written (`connector_keys`), because the kind of its connection is not known during
+parsing. `ConnectorKeys` is their spec: it checks them once the kind is known, and the connector reads them from it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ConnectorKeys(Spec):
 
     @classmethod
     def spellings(cls) -> set[str]:
-        """Return all keys. A duration has two: with its unit (`pause`), and in milliseconds (`pause_ms`)."""
+        """Return all spellings of the keys. A duration has two: with its unit (`pause`) and in ms (`pause_ms`)."""
         return {*cls.PARSERS, *find_duration_keys(cls)}
 
     @classmethod
@@ -51,7 +51,7 @@ def _kinds_with(key: str, of_target: bool) -> list[str]:
 
 
 def check_connector_keys(kind: str, written: Mapping[str, Any], of_target: bool) -> Iterator[Problem]:
-    """Yield the problems with the keys that connectors have added. `written`: their values as in the config."""
+    """Yield the problems with connector keys on a connection of this kind. `written`: their values as in the config."""
     keys = _keys_class(kind, of_target)
     supported = {key: value for key, value in written.items() if keys is not None and key in keys.spellings()}
     for key in written:

@@ -74,7 +74,7 @@ class Aggregator:
 
 
 class AggregatorError(Exception):
-    """An aggregator cannot be used. `key` is the config key to correct, and the text describes the problem."""
+    """An aggregator cannot be used. `key` is the config key to correct, and the message describes the problem."""
 
     def __init__(self, key: str, text: str) -> None:
         super().__init__(text)

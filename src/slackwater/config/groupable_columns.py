@@ -3,8 +3,8 @@
     results of a window ─▶ one epoch has all results with equal bounds ─▶ GROUP BY window_start is exact
     rows of a source    ─▶ an epoch has only the rows that it read     ─▶ GROUP BY is an error
 
-All tumbling and hopping windows with the same bounds close at the same watermark, so they are emitted in the same
-epoch, for all keys. Sessions with the same bounds can close in different epochs: a session that is cut at
+All tumbling and hopping windows with the same start and end close at the same watermark, so they are emitted in the
+same epoch, for all keys. Sessions with the same start and end can close in different epochs: a session that is cut at
 `max_session_duration_ms` closes before a session of another key that ends at the same time by its gap.
 """
 

@@ -281,8 +281,8 @@ def joined_column_names(
         join: The join.
         left_columns: The columns of the left side's SQL, or of its source.
         right_columns: The columns of the right side's SQL, or of its source.
-        injected: For each side, the columns that the connector adds. They are emitted only if SQL or a list selects
-            them.
+        injected: For each side, the columns that the connector adds. They are emitted only if the SQL or a list of
+            columns selects them.
 
     Raises StartError with one line per column that does not exist or whose name is taken.
     """

@@ -62,7 +62,7 @@ def build_schema(spec: type[Spec] = Pipeline, title: str = "A Slackwater pipelin
 
 
 def schema_text(schema: Schema | None = None) -> str:
-    """Serialize the schema as the content of a file."""
+    """Return the content of a schema file. By default, it is the schema of a pipeline."""
     return json.dumps(schema or build_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
@@ -102,7 +102,7 @@ def _connector_keys(spec: type[Spec]) -> Mapping[str, type[Spec]]:
 
 
 def _owner(spec: type[Spec], key: str) -> type[Spec]:
-    """Return the spec that describes a key: that of a connector if the key is not Slackwater's."""
+    """Return the spec that describes a key: a connector's spec if the connector adds the key."""
     if spec is Connection:
         return next((c.connection for c in CONNECTORS.values() if key in c.connection.PARSERS), spec)
     return _connector_keys(spec).get(key, spec)
@@ -168,7 +168,7 @@ def _default(spec: type[Spec], key: str) -> Schema:
 
 
 def _value(shape: Schema, defs: dict[str, Schema]) -> Schema:
-    """Return the schema of a key's values. Strings may come from the environment; numbers, flags and tables may not."""
+    """Return the schema of a key's values. A string may be `${NAME}` instead; a number, flag or table may not."""
     if "of" in shape:
         spec: type[Spec] = shape["of"]
         name = spec.__name__.lower()

@@ -115,7 +115,7 @@ class Keyed(KeyedStep):
 
     @property
     def output_columns(self) -> Mapping[str, str] | None:
-        """The columns that the class declares as its output; None for those of the rows."""
+        """The columns that the class declares as its output; None if they are those of the input."""
         try:
             declared = self.load_function().output
         except KeyedFunctionError:
@@ -131,7 +131,7 @@ class Keyed(KeyedStep):
         return json.dumps(self.options, sort_keys=True)
 
     def load_function(self) -> KeyedFunction:
-        """Load the class and create it with its options. Raises KeyedFunctionError."""
+        """Load the class and instantiate it with its options. Raises KeyedFunctionError."""
         if not self._may_load:
             text = f'"{self.class_}" is named by a state, and reading a state never loads code; pass the config instead'
             raise KeyedFunctionError("class", text)

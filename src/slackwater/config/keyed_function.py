@@ -3,7 +3,8 @@
     rows, rows of state ── advance ──▶ emitted rows, new rows of state with timers
     rows of state that are due ── expire ──▶ emitted rows, rows of state with later timers
 
-The path comes only from a config. A state contains the columns of state, and reading it never loads code.
+The import path is taken from a config only, never from a state. A state stores the types of its columns, so reading it
+loads no code.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class KeyedResult(NamedTuple):
     """What `advance` and `expire` of a keyed operator return.
 
     Args:
-        rows: The emitted rows: the columns of the output, and `TIME`.
+        rows: The rows to emit: the columns of the output, and `TIME`.
         state: Rows of state: `KEY`, `TIMER` and the columns of state.
         changed: Only for `advance`: the numbers of the keys whose rows of state are replaced by `state`. By default,
             these are all keys of the epoch.
@@ -48,7 +49,7 @@ class KeyedFunction:
       that it reads. The event time is added as `_event_ts`.
 
     Both functions are pure: they use only their arguments and the options. All frames are Polars frames. The columns
-    `KEY`, `TIME` and `TIMER` are the number of the key in this epoch, the event time, and the timer, both in µs.
+    `KEY`, `TIME` and `TIMER` are the number of the key in this epoch, the event time (µs) and the timer (µs).
     """
 
     state: ClassVar[Mapping[str, str]] = {}
@@ -59,7 +60,7 @@ class KeyedFunction:
     TIMER: ClassVar[str] = TIMER
 
     def advance(self, rows: pl.DataFrame, state: pl.DataFrame, watermark: int) -> KeyedResult:
-        """Return the emitted rows and the new rows of state of the keys of an epoch's rows.
+        """Return the rows to emit and the new rows of state, given an epoch's rows and the state of their keys.
 
         Args:
             rows: Sorted by key, event time and values. Columns: `KEY`, `TIME` and those of the SQL.
@@ -69,19 +70,20 @@ class KeyedFunction:
         raise NotImplementedError
 
     def expire(self, due: pl.DataFrame, watermark: int) -> KeyedResult:
-        """Return the emitted rows for rows of state that are due, and rows of state to add for their keys.
+        """Return the rows to emit for the rows of state that are due, and rows of state to add for their keys.
 
-        A row of state is passed exactly once; it has then left the state. All rows of one key in a call have the same timer.
+        Each row of state is passed exactly once, and has left the state by then. Within one call, all rows of a key
+        have the same timer.
 
         Args:
-            due: The columns are those of `state` in `advance`.
+            due: The rows of state that are due, with the columns of `state` in `advance`.
             watermark: The watermark (µs) that makes them due.
         """
         return KeyedResult()
 
 
 class KeyedFunctionError(Exception):
-    """A keyed function cannot be used. `key` is the config key to correct, and the text describes the problem."""
+    """A keyed function cannot be used. `key` is the config key to correct, and the message describes the problem."""
 
     def __init__(self, key: str, text: str) -> None:
         super().__init__(text)
@@ -101,7 +103,7 @@ def import_path(function: type[KeyedFunction]) -> str:
 
 @lru_cache(maxsize=64)
 def load_keyed_function(path: str, options: str) -> KeyedFunction:
-    """Return the function at an import path, created with these options (JSON). Raises KeyedFunctionError."""
+    """Return an instance of the class at an import path, with these options (JSON). Raises KeyedFunctionError."""
     try:
         loaded = import_attribute(path)
     except AggregatorError as error:

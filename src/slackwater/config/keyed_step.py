@@ -15,7 +15,7 @@ LATE_ROWS = choice_parser("drop", "dlq")  # for steps that refuse rows behind th
 class KeyedStep(StepBase):
     """A step that processes whole rows by key.
 
-    A subclass defines its `kind` (its table in a config), CONFIG_PATH, its own keys and `summary`.
+    A subclass defines its `kind` (the name of its table in a config), CONFIG_PATH, its own keys and `summary`.
     """
 
     keys: tuple[str, ...]

@@ -13,7 +13,7 @@ EXPECTED = 'expected a Postgres table, or a Delta or Iceberg table with mode = "
 
 
 def find_replay_obstacle(pipeline: Pipeline) -> str | None:
-    """Return why `dlq replay` cannot apply this pipeline's late rows, and what would allow it; None if it can."""
+    """Return why `dlq replay` cannot apply the late rows of a pipeline, and what would allow it; None if it can."""
     if len(pipeline.stage_pipelines) > 1:
         return "the pipeline has several stages, and results that a stage has read cannot be corrected; expected a pipeline of one stage"
     step = pipeline.transform.step

@@ -29,13 +29,13 @@ class InputPath:
     through: tuple[Stage, ...] = ()
 
     def passes(self, stage: str | None) -> bool:
-        """Return whether a stage of SQL is on this path. None means the step itself."""
+        """Return whether this path passes through the SQL stage of this name. True for None, the step at its end."""
         return stage is None or any(s.name == stage for s in self.through)
 
     def upstream_of(self, stage: str | None) -> tuple[str, ...]:
         """Return the names of the origin and of the stages that rows pass through before a stage on this path.
 
-        None for `stage` means the step itself.
+        If `stage` is None, these are all stages before the step at the end of the path.
         """
         names = [s.name for s in self.through]
         return (self.origin, *(names if stage is None else names[: names.index(stage)]))

@@ -127,7 +127,7 @@ class Pipeline(Spec, NotebookRepr):
 
     @property
     def stage_pipelines(self) -> dict[str, Pipeline]:
-        """Each running stage as a separate pipeline, by name, in order. Its sources are the origins of its rows."""
+        """Each running stage as a pipeline, by name, in config order. Its sources are the origins of its rows."""
         if not self.stages:
             return {TRANSFORM: self}
         sources, steps = {s.name: s for s in self.sources}, {s.name: s.step for s in self.stages}
@@ -146,7 +146,7 @@ class Pipeline(Spec, NotebookRepr):
 
     @property
     def former_names(self) -> dict[str, str | None]:
-        """The running stages in order, each with its former name (`formerly`) or None."""
+        """The running stages in config order, each with its former name (`formerly`) or None."""
         return {name: stage_pipeline.transform.formerly for name, stage_pipeline in self.stage_pipelines.items()}
 
     @property
@@ -159,11 +159,11 @@ class Pipeline(Spec, NotebookRepr):
         return tuple(w for w in self.input_paths if w.origin == origin)
 
     def sql_chain(self, way: InputPath) -> list[tuple[str, str]]:
-        """Return the SQL that rows on a path pass through, in order, as pairs of a config key and its SQL."""
+        """Return the SQL that rows on a path pass through, in dataflow order, as (config key, SQL)."""
         return [(key, sql) for key, sql, _ in self.sql_chain_with_groupable(way)]
 
     def sql_chain_with_groupable(self, way: InputPath) -> list[tuple[str, str, GroupableColumns]]:
-        """Return the SQL on a path, in order, as (config key, SQL, columns by which it may group)."""
+        """Return the SQL on a path, in dataflow order, as (config key, SQL, columns by which it may group)."""
         upstream = [(f'stage "{s.name}": sql', s.sql, self.groupable_columns(way, s)) for s in way.through]
         transform = self.transform
         every = (*upstream, (transform.sql_key(way.name), transform.sql_of(way.name), self.groupable_columns(way)))
@@ -172,8 +172,8 @@ class Pipeline(Spec, NotebookRepr):
     def groupable_columns(self, way: InputPath, reader: Stage | None = None) -> GroupableColumns:
         """Return the columns by which a stage's SQL on a path may group rows.
 
-        `reader`: the stage; None for the step itself. A stage with several inputs must not group at all: its SQL runs
-        over each input separately, but a group may contain rows of all inputs.
+        `reader`: the SQL stage; None for the step at the end of the path. A stage with several inputs must not group at
+        all: its SQL runs over each input separately, but a group may contain rows of all inputs.
         """
         name = None if reader is None else reader.name
         paths = (
@@ -201,7 +201,7 @@ class Pipeline(Spec, NotebookRepr):
 
     @property
     def per_target(self) -> dict[str, Pipeline]:
-        """The pipeline narrowed to each target, by the name of the target, in order."""
+        """The pipeline narrowed to each target, by the name of the target, in config order."""
         pipelines: dict[str, Pipeline] = {}
         taken = {t.name for t in self.targets}
         for target in self.targets or (self.target,):
@@ -261,7 +261,7 @@ class Pipeline(Spec, NotebookRepr):
 
     @property
     def keeps_late_rows(self) -> bool:
-        """Return whether rows that are too late become dead letters."""
+        """Return whether rows that are too late to change a result become dead letters."""
         policy = self.transform.step.late_data
         return policy == "dlq" or (policy == "reopen" and self.dead_letter is not None)
 
@@ -333,7 +333,7 @@ class Pipeline(Spec, NotebookRepr):
 
 
 def check_run_flags(available_now: bool, flush: bool) -> None:
-    """Raise ConfigError for flags that cannot be combined."""
+    """Raise ConfigError if these flags cannot be combined."""
     if flush and not available_now:
         raise ConfigError(
             ["--flush: needs --available-now, because only bounded input has an end; add --available-now"]

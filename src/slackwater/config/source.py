@@ -108,8 +108,8 @@ class StageOutputRef:
 class Source(Spec):
     """A stream of rows from a connection, or any streaming DataFrame (`dataframe=`, Python only).
 
-    - `query`: a path or glob; a Kafka topic, several with commas, or "pattern:…"; a queue, stream or subscription; the
-      directory of a Delta table; the name of an Iceberg table.
+    - `query`: a path or glob; a Kafka topic, several topics separated by commas, or "pattern:…"; a queue, stream or
+      subscription; the directory of a Delta table; the name of an Iceberg table.
     - `name`: the name of the source; the query by default.
     - `lateness`: the lateness of this source, if it differs from that of the step.
     """
@@ -327,7 +327,7 @@ def _schema_problems(schema: str) -> Iterator[Problem]:
 class Lookup(Spec):
     """A small table that the SQL may join by name. It is read again every `refresh_interval`.
 
-    `format` defaults to the file's suffix.
+    `format`: by default, the format that the file's suffix implies.
     """
 
     connection: str | Connection

@@ -38,7 +38,7 @@ def find_duration_keys(cls: type[Spec]) -> Mapping[str, str]:
 
 
 def _under_key(line: str) -> str:
-    """Return a line of a nested table (without a file: `: key: problem`) so that it can follow the table's key."""
+    """Return an error line of a nested table (`: key: problem`, without a file) for appending to the table's key."""
     rest = line.removeprefix(": ")
     return rest if rest.startswith("[") else f".{rest}"
 
@@ -238,7 +238,7 @@ class Spec(BaseModel):
 
 
 def table_parser(cls: type[Spec], expected: str = "a table") -> ValueParser:
-    """Return the parser of a nested table."""
+    """Return the parser of a nested table. `expected`: what an error says was expected."""
 
     @attach_json_schema(of=cls)
     def build(value: Any) -> Any:
@@ -254,7 +254,7 @@ def table_parser(cls: type[Spec], expected: str = "a table") -> ValueParser:
 
 
 def table_list_parser(cls: type[Spec], expected: str) -> ValueParser:
-    """Return the parser of a list of tables."""
+    """Return the parser of a list of tables. `expected`: what an error says was expected."""
 
     @attach_json_schema(type="array", of=cls)
     def build(value: Any) -> tuple[Any, ...]:

@@ -141,7 +141,7 @@ def _declared(spec: Source | Lookup) -> dict[str, str | None] | None:
 
 
 def _dataframe_type(type_: str) -> str | None:
-    """Return a type as it appears in the schema of a DataFrame; None if that may differ."""
+    """Return a declared type if the schema of a DataFrame always shows it unchanged, else None."""
     return None if type_.startswith(("char", "varchar", "string collated", "time(", "interval", "geo")) else type_
 
 
@@ -203,7 +203,7 @@ class _StepCheck:
         return self.pipeline.transform.step.table
 
     def _source_prefix(self, source: str) -> str:
-        """Return the phrase that names a source if there are several."""
+        """Return the phrase that names a source if there are several, else ""."""
         return f'source "{source}": ' if len(self.pipeline.sources) > 1 else ""
 
     # -- event time ----------------------------------------------------------------------------------------------

@@ -60,10 +60,10 @@ def _lookups(value: Any) -> dict[str, Lookup]:
 
 
 class Transform(Spec):
-    """The SQL before the step (row-wise, over the view `source`), the policy for bad rows, and the step: a window, a join, dedup or keyed.
+    """The SQL before the step (row-wise, over the view `source`), the policy for bad rows, and the step.
 
-    With SQL alone, the stage has no state and emits what the SQL selects. `formerly`: the previous name of a renamed
-    stage, under which its state is stored.
+    The step is a window, a join, dedup or keyed. With SQL alone, the stage has no state and emits what the SQL selects.
+    `formerly`: the previous name of a renamed stage, under which its state is stored.
     """
 
     sql: str | None = None
@@ -146,7 +146,7 @@ class Transform(Spec):
 
 
 class Stage(Transform):
-    """One of several steps: a window, a join, dedup, a class of your own, or SQL alone.
+    """One of several stages: a window, a join, dedup, a class of your own, or SQL alone.
 
     `name`: the name of its results where other stages read them. `from_`: its inputs, which are sources or stages
     above. By default, a join reads both its sides, the first stage reads all sources, and any other stage reads the one

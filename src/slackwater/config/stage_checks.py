@@ -83,7 +83,7 @@ def check_stages(values: Values, wrong: set[str]) -> Iterator[Problem]:
 def _rename_conflicts(stages: Sequence[Stage]) -> Iterator[Problem]:
     """Yield a problem for each former name that several stages claim or that a stage still has.
 
-    The result would depend on the order of starts.
+    Otherwise, the order of starts would decide which stage gets the state.
     """
     names = [s.name for s in stages]
     for name, times in Counter(s.formerly for s in stages if s.formerly is not None).items():

@@ -20,8 +20,8 @@ COMPATIBLE, MIGRATED, REBUILD = "compatible", "migrated", "rebuild"
 class KeyChange:
     """One difference. `before` and `after`: the value in the state and in the config; None if there is no value.
 
-    `how`: what a start does, or why it cannot. `level`: the log level of a start's message. `location`: where the new
-    value is, for messages.
+    `how`: what a start does with the state, or why it cannot use it. `level`: the log level of a start's message.
+    `location`: where the new value is, for messages.
     """
 
     key: str

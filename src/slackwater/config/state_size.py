@@ -48,8 +48,8 @@ def _accumulator_bytes(a: Aggregation) -> int:
 def size_warnings(step: StepBase) -> tuple[str, ...]:
     """Return a warning if the projected state of a window is above 1 GiB.
 
-    If the config does not set max_groups_per_window, its default is only a safety limit. The threshold is then
-    DEFAULT_GIB.
+    If the config does not set max_groups_per_window, its default is only a safety limit, and the threshold is
+    DEFAULT_GIB instead.
     """
     if not isinstance(step, Window) or (size := estimate_bytes(step)) <= GIB:
         return ()

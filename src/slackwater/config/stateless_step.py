@@ -13,7 +13,7 @@ class StatelessStep(StepBase):
     """A step that emits what the SQL selects for each row, in the epoch that reads the row.
 
     Nothing waits for the watermark, so no event time is rejected as too far in the future. The event time is
-    `_event_ts` if the source provides it, otherwise the time of the epoch. It is only used to advance the watermark.
+    `_event_ts` if the source provides it, otherwise the time of the epoch. It is used only to advance the watermark.
     """
 
     kind: str = "rows"

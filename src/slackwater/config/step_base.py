@@ -61,7 +61,7 @@ class StepSummary(NamedTuple):
 
 
 class StepBase(Spec):
-    """Base class of the step of a stage: a `Window`, a `Join`, or a step by key (`config.keyed_step`)."""
+    """Base class of the step of a stage: a `Window`, a `Join`, a `KeyedStep` or a `StatelessStep`."""
 
     kind: str
     event_time_column: str = "_event_ts"

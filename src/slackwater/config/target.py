@@ -162,8 +162,8 @@ class StateStore(Spec):
     - `schema` (postgres): the schema of its tables.
     - `path` (postgres): the directory for Spark's checkpoints, which only sources that cannot seek need; a temporary
       directory by default.
-    - `options` (a URL): settings for access to the object store, under the names that obstore uses (`region`,
-      `endpoint`, …). Missing options come from the environment or the role of the machine.
+    - `options` (if `path` is a URL): settings for access to the object store, under the names that obstore uses
+      (`region`, `endpoint`, …). Missing options come from the environment or the role of the machine.
     """
 
     kind: str

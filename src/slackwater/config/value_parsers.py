@@ -147,7 +147,10 @@ def parse_names(value: Any) -> tuple[str, ...]:
 
 
 def settings_parser(expected: str) -> ValueParser:
-    """Return the parser for a table whose keys belong to another system: Spark, a client or a reader."""
+    """Return the parser of a table whose keys belong to another system: Spark, a client or a reader.
+
+    `expected`: what an error says was expected.
+    """
 
     @attach_json_schema(type="object", additionalProperties={"type": ["string", "number", "boolean"]})
     def check(value: Any) -> dict[str, str]:
@@ -174,7 +177,7 @@ def settings_parser(expected: str) -> ValueParser:
 
 
 def _dotted_key(key: str, value: Any) -> str:
-    """Return the key that was meant where TOML parsed dots as nested tables, down to the first value."""
+    """Return the dotted key that was meant, if TOML parsed its dots as nested tables: the path to the first value."""
     while isinstance(value, Mapping) and value:
         inner, value = next(iter(value.items()))
         key = f"{key}.{inner}"

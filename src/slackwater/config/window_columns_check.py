@@ -77,7 +77,7 @@ class WindowColumns:
         return [*self.window.group_by, *(name for a in self.window.aggregations for _, name in _columns_read(a))]
 
     def result_columns(self, out: ColumnTypes) -> ColumnTypes:
-        """Return the columns of the results for the next stage. Most aggregation types are only known at the start."""
+        """Return the result columns for the next stage. The types of most aggregations are known only at the start."""
         types: dict[str, str | None] = {name: out.types.get(name) for name in self.window.group_by}
         types |= dict.fromkeys(
             (self.window.window_start_column, self.window.window_end_column, EVENT_TIME), "timestamp"
@@ -107,7 +107,10 @@ def check_scalar_column(result: CheckResult, key: str, name: str, out: ColumnTyp
 def check_same_columns(
     result: CheckResult, key: str, outputs: Mapping[str, ColumnTypes], names: Sequence[str] | None = None
 ) -> None:
-    """Check that all sources select the same columns. `names`: the columns to compare if the first one has them."""
+    """Check that the SQL of all sources returns the same columns.
+
+    `names`: compare only those of these columns that the first source has; None compares all.
+    """
     (first, expected), *others = outputs.items()
     for source, out in others:
         if not (expected.is_complete and out.is_complete):
@@ -130,7 +133,7 @@ def check_same_columns(
 
 
 def _columns_read(aggregation: Aggregation) -> Iterator[tuple[str, str]]:
-    """Yield the columns that an aggregation reads, each after the config key that names it."""
+    """Yield the columns that an aggregation reads, as (config key, column)."""
     if aggregation.column:
         yield "column", aggregation.column
     try:

@@ -89,7 +89,10 @@ class AttemptLedger:
         return done.select(pl.col(n).cast(t) for n, t in _COUNTED.items())
 
     def update_attempts(self, tried: pl.DataFrame, applied: Iterable[pl.DataFrame]) -> list[str]:
-        """Return the lines of the next list. `tried` dead letters have one more attempt; `applied` ones are removed."""
+        """Return the lines of the next `tried` list.
+
+        The dead letters `tried` have one more attempt; those that were `applied` are removed.
+        """
         more = tried.select(_PLACE).unique().with_columns(pl.lit(1, pl.Int64).alias("__tries"))
         now = pl.concat([self.entries.select(*_PLACE, "__tries"), more]).group_by(_PLACE).agg(pl.col("__tries").sum())
         for letters in applied:
@@ -99,7 +102,7 @@ class AttemptLedger:
 
 
 def _count_equal(letters: pl.DataFrame, identity: Sequence[str]) -> pl.DataFrame:
-    """Count equal dead letters."""
+    """Count dead letters that are equal in the columns `identity`."""
     return (
         letters.with_columns(pl.col("offset").is_not_null().alias("__once"))
         .group_by(identity)
@@ -112,12 +115,12 @@ def _count_equal(letters: pl.DataFrame, identity: Sequence[str]) -> pl.DataFrame
 
 
 def add_letter_ids(letters: pl.DataFrame) -> pl.DataFrame:
-    """Add `__id` to dead letters."""
+    """Add `__id`, the hash of content and position, to dead letters."""
     return letters.with_columns(key_hash(letters, _ID).alias("__id"))
 
 
 def format_applied_lines(letters: pl.DataFrame) -> list[str]:
-    """Return the lines of a list that records these dead letters as applied."""
+    """Return the lines of a `replayed` list that records these dead letters as applied."""
     counts = letters.group_by(_PLACE, maintain_order=True).len()
     return [" ".join(map(str, row)) for row in counts.iter_rows()]
 

@@ -101,7 +101,7 @@ def _reasons(repair: windows.LateCorrection) -> dict[str, int]:
 def compute_corrections(
     operator: Operator, driver: EpochDriver, target: ReadableTarget, rows: pl.DataFrame
 ) -> Corrections:
-    """Compute the corrections that late rows cause."""
+    """Compute the corrections of windows in the target that late rows cause."""
     raise_unregistered(operator, "slackwater.dead_letters.corrections")
 
 

@@ -79,7 +79,7 @@ def _pending_letters(letters: pl.DataFrame, ledger: AttemptLedger) -> tuple[pl.D
 
 
 def _take_oldest(letters: pl.DataFrame, limit: int | None) -> pl.DataFrame:
-    """Return the first pending dead letters, about `limit` of them; equal letters stay together."""
+    """Return the first `limit` pending dead letters, and all others that are equal to one of them."""
     if limit is None:
         return letters
     same = ["epoch", "__id"]
@@ -316,7 +316,7 @@ def _number_distinct(frame: pl.DataFrame, columns: Sequence[str]) -> pl.Series:
 
 @singledispatch
 def _all_late_together(operator: Operator) -> pl.Expr:
-    """Return whether either all rows of a group were late, or none.
+    """Return an expression for whether either all rows of a group were late, or none.
 
     Raises StartError if late rows can never be applied.
     """

@@ -2,8 +2,8 @@
 
     sw.run(pipeline, observers=[open_telemetry(), open_lineage()])
 
-Each observer needs the extra of the same name. Observers send from separate threads. An unreachable system causes one
-warning, and never stops or slows down a run.
+The observers need the extras `otel` and `openlineage`, respectively. They send from separate threads. An unreachable
+system causes one warning, and never stops or slows down a run.
 
 May import: config, core, engine, errors, logging, metrics, openlineage, opentelemetry, secrets.
 """
@@ -44,7 +44,7 @@ def open_lineage(notice: Notice = _log) -> Observer:
 
 
 def _module(name: str, extra: str, library: str) -> Any:
-    """Import a module that needs an optional library. The extra of the package and the option have the same name."""
+    """Import a module that needs an optional library. `extra`: the package's extra, and the option of `run`."""
     try:
         return import_module(f"slackwater.observe.{name}")
     except ModuleNotFoundError as error:

@@ -2,9 +2,9 @@
 
     commits ─▶ summed while an event is being sent ─▶ one event ─▶ the client's transport
 
-Every commit is in exactly one event. Commits during the sending of an event, or within a second of it, share the next
-one. Commits that could not be sent become part of a later event. Column lineage is omitted: it would have to be derived
-through SQL, aggregation and state.
+Every commit is in exactly one event. Commits made while an event is being sent, or within a second of it, share the
+next event. Commits that could not be sent become part of a later event. Column lineage is omitted: it would have to be
+derived through SQL, aggregation and state.
 """
 
 from __future__ import annotations

@@ -39,7 +39,10 @@ class OutageReporter:
 
 
 def error_reason(error: object, depth: int = 8) -> str:
-    """Return the first line of the innermost error: HTTP libraries wrap a system's errors several times."""
+    """Return the first line of the innermost error, since HTTP libraries wrap a system's errors several times.
+
+    At most `depth` levels are unwrapped.
+    """
     innermost = error
     for _ in range(depth):
         if isinstance(innermost, OSError) and innermost.strerror:

@@ -85,7 +85,7 @@ class CompiledWindow(KeyedStateLayout):
         return replace(self, **{name: earlier[name] for name in self.earlier_settings})
 
     def continue_from(self, former: Self, watermark: int) -> Self:
-        """Return this window for continuing a state of `former`. Windows that have left that state do not enter it again."""
+        """Return this window, prepared to continue a state of `former`. Windows that left it do not enter it again."""
         return replace(self, gone_us=former.horizon(watermark))
 
     @cached_property
@@ -104,7 +104,7 @@ class CompiledWindow(KeyedStateLayout):
 
     @property
     def ends(self) -> dict[str, pl.DataType]:
-        """Return the state column for how far a session's rows extend, if it cannot be derived from the row's times."""
+        """Return the state column that stores how far a session's rows extend; empty if other columns determine it."""
         return {}
 
     # -- output --------------------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ class CompiledWindow(KeyedStateLayout):
 
     @property
     def values(self) -> list[Field]:
-        """Return the output columns that follow the keys, the bounds and the session id."""
+        """Return the output columns that follow the keys, the start and end of the window, and the session id."""
         return [*(a.output for a in self.aggs), *(METADATA if self.window.emit_metadata else [])]
 
     @property
@@ -131,7 +131,7 @@ class CompiledWindow(KeyedStateLayout):
 
     @property
     def retraction(self) -> tuple[str, ...]:
-        """Return the output columns that remain in a superseded row."""
+        """Return the output columns that have values in a superseded row."""
         return self.identity
 
     # -- rows ----------------------------------------------------------------------------------------------------
@@ -148,8 +148,9 @@ class CompiledWindow(KeyedStateLayout):
     def merge_groups(self, frame: pl.DataFrame, group: Int64s, carried: Sequence[pl.Expr]) -> pl.DataFrame:
         """Merge rows with equal `group`. The groups must be in ascending order.
 
-        A merged row has the first keys, the `carried` expressions and the merged accumulators. Raises CapExceededError
-        if a group exceeds a limit of its aggregation, and ValueRangeError if a result does not fit its type.
+        A merged row has the keys of the group's first row, the `carried` expressions and the merged accumulators.
+        Raises CapExceededError if a group exceeds a limit of its aggregation, and ValueRangeError if a result does not
+        fit its type.
         """
         if frame.is_empty():
             return frame
@@ -174,7 +175,7 @@ class CompiledWindow(KeyedStateLayout):
         return merged
 
     def merge_runs(self, parts: pl.DataFrame, heads: Int64s, carried: Sequence[pl.Series]) -> pl.DataFrame:
-        """Merge runs of adjacent rows of accumulators (and revisions). A run of a single row is returned unchanged.
+        """Merge the accumulators (and revisions) of each run of adjacent rows. A single row is returned unchanged.
 
         Args:
             parts: The rows; the rows of each run are adjacent.
@@ -236,7 +237,7 @@ class CompiledWindow(KeyedStateLayout):
         return frame.select(*columns, "__reason")
 
     def _with_identity(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Return the columns that identify a window, together with its reason and revision."""
+        """Return the columns that identify the window of each row, together with its reason and revision."""
         columns = [*(rows[k] for k in self.key_names), rows["__reason"], rows["__rev"]]
         columns.append(_utc(rows["__start"]).alias(self.window.window_start_column))
         return pl.DataFrame(columns)

@@ -1,4 +1,4 @@
-"""Statistics of state rows, and results of an epoch, as exchanged between windows, operators and stores."""
+"""What windows, operators and stores exchange: statistics of state rows, and results of an epoch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import polars as pl
 
 
 class SegmentStats(NamedTuple):
-    """Statistics of a segment's state rows, which show whether any row is due without reading the rows.
+    """Statistics of a segment's state rows. They show whether any row is due, without reading the rows.
 
     Each value is a watermark in µs.
     """
@@ -21,7 +21,7 @@ class SegmentStats(NamedTuple):
 
 
 class ExpiryBounds(NamedTuple):
-    """Values of `__due` (µs) below which state rows are no longer needed. A unit expires when all its rows do."""
+    """The `__due` (µs) up to which whole rows and floors are no longer needed. A unit expires when all its rows do."""
 
     whole_upto: int
     floor_upto: int
@@ -42,7 +42,7 @@ class ResultCounts:
 
 @dataclass(frozen=True)
 class IngestResult:
-    """The outcome of merging rows into the touched units: new state rows, counts, and late rows."""
+    """The outcome of merging rows into the units (state rows with equal `__h`) that they touch."""
 
     state: pl.DataFrame
     counts: ResultCounts
@@ -52,7 +52,7 @@ class IngestResult:
 
 @dataclass(frozen=True)
 class EmitResult:
-    """The results that an epoch emits, and the units to replace.
+    """The results that an epoch emits, and the units (state rows with equal `__h`) to replace.
 
     `rows` has keys, `__start`, `__end`, `__final`, `__rev`, `__reason` and accumulators. `superseded` has keys,
     `__start` and `__rev` of results that no longer exist but that the target still holds.

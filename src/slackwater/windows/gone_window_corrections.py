@@ -5,9 +5,9 @@
     row                    ● 7                 joins both: upsert [0 ── 12], supersede [9 ── 12]
     row                             ● 14       joins the second and the open one, which now begins at 9
 
-Sessions stored in the target are put back into the state, as if `reopen` had retained them. Rows are then added as
-usual, and sessions beyond the window's own horizon leave the state again. Tumbling and hopping windows are simpler:
-each is either in the state or not, so its stored row is merged with the late rows.
+Sessions stored in the target are put back into the state, as if late_data = "reopen" had retained them. Rows are then
+added as usual, and sessions beyond the window's own horizon leave the state again. Tumbling and hopping windows are
+simpler: each is either in the state or not, so its stored row is merged with the late rows.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class LateCorrection:
 
     `refused` has, for each row, the reason why it cannot be applied, or NULL. A refused row has no effect at all.
     `done.state` holds all rows of the units to replace. `done.groups` and `done.windows` are the changes in their
-    counts.
+    numbers.
     """
 
     done: EmitResult
@@ -66,8 +66,8 @@ class LateCorrection:
 def touched_ranges(logic: CompiledWindow, rows: pl.DataFrame) -> pl.DataFrame:
     """Return the ranges of stored windows that these rows may touch: `__kh`, keys, `__low` and `__high`.
 
-    Limits are window starts in µs, inclusive. `rows` has the columns that `correct_gone_windows` expects. The ranges of a
-    key are disjoint.
+    `__low` and `__high` are window starts in µs, both inclusive. `rows` has the columns that `correct_gone_windows`
+    expects. The ranges of a key are disjoint.
     """
     raise_unregistered(logic, "slackwater.windows.gone_window_corrections.touched_ranges")
 
@@ -271,7 +271,7 @@ def _is_gone(horizon: int) -> pl.Expr:
 def _may_be_cut(logic: CompiledSessionWindow) -> pl.Expr:
     """Select the target's sessions that end at the cap.
 
-    The cap may have cut them short. The time of their last event is unknown then.
+    The cap may have cut them short. If so, the time of their last event is unknown.
     """
     return pl.col("__due") - 1 - pl.col("__start") == logic.cap_us
 
@@ -293,7 +293,7 @@ def _revive_stored(retaining: CompiledSessionWindow, held: pl.DataFrame, stored:
 def _refusal_reasons(
     retaining: CompiledSessionWindow, rows: pl.DataFrame, held: pl.DataFrame, revived: pl.DataFrame, lost: str | None
 ) -> pl.Series:
-    """Return, for each row, why it cannot be applied. The run (rows joined by the gap) that contains the row decides."""
+    """Return why each row cannot be applied, or NULL. It is the same for all rows of a run (joined by the gap)."""
     hidden = ["__kh", "__kind", "__start", "__last", "__due", *retaining.key_names]
     hidden += ["__end"] if retaining.dynamic else []
     cut_at = pl.col("__start") + retaining.cap_us - 1  # the latest event that a cut session can have

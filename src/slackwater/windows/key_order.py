@@ -58,14 +58,14 @@ def order_by_key(hashes: Int64s, keys: pl.DataFrame, start: Int64s, last: Int64s
 
 
 def distinct_hashes(hashes: Int64s) -> Int64s:
-    """Return the distinct hashes in ascending order. This compiled loop takes a third of the time of NumPy."""
+    """Return the distinct hashes in ascending order. This compiled loop takes a third of the time of `np.unique`."""
     from slackwater.windows.session_kernel.sort import distinct_hashes
 
     return distinct_hashes(np.require(hashes, requirements="W"))
 
 
 def order_by_unit(hashes: Int64s, groups: pl.DataFrame) -> tuple[Int64s, Int64s]:
-    """Return a stable order of rows by (hash, group), and the positions in it at which groups begin."""
+    """Return a stable order of rows by (hash, group), and the positions in that order at which groups begin."""
     order = np.argsort(hashes, kind="stable")
     changed = np.ones(len(order), dtype=bool)
     changed[1:] = hashes[order[1:]] != hashes[order[:-1]]

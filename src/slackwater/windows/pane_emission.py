@@ -22,7 +22,7 @@ from slackwater.windows.window_revisions import read_revisions, write_revisions
 
 
 def sibling_units(logic: CompiledPaneWindow, panes: pl.DataFrame, since: int, watermark: int) -> Int64s:
-    """Return the other panes' units of all windows that contain a DIRTY pane, sorted and unique."""
+    """Return the units of the other panes of all windows that contain a DIRTY pane, sorted and unique."""
     dirty = panes.filter(pl.col("__kind") == DIRTY)
     if logic.hop_us == logic.duration_us or dirty.is_empty():
         return np.empty(0, dtype=np.int64)
@@ -91,7 +91,7 @@ def emit_windows(
 def emit_standalone_windows(logic: CompiledPaneWindow, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
     """Emit late rows (as passed to `ingest_panes`) as separate windows, if their window has left the state.
 
-    The reason column marks these windows.
+    `__reason` marks these windows.
     """
     pane = rows["__start"].to_numpy()
     gone = np.minimum(last_window(logic, pane), last_closed(logic, logic.horizon(watermark)))

@@ -297,7 +297,8 @@ def convert_emission(logic: CompiledPaneWindow, state: pl.DataFrame, updates: bo
 def window_totals(logic: CompiledPaneWindow, panes: dict[int, int], watermark: int) -> dict[int, int]:
     """Return, for each open or retained window, the total number of groups in its panes.
 
-    This is exact for tumbling windows and an upper bound for hopping windows.
+    `panes`: the number of groups by start of the pane. The total is exact for tumbling windows, and an upper limit for
+    hopping windows, in which a group may have several panes.
     """
     totals: dict[int, int] = {}
     closed = last_closed(logic, logic.horizon(watermark))
@@ -310,7 +311,7 @@ def window_totals(logic: CompiledPaneWindow, panes: dict[int, int], watermark: i
 
 
 def exact_totals(logic: CompiledPaneWindow, state: pl.DataFrame, windows: list[int]) -> dict[int, int]:
-    """Count the groups of each of these windows in the live panes of one shard."""
+    """Count the groups of each of these windows (by start) in `state`, the live panes of one shard."""
     keys = ["__kh", *logic.key_names]
     return {
         w: state.filter(pl.col("__start").is_between(w, w + logic.duration_us, closed="left"))

@@ -4,7 +4,7 @@
     a late row                    ● 6.5                joins both (gap 3)
     emitted now       [0 ──────────────── 12]          upsert 0, supersede 8; __out = [0]
 
-For most sessions, closing means reading their state without writing it. Only some units are settled: those with
+When a session closes, its state is usually read, but not written. Only some units are settled: those with
 fragments, or with a changed session that is emitted and stays in the state. Settling merges the sessions of a unit,
 emits those that are due, and writes the rest back.
 """
@@ -103,7 +103,7 @@ def _columns(logic: CompiledSessionWindow) -> list[str]:
 
 
 def _superseded_starts(logic: CompiledSessionWindow, rows: pl.DataFrame) -> pl.DataFrame:
-    """Return the other start times under which these sessions (from `__out`) were emitted earlier."""
+    """Return the other start times (from `__out`) under which these sessions were emitted earlier."""
     columns = ["__kh", *logic.key_names, "__start", "__rev"]
     if not logic.revises:
         return rows.clear().select(columns)
@@ -115,7 +115,7 @@ def _superseded_starts(logic: CompiledSessionWindow, rows: pl.DataFrame) -> pl.D
 
 
 def _count_keys_gone(logic: CompiledSessionWindow, units: pl.DataFrame, going: Bools, staying: Bools) -> int:
-    """Count the keys that lose their last session."""
+    """Count the keys that lose their last session. `going` and `staying` are masks of `units`."""
     gone, still = units[np.flatnonzero(going)], units[np.flatnonzero(staying)]
     hashes = gone["__kh"].to_numpy()
     if still.is_empty() and bool((np.diff(hashes) > 0).all()):
@@ -219,7 +219,7 @@ def _remaining_state(
 
 
 def _superseded(logic: CompiledSessionWindow, merged: pl.DataFrame, emitted: Bools) -> pl.DataFrame:
-    """Return the rows in the target that the emitted sessions replaced and that are no longer sessions of their keys."""
+    """Return the results in the target that the emitted sessions replace and whose start no session has any more."""
     gone = _superseded_starts(logic, merged.filter(pl.Series(emitted)))
     if gone.is_empty():
         return gone

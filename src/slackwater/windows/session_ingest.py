@@ -93,7 +93,7 @@ def ingest_intervals(
 
 @dataclass(frozen=True)
 class SessionInput:
-    """State rows of the touched units together with new rows, in the form that the compiled loops take.
+    """State rows of the touched units together with new rows, in the form that the compiled loops expect.
 
     `order` has the position of each sorted row in the concatenation of `state` and `rows`.
     """
@@ -258,7 +258,7 @@ def _floors(logic: CompiledSessionWindow, session_input: SessionInput, floors: I
 
 
 def _by_hash(fragments: pl.DataFrame, floors: pl.DataFrame) -> pl.DataFrame:
-    """Interleave two sets of state rows in the order of a segment. Both must have that order already."""
+    """Interleave two sets of state rows in the order of a segment, in which both already are."""
     if floors.is_empty():
         return fragments
     rows = pl.concat([fragments, floors])

@@ -61,7 +61,7 @@ class CompiledSessionWindow(CompiledWindow):
     def dynamic(self) -> bool:
         """Return whether each row has its own gap.
 
-        Such a row then covers [ts, ts + gap], and `__end` is the end of that range. Rows whose ranges touch form a
+        If so, a row covers [ts, ts + gap], and `__end` is the end of that range. Rows whose ranges touch form a
         session.
         """
         return isinstance(self.window.gap_ms, str)
@@ -184,7 +184,7 @@ class IntervalBatch:
     def is_gone(self, horizon: int) -> Bools:
         """Return a mask of the floors, and of whole sessions that close at or before the horizon.
 
-        See `CompiledWindow.horizon`.
+        For `horizon`, see `CompiledWindow.horizon`.
         """
         return is_gone(self.kind, self.due, horizon)
 
@@ -224,7 +224,7 @@ def first_per_key(key: Int64s) -> Int64s:
 
 
 def reduce_per_key(ufunc: np.ufunc, values: Int64s | Bools, key: Int64s) -> Int64s:
-    """Reduce `values` per key with `ufunc`; `key` is sorted and dense."""
+    """Reduce `values` per key with `ufunc`; `key` is sorted and has no gaps."""
     result: Int64s = ufunc.reduceat(values, first_per_key(key)) if len(key) else values  # type: ignore[assignment]
     return result
 

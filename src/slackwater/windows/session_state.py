@@ -6,8 +6,8 @@
     sessions              [────────][──]    []
                           start     start + cap: the cut
 
-The session of a row is certain only once the watermark has passed it. Until then, an earlier row may move the start of
-a run, and with it every cut. Therefore, a unit (one key) holds
+The session of a row is certain only once the watermark has passed the row. Until then, an earlier row may move the
+start of a run, and with it every cut. Therefore, a unit (one key) holds
 
 * WHOLE rows: one complete session each, which closes at `last + gap` without being written again;
 * FRAGMENT rows: parts of a run that may still be cut. Rows at or above `min(first open start, watermark) + cap` stay

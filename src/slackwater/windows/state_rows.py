@@ -93,7 +93,7 @@ class DueRowFilter(NamedTuple):
 
 
 class KeyedStateLayout(ABC):
-    """The interface of a keyed operator to stores: its state rows, and when they are due or expire.
+    """What stores need to know about a keyed operator: its state rows, and when they are due or expire.
 
     Packages that read state rows need no special code for operators that derive from this class.
     """
@@ -133,7 +133,7 @@ class KeyedStateLayout(ABC):
 
     @abstractmethod
     def expiry_bounds(self, watermark: int) -> ExpiryBounds:
-        """Return the expiry bounds, below which state rows are no longer needed."""
+        """Return the values of `__due` up to which state rows are no longer needed."""
 
     @abstractmethod
     def drop_expired(self, state: pl.DataFrame, watermark: int) -> pl.DataFrame:

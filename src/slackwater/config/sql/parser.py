@@ -69,7 +69,7 @@ def parse_query(sql: str) -> exp.Expr:
 
 
 def _words(sql: str) -> list[lexer.Token]:
-    """Return the tokens of a query, without a final `;`. Raises SqlSyntaxError if the text is certainly not a query."""
+    """Return the tokens of a query, without a final `;`. Raises SqlSyntaxError if it is certainly not a query."""
     try:
         words = lexer.tokenize(sql)
     except lexer.UnreadableError as error:
@@ -104,7 +104,7 @@ def _words(sql: str) -> list[lexer.Token]:
 
 
 def _misspelled(sql: str, words: Sequence[lexer.Token]) -> tuple[str, str] | None:
-    """Return a word that is nearly a keyword, and that keyword, if replacing it makes the text valid."""
+    """Return a word that is nearly a keyword, and that keyword, if replacing it makes the SQL valid; else None."""
     import sqlglot
 
     for token in [w for w in words if w.kind == "word" and len(w.text) > 3][:20]:

@@ -1,7 +1,7 @@
 """Types of expressions where they are obvious, and the output columns of a SELECT list.
 
 sqlglot's `annotate_types` is not used: it takes 1.5 for a DOUBLE, coalesce(n, 0) of an INT for a BIGINT, and the
-difference of two timestamps for a TIMESTAMP. A wrong type is a false alarm (see ADR 46).
+difference of two timestamps for a TIMESTAMP. A wrong type would cause a false alarm (see ADR 46).
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _star_columns(tables: Sequence[tuple[str, ColumnTypes]], star: exp.Expr) -> 
 
 
 def window_bound_names(node: exp.Select, scope: SelectScope) -> frozenset[str]:
-    """Return the output names of window bounds in a SELECT, case-folded."""
+    """Return the output names of the starts and ends of windows in a SELECT, case-folded."""
     from sqlglot import exp
 
     names: set[str] = set()

@@ -1,6 +1,6 @@
 """Columns by name and type, the tables of one SELECT, and the findings of a check.
 
-If it is unclear whether a SELECT groups rows by a bound of their window, the start of a run decides.
+If it is unclear whether a SELECT groups rows by the start or end of their window, this is checked when a run starts.
 """
 
 from __future__ import annotations
@@ -85,13 +85,13 @@ class SelectScope:
         return list(dict.fromkeys(name for _, columns in self.tables for name in columns.types))
 
     def is_window_bound(self, node: exp.Expr) -> bool:
-        """Return whether an expression is a column that holds a bound of a window."""
+        """Return whether an expression is a column with the start or end of a window."""
         from sqlglot import exp
 
         return isinstance(node, exp.Column) and any(c.groups_by(node.parts[-1].name) for _, c in self.tables)
 
     def groups_by_window_bound(self, expressions: Sequence[exp.Expr], items: Sequence[exp.Expr]) -> bool:
-        """Return whether a GROUP BY or PARTITION BY uses, or may use, a window bound. `items`: the SELECT list."""
+        """Return whether a GROUP BY or PARTITION BY may use a window's start or end. `items`: the SELECT list."""
         from sqlglot import exp
 
         if not self.may_group:

@@ -1,4 +1,4 @@
-"""Groups of Spark's types, by name."""
+"""Groups of Spark's type names, such as all integer types."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ def strip_type_parameters(type_: str) -> str:
 
 
 def find_event_time_type_problems(type_: str, unit: str | None) -> Iterator[tuple[str, str]]:
-    """Yield each reason why a column of this type cannot be the event time, as (config key, message)."""
+    """Yield each reason why a column of this type cannot be the event time, as (config key, message).
+
+    `unit`: the value of `event_time_unit`.
+    """
     if type_ in INTEGERS:
         if unit is None:
             yield "event_time_unit", f'is {type_}; set event_time_unit to "s", "ms", "us" or "ns"'

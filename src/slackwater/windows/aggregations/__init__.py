@@ -13,14 +13,14 @@ in Spark (NaN above all others).
 | sum, avg of integers        | `n`, `hi`, `lo`: the sum in 96 bits, `hi * 2^32 + lo`      | `totals`    |
 | sum, avg of floats          | `n`, `sum`, `rest`, `limbs`: the sum without loss          | `floats`    |
 | sum, avg of decimals        | `n`, `sum` (ten more digits, as in Spark; NULL: overflow)  | `totals`    |
-| var, stddev                 | the same, and for the squares: `square_sum` and so on      | `floats`    |
+| var, stddev                 | as for floats, and for their squares: `square_sum`, …      | `floats`    |
 | min, max                    | `v`                                                        | `extremes`  |
 | first, last                 | `ts`, `v`: the smallest (largest) pair of time and value   | `extremes`  |
-| min_by, max_by              | `by`, `v`: the smallest (largest) pair of both             | `extremes`  |
+| min_by, max_by              | `by`, `v`: the smallest (largest) pair of `by` and value   | `extremes`  |
 | count_distinct              | `set`: HLL coupons (approximate), or the values (exact)    | `sets`      |
 | collect_set                 | `set`: the values                                          | `sets`      |
-| collect_list                | `ts`, `values`: side by side                               | `lists`     |
-| top_k                       | `values`, `counts`: side by side                           | `lists`     |
+| collect_list                | `ts`, `values`: parallel lists                             | `lists`     |
+| top_k                       | `values`, `counts`: parallel lists                         | `lists`     |
 | approx_quantile             | `nans`, `values`, `sketch`: a buffer and a KLL sketch      | `quantiles` |
 | a class derived from `Aggregator` | as it declares                                       | `custom`    |
 """
@@ -81,8 +81,8 @@ class Agg:
         spec: The aggregation as configured.
         column: Its input column with its type; None for `count(*)`.
         more: Additional input columns.
-        keys: The names of the window's keys.
-        is_former: Use the accumulators that earlier versions stored.
+        keys: The names of the window's key columns.
+        is_former: Whether to use the accumulators that earlier versions stored.
 
     Raises StartError if the columns do not fit the aggregation.
     """
@@ -128,13 +128,16 @@ class Agg:
         return {self.kind.part(part): dtype for part, dtype in self.kind.parts.items()}
 
     def lift_sql(self, event_us: str) -> dict[str, str] | None:
-        """Return Spark SQL aggregates over the inputs and `sql_columns`, by name; None if there is no SQL form."""
+        """Return Spark SQL aggregates over the inputs and `sql_columns`, by name; None if there is no SQL form.
+
+        `event_us`: the SQL of the event time (µs).
+        """
         sql_by_part = self.kind.lift_sql(event_us)
         return None if sql_by_part is None else {self.kind.part(part): sql for part, sql in sql_by_part.items()}
 
     @property
     def sql_columns(self) -> Sequence[str]:
-        """Return the columns in Spark SQL that `lift_sql` reads; each may refer to the inputs and to earlier columns."""
+        """Return the Spark SQL of the columns that `lift_sql` reads; each may refer to inputs and earlier columns."""
         return self.kind.sql_columns
 
     @property
@@ -152,7 +155,7 @@ class Agg:
         return self.kind.from_sql(rows)
 
     def as_stored(self, fingerprint: object) -> Agg:
-        """Return the aggregation as a state with this fingerprint stores it: with current or earlier accumulators."""
+        """Return this aggregation with the accumulators, current or former, of a state with this fingerprint."""
         former = replace(self, is_former=True)
         return former if former.fingerprint() == fingerprint else self
 
@@ -174,7 +177,7 @@ class Agg:
     def merge_adjacent(self, frame: pl.DataFrame, heads: Int64s) -> Sequence[pl.Series]:
         """Merge the adjacent rows of each group, using plain arrays. Groups begin at `heads`.
 
-        Returns nothing if this aggregation needs `merge` instead.
+        Returns an empty sequence if this aggregation needs `merge` instead.
         """
         return self.kind.merge_adjacent(frame, heads)
 
@@ -203,7 +206,7 @@ class Agg:
     def overflowed(self, frame: pl.DataFrame) -> pl.Series | None:
         """Return a mask of the groups whose result overflows its type and becomes NULL (`on_overflow`).
 
-        None if no group does.
+        None if no result overflows.
         """
         return self.kind.overflowed(frame)
 

@@ -1,7 +1,7 @@
 """Restore accumulators from a target's finished values, to correct windows that have left the state.
 
-Only aggregations whose target row contains enough values can be restored. A stored sum of floating-point numbers was
-rounded once, and a correction continues with the rounded sum.
+An aggregation can be restored only if the target's rows contain enough values. A stored sum of floating-point numbers
+was rounded once, and a correction continues with the rounded sum.
 
 stored   n = 3, total = 12, mean = 4.0, first = 'a'
 n ─▶ `n`     total ─▶ `n`, `hi`, `lo`     mean: from total and a count of its column     first: its time is not stored
@@ -46,7 +46,7 @@ def _is_restorable(agg: Agg, aggs: Sequence[Agg]) -> bool:
 
 
 def _find_output(aggs: Sequence[Agg], agg: Agg, which: str) -> str | None:
-    """Return the output column of another aggregation (of kind `which`) over the same column."""
+    """Return the output column of the aggregation `which` over the same column as `agg`; None if there is none."""
     return next((a.name for a in aggs if a.spec.agg == which and a.column == agg.column), None)
 
 

@@ -119,7 +119,7 @@ class CustomAggregation(AggregationKind):
             raise EpochError(f'aggregation "{self.name}": {self._class}.{step} failed: {text}; fix it') from None
 
     def fingerprint(self) -> str:
-        """Return the class name without its module (which may move), the inputs, the accumulators and the arguments."""
+        """Return the class name (without the module, which may change), the inputs, accumulators and arguments."""
         named = [f"{n}={c.name} {c.type}" for n, c in zip(self.aggregator.inputs, self.columns, strict=True)]
         accumulators = [f"{n} {t}" for n, t in self.aggregator.accumulators.items()]
         arguments = [f"{n}={v}" for n, v in sorted(vars(self.aggregator).items()) if _plain(v)]
@@ -134,7 +134,7 @@ def custom_kind(spec: Aggregation, columns: tuple[Field, ...] = (), keys: tuple[
 
 
 def accepts_column(input_type: str, column: Field) -> bool:
-    """Return whether a column can be an input of this type: it has the same type, or a numeric type that fits into it."""
+    """Return whether a column can be an input of this type: its type is this one, or numeric and fits into it."""
     if column.type == input_type:
         return True
     if input_type in schema.FLOATS:

@@ -1,4 +1,4 @@
-"""Exact sums of floating-point numbers: the columns of a total, merging totals, and the same sum in Spark SQL.
+"""Exact sums of floating-point numbers: how totals are stored and merged, and how Spark SQL computes them.
 
 A total is three columns of a frame:
 
@@ -6,7 +6,7 @@ A total is three columns of a frame:
     rest     the exact total minus `sum`
     limbs    the exact total if two doubles cannot hold it, else NULL; see `core.exact_sum`
 
-They depend on the values alone, not on their order or grouping. The compiled loops are imported on first use.
+These columns depend only on the values, not on their order or grouping. The compiled loops are imported on first use.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ExactTotal:
     limbs: str
 
     def empty(self, height: int) -> pl.Series:
-        """Return NULL limbs, for totals that fit into two doubles."""
+        """Return `height` rows of NULL limbs, for totals that fit into two doubles."""
         return pl.Series(self.limbs, [None], dtype=TYPES["limbs"]).new_from_index(0, height)
 
     def from_values(self, values: pl.Series) -> list[pl.Series]:
@@ -74,13 +74,17 @@ class ExactTotal:
         return [pl.Series(self.sum, totals), pl.Series(self.rest, rest_of), limbs]
 
     def read_limbs(self, frame: pl.DataFrame) -> tuple[Int64s, Int64s]:
-        """Return the concatenated limbs of all totals, and the positions at which each total's limbs begin, plus the end."""
+        """Return the concatenated limbs of all totals, and where each total's limbs begin, followed by their number."""
         limb_lists = frame[self.limbs]
         offsets = np.concatenate([[0], np.cumsum(limb_lists.list.len().fill_null(0).to_numpy(), dtype=np.int64)])
         return np.array(limb_lists.drop_nulls().explode(), dtype=np.int64), offsets
 
     def from_grid(self, counts: pl.Series, outside: pl.Series, parts: Sequence[pl.Series]) -> list[pl.Series]:
-        """Return the totals of groups that Spark pre-aggregated with `GridSql`."""
+        """Return the totals of groups that Spark pre-aggregated with `GridSql`.
+
+        `counts`: the number of rows. `outside`: the value of all rows; NULL if they are on the grid. `parts`: the sums
+        of values on the grid, in the order of `EXPONENTS`.
+        """
         from slackwater.core import exact_sum
 
         value = np.array(outside.fill_null(0.0), dtype=np.float64)
@@ -105,7 +109,7 @@ class ExactTotal:
         return self.from_grid(counts, values, [])
 
     def add(self, totals: Sequence[Sequence[pl.Series]]) -> list[pl.Series]:
-        """Add several columns of totals row by row."""
+        """Add several series of totals, row by row."""
         frame = pl.concat([pl.DataFrame(list(columns)) for columns in totals])
         height = frame.height // len(totals)
         if not height:
@@ -114,7 +118,7 @@ class ExactTotal:
         return self.merge_adjacent(by_row, np.arange(0, frame.height, len(totals)))
 
     def _limbs(self, height: int, groups: Int64s, limbs: Int64s, ends: Int64s) -> pl.Series:
-        """Return a column with the limbs of these groups, which end at `ends`. All other rows are NULL."""
+        """Return a column of lists: `limbs`, divided at `ends`, one list for each of `groups`. Other rows are NULL."""
         if not len(limbs):
             return self.empty(height)
         offsets = np.concatenate([[0], ends]).astype(np.int64)
@@ -127,7 +131,7 @@ class ExactTotal:
         return pl.concat([lists, self.empty(1)], rechunk=True)[list_index]
 
     def fractions(self, frame: pl.DataFrame) -> list[Fraction]:
-        """Return totals as fractions. Used for the few groups whose result cannot be computed from doubles."""
+        """Return the totals as fractions, for the few groups whose result cannot be computed from doubles."""
         from slackwater.core.exact_sum import LOWEST
 
         unit = Fraction(1, 1 << -LOWEST)
@@ -141,7 +145,7 @@ class ExactTotal:
 
 
 def round_to_double(value: Fraction) -> float:
-    """Round to the nearest double; infinite beyond the largest one."""
+    """Return the nearest double; infinity if the value exceeds the largest double."""
     try:
         return value.numerator / value.denominator
     except OverflowError:
@@ -166,12 +170,12 @@ class GridSql:
 
     @property
     def outside(self) -> str:
-        """Return the column to group by: NULL for values on the grid, else the value."""
+        """Return the name of the column to group by: NULL for values on the grid, else the value."""
         return f"{self.prefix}.outside"
 
     @property
     def columns(self) -> Sequence[str]:
-        """Return the columns of each row. Each column may refer to earlier columns."""
+        """Return the Spark SQL of the columns to add to each row. Each may refer to earlier columns."""
         value, near, high, low = f"CAST({self.column} AS DOUBLE)", *(self._name(p) for p in ("near", "high", "low"))
         below = f"({near} - CAST({high} AS DOUBLE) / {_HIGH!r}D) * {_LOW!r}D"
         on_grid = f"({self.column} IS NULL OR (abs({value}) < {_BOUND!r}D AND {below} = CAST({low} AS DOUBLE)))"
@@ -184,7 +188,7 @@ class GridSql:
 
     @property
     def sums(self) -> Mapping[str, str]:
-        """Return the sums of a group, in the order of `EXPONENTS`."""
+        """Return the Spark SQL of the sums of a group, by name, in the order of `EXPONENTS`."""
         high, low = self._name("high"), self._name("low")
         sql_by_name = {}
         for number, part in enumerate((high, low)):

@@ -1,6 +1,6 @@
-"""min and max, and the value in the row with the extreme time (first, last) or column (min_by, max_by).
+"""min, max, and the value in the row whose event time (first, last) or other column (min_by, max_by) is extreme.
 
-If times or columns are equal, the smallest (largest) value wins, so no result depends on the order of arrival.
+In a tie, the smallest (largest) value wins, so no result depends on the order of arrival.
 """
 
 from __future__ import annotations
@@ -52,7 +52,10 @@ class Extreme(AggregationKind):
 
 
 class FirstLast(AggregationKind):
-    """first or last; the accumulators `ts` and `v` hold the extreme pair of event time and value. NULLs are skipped."""
+    """The aggregation first or last. Its accumulators `ts` and `v` hold the extreme pair of event time and value.
+
+    NULLs are skipped.
+    """
 
     @property
     def _which(self) -> str:
@@ -85,7 +88,7 @@ class FirstLast(AggregationKind):
 
 
 class ValueBy(AggregationKind):
-    """The aggregation min_by or max_by. Its accumulators `by` and `v` hold the extreme pair.
+    """The aggregation min_by or max_by. Its accumulators `by` and `v` hold the extreme pair of both columns.
 
     As in Spark, rows whose `by` is NULL are skipped. A value may be NULL; NULL is the smallest value in a tie.
     """

@@ -1,12 +1,12 @@
 """sum, avg, var and stddev of floating-point numbers, from exact totals: bit-identical for any order and batching.
 
     sum       the exact total, rounded once                avg        the sum divided by n
-    var       (n Σx² - (Σx)²) / (n (n - 1)), exact difference, rounded once (a sample, as Spark's `variance`)
+    var       (n Σx² - (Σx)²) / (n (n - 1)), exact difference, rounded once (of a sample, like Spark's `variance`)
     stddev    its square root
 
 NaN, or infinities of both signs, make the result NaN. An infinite value makes the sum infinite and the variance NaN, as
-in Spark. Zero has no sign. An intermediate total may exceed the largest double. If the final total does, the sum is
-infinite, but the average is finite.
+in Spark. A result of zero is 0.0, never -0.0. An intermediate total may exceed the largest double. If the final total
+does, the sum is infinite, but the average is finite.
 
 The `Legacy…` kinds read states of earlier versions: sums added by Spark, and moments by the formula of Chan, Golub and
 LeVeque (1979). The next start converts these states.
@@ -32,7 +32,7 @@ from slackwater.windows.aggregations.totals import DecimalTotal, IntegerTotal, S
 
 
 class FloatTotal(SumKind):
-    """sum or avg; the accumulators are `n` and an exact total."""
+    """The aggregation sum or avg. Its accumulators are `n` and an exact total."""
 
     @property
     def output(self) -> Field:
@@ -95,7 +95,7 @@ class FloatTotal(SumKind):
 
 
 class LegacyFloatTotal(SumKind):
-    """sum or avg in states of earlier versions: `n`, and a sum that was rounded at every addition."""
+    """The aggregation sum or avg in states of earlier versions: `n`, and a sum that was rounded at every addition."""
 
     @property
     def output(self) -> Field:
@@ -124,7 +124,7 @@ class _Moments(AggregationKind):
 
 
 class Moments(_Moments):
-    """var or stddev; the accumulators are `n`, the total of the values and the total of their squares."""
+    """The aggregation var or stddev. Its accumulators are `n` and the totals of the values and of their squares."""
 
     @property
     def parts(self) -> Mapping[str, pl.DataType]:
@@ -173,7 +173,7 @@ class Moments(_Moments):
         return result.set(pl.Series(n < 2), None)
 
     def _exact(self, frame: pl.DataFrame) -> list[tuple[int, Fraction | None, Fraction | None]]:
-        """Return `n` and both totals of each group; None for a total that is infinite because of its values."""
+        """Return `n` and both totals of each group; None for a total of values that are not all finite."""
 
         def totals(total: ExactTotal) -> list[Fraction | None]:
             sound = (frame[total.sum].is_finite() | frame[total.limbs].is_not_null()).to_list()

@@ -26,7 +26,7 @@ _NAN = float("nan")
 
 @dataclass(frozen=True)
 class AggregationInput:
-    """A column that rows must carry for an aggregation: its SQL over the output of the stage's SQL, and its type.
+    """A column that rows must carry for an aggregation: its type, and the SQL that computes it from the stage's rows.
 
     `hashed` inputs carry a 64-bit hash instead of the value itself.
     """
@@ -71,7 +71,7 @@ def normalize_columns(frame: pl.DataFrame, fields: list[Field]) -> pl.DataFrame:
 
 @dataclass(frozen=True)
 class AggregationKind(ABC):
-    """One kind of aggregation, bound to its spec, its input columns and the names of the window's keys."""
+    """One kind of aggregation, bound to its spec, its input columns and the names of the window's key columns."""
 
     spec: Aggregation
     columns: tuple[Field, ...] = ()
@@ -85,7 +85,7 @@ class AggregationKind(ABC):
 
     @property
     def module(self) -> str | None:
-        """Return the module of the user's code that the aggregation runs; None for a built-in one."""
+        """Return the name of the module whose user code the aggregation runs; None for a built-in aggregation."""
         return None
 
     @property
@@ -93,7 +93,7 @@ class AggregationKind(ABC):
         return self.spec.as_
 
     def part(self, part: str) -> str:
-        """Return the name of an accumulator column."""
+        """Return the name of the accumulator column with this suffix."""
         return f"{self.name}.{part}"
 
     def problem(self) -> str | None:
@@ -120,15 +120,15 @@ class AggregationKind(ABC):
         """Return the suffix and type of each accumulator column."""
 
     def lift_sql(self, event_us: str) -> Mapping[str, str] | None:
-        """Return Spark SQL aggregates over the inputs and `sql_columns`, for a GROUP BY.
+        """Return Spark SQL aggregates over the inputs and `sql_columns`, for a GROUP BY, by suffix.
 
-        None if rows must be lifted one by one.
+        None if rows must be lifted one by one. `event_us`: the SQL of the event time (µs).
         """
         return None
 
     @property
     def sql_columns(self) -> Sequence[str]:
-        """Return the columns in Spark SQL that `lift_sql` reads; each may refer to the inputs and to earlier columns."""
+        """Return the Spark SQL of the columns that `lift_sql` reads; each may refer to inputs and earlier columns."""
         return []
 
     @property
@@ -147,12 +147,12 @@ class AggregationKind(ABC):
 
     @abstractmethod
     def lift(self, rows: pl.DataFrame, event_us: str) -> Sequence[pl.Expr | pl.Series]:
-        """Return the accumulators of individual rows, by column name, over a frame with the inputs."""
+        """Return the accumulators of individual rows: expressions over a frame with the inputs, or series."""
 
     def merge(self) -> Sequence[pl.Expr]:
         """Return expressions that merge the accumulators of a group, for `group_by(…).agg(…)`.
 
-        Kinds whose `merge_adjacent` handles every frame do not implement it.
+        Kinds whose `merge_adjacent` handles every frame do not implement this method.
         """
         raise NotImplementedError(type(self).__name__)
 
@@ -167,7 +167,7 @@ class AggregationKind(ABC):
     def merge_adjacent(self, frame: pl.DataFrame, heads: Int64s) -> Sequence[pl.Series]:
         """Merge the adjacent rows of each group with `array_operations`. Groups begin at `heads`.
 
-        Returns nothing if this aggregation needs `merge` instead.
+        Returns an empty sequence if this aggregation needs `merge` instead.
         """
         parts = {self.part(part): operation for part, operation in self.array_operations.items()}
         if any(frame[part].null_count() for part in parts):
@@ -205,7 +205,7 @@ class AggregationKind(ABC):
         return None
 
     def legacy_form(self) -> AggregationKind | None:
-        """Return this aggregation as earlier versions stored it; None if its accumulators have not changed."""
+        """Return this aggregation with the accumulators of earlier versions; None if they have not changed."""
         return None
 
     def from_legacy(self, rows: pl.DataFrame) -> Sequence[pl.Series]:
@@ -226,7 +226,10 @@ class AggregationKind(ABC):
 
 
 def check_group_size(kind: AggregationKind, pipeline: str, sizes: pl.Series, key: str, noun: str, advice: str) -> None:
-    """Raise CapExceededError if the largest of `sizes` exceeds the limit set by the config key `key`."""
+    """Raise CapExceededError if the largest of `sizes` exceeds the limit set by the config key `key`.
+
+    `noun`: what the sizes count, in the plural. `advice`: what to do, as the end of the message.
+    """
     bound, largest = getattr(kind.spec, key), sizes.max()
     if isinstance(largest, int) and bound is not None and largest > bound:
         raise CapExceededError(
@@ -235,14 +238,14 @@ def check_group_size(kind: AggregationKind, pipeline: str, sizes: pl.Series, key
 
 
 def extreme_value(value: pl.Expr, which: str, field: Field) -> pl.Expr:
-    """Return the minimum or maximum in Spark's order, where NaN is the largest value. Polars ignores NaN."""
+    """Return the "min" or "max" (`which`) in Spark's order, where NaN is the largest value. Polars ignores NaN."""
     if which == "min":
         return value.min()
     return value.nan_max() if field.base in schema.FLOATS else value.max()
 
 
 def concatenate_lists(part: str) -> pl.Expr:
-    """Concatenate all lists of a group."""
+    """Return an expression that concatenates a group's lists in the column `part`."""
     return pl.col(part).explode().drop_nulls()
 
 

@@ -94,6 +94,6 @@ def explode_lists(frame: pl.DataFrame, *lists: str) -> pl.DataFrame:
 
 
 def gather_lists(height: int, lists: pl.DataFrame, name: str) -> pl.Series:
-    """Collect elements back into one list per `__row`; rows without elements get an empty list."""
+    """Return the lists in column `name` for rows 0 to `height` - 1, by `__row`; missing rows get an empty list."""
     rows = pl.DataFrame({"__row": pl.arange(height, dtype=pl.UInt32, eager=True)})
     return rows.join(lists.select("__row", name), on="__row", how="left", maintain_order="left")[name].fill_null([])

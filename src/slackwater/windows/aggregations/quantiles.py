@@ -94,7 +94,7 @@ class Quantile(AggregationKind):
         return whole
 
     def finish(self, frame: pl.DataFrame) -> pl.Series:
-        """Return the smallest value whose rank reaches the quantile, like Spark's `percentile_disc`; NULL if empty."""
+        """Return the smallest value whose rank reaches the quantile, like Spark's `percentile_disc`; NULL if none."""
         q = self.spec.quantile or 0.0
         nans, values = frame[self.part("nans")], frame[self.part("values")]
         sketched = (frame[self.part("sketch")].list.len() > 0).arg_true().to_list()

@@ -25,7 +25,7 @@ _DIGITS = 38  # precision of the widest decimal type
 
 
 class Count(AggregationKind):
-    """count; the accumulator `n` counts rows, or values that are not NULL."""
+    """The aggregation count. Its accumulator `n` counts rows, or values that are not NULL."""
 
     @property
     def output(self) -> Field:
@@ -225,7 +225,7 @@ class DecimalTotal(SumKind):
         return results
 
     def _average(self, frame: pl.DataFrame, n: pl.Series) -> pl.Series:
-        """Return DECIMAL(p+4, s+4), rounded half up as in Spark.
+        """Return the average as DECIMAL(p+4, s+4), rounded half up as in Spark.
 
         It is computed with exact integers, group by group (not vectorized). The result is NULL if the sum is NULL, or
         if the type has too few digits.

@@ -26,7 +26,7 @@ def assign_rows_behind_watermark(
 ) -> IntervalVerdicts:
     """Place rows behind the watermark one by one, in every run that reaches the cap: such rows never move a cut.
 
-    Also modifies `judged` in place.
+    Returns the new verdicts, and also modifies the arrays of `judged`.
     """
     verdict, floor, new, positions, key, run, fragment, _ = judged
     used = head = 0

@@ -56,10 +56,10 @@ class SortedIntervals(NamedTuple):
 class IntervalVerdicts(NamedTuple):
     """The outcome for all intervals.
 
-    `verdict` has one element per interval. `floor` (NONE for no floor) and `new` have one element per key. The other
-    arrays have one element per interval that is part of a session: its position, its `key`, and whether a `run` or a
-    `fragment` begins there. `needs_placement` is true if a run spans the cap and contains a row behind the watermark,
-    which `rows_behind_watermark` must handle.
+    `verdict` has one element per interval. `floor` (NONE for no floor) and `new` (whether the key has sessions, but
+    none is stored) have one element per key. The other arrays have one element per interval that is part of a session:
+    its position, its `key`, and whether a `run` or a `fragment` begins there. `needs_placement` is true if a run spans
+    the cap and contains a row behind the watermark, which `rows_behind_watermark` must handle.
     """
 
     verdict: Int8s
@@ -143,7 +143,7 @@ def _contains(kinds: Int8s, kind: int, begin: int, stop: int) -> bool:
 
 @inlined
 def _floor(intervals: SortedIntervals, times: SessionTimes, begin: int, stop: int) -> int:
-    """Return the end of the key's expired sessions; NONE if no row that is accepted can touch it any more."""
+    """Return the end of the key's expired sessions; NONE if no acceptable row can touch it any more."""
     floor, first = NONE, FAR
     for i in range(begin, stop):
         if intervals.kind[i] == GONE:
@@ -157,7 +157,7 @@ def _floor(intervals: SortedIntervals, times: SessionTimes, begin: int, stop: in
 def _collect_open(
     intervals: SortedIntervals, begin: int, stop: int, floor: int, positions: Int64s, used: int, verdict: Int8s
 ) -> int:
-    """Append the key's open intervals, and its rows above the floor, to `positions`; return the new length in use."""
+    """Append the key's open intervals, and its rows above the floor, to `positions`; return the new number in use."""
     for i in range(begin, stop):
         if intervals.kind[i] == NEW and intervals.start[i] <= floor:
             verdict[i] = LATE
@@ -226,9 +226,9 @@ def _split_fragments(
 ) -> None:
     """Split a key's runs into fragments.
 
-    Intervals below the limit can end up only in the same session, and form one fragment. Those above it may be cut
-    apart. Intervals whose events overlap also form one fragment, separate from the previous fragment if it extends
-    across the limit. Such intervals can exist after the gap was increased.
+    Intervals below the limit (start + cap) can end up only in the same session, and form one fragment. Those above it
+    may be cut apart. Intervals whose events overlap also form one fragment, even across the limit; it is then separate
+    from the previous fragment. Such intervals can exist after the gap was increased.
     """
     if begin == stop:
         return
@@ -347,7 +347,7 @@ def build_fragments(
 
 @inlined
 def _set_due_times(fragments: SessionFragments, times: SessionTimes, head: int, stop: int) -> None:
-    """Set the due times of the fragments of one run."""
+    """Set `whole` and `due` of the fragments of one run: those in [head, stop)."""
     close = fragments.end[head] + 1
     for n in range(head, stop):
         close = min(close, fragments.end[n] + 1)

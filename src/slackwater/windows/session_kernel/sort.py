@@ -4,7 +4,7 @@ Hashes are uniformly distributed, so their leading bits almost determine their p
 
 rows in any order ─▶ bucketed by the leading bits ─▶ each small bucket sorted in place
 
-A large bucket (a key with many rows, or hashes chosen on purpose) is merge-sorted, which avoids quadratic time.
+A large bucket (a key with many rows, or hashes chosen by an attacker) is merge-sorted, which avoids quadratic time.
 """
 
 from __future__ import annotations
