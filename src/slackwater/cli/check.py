@@ -22,7 +22,7 @@ from slackwater.spark.sessions import object_store_connectors
 
 
 def check_file(file: Path, connect: bool = False) -> None:
-    """Check a config. Print its problems, each with the page that documents the key. See `_check_config`."""
+    """Check a config as `_check_config` does. If keys are wrong, the error also names the pages that document them."""
     try:
         _check_config(file, connect)
     except ConfigError as error:
@@ -43,10 +43,10 @@ def _key_page(line: str) -> str:
 
 
 def _check_config(file: Path, connect: bool) -> None:
-    """Print one line and notes for a valid config.
+    """Check a config. If it is valid, print one line and its notes.
 
-    Raises ConfigError for an invalid config. With `connect`, also raises StartError for systems and tables that do not
-    fit the config.
+    Raises ConfigError if the config is invalid. Raises StartError if directories have moved or, with `connect`, if a
+    system is unreachable or does not match the config.
     """
     pipeline, problems = toml.load_draft(file)
     checked = sql_check.check_draft_sql(pipeline) if problems else sql_check.check_sql(pipeline)
@@ -108,7 +108,7 @@ def explain_file(file: Path) -> None:
 def run_test_files(path: Path, update: bool = False) -> int:
     """Run the tests at a path. Return the exit code: 0 if all pass, 1 if any fails, 2 if a test or a config is invalid.
 
-    `update`: rewrite the expectations of failed tests.
+    `update`: replace the expected results of failed tests with the actual results.
     """
     from slackwater.testing import case_file, case_runner
 

@@ -217,7 +217,7 @@ def _session_table(frame: Any) -> Table:
 
 
 def _clicks_per_bin(frame: Any) -> list[int]:
-    """Return the number of clicks in each five-minute window of the day; 0 if there is no window."""
+    """Return the number of clicks in each five-minute window of the day; 0 where no window exists."""
     counts = [0] * (HOURS * 3600 // int(BIN.total_seconds()))
     for start, clicks in frame.select("window_start", "clicks").iter_rows():
         index = (start.replace(tzinfo=None) - MORNING) // BIN
@@ -227,7 +227,10 @@ def _clicks_per_bin(frame: Any) -> list[int]:
 
 
 def plot_activity(counts: list[int], width: int) -> list[str]:
-    """Return the lines of a plot made of block characters, at most `width` columns wide. A column is one or more bins."""
+    """Return the lines of a plot of `counts` in block characters, at most `width` columns wide.
+
+    Each column shows the sum of one or more counts.
+    """
     step = next(s for s in (1, 2, 3, 4, 6, 12, len(counts)) if s >= len(counts) / max(width, 1) or s == len(counts))
     columns = [sum(counts[i : i + step]) for i in range(0, len(counts), step)]
     top = max(*columns, 1)
@@ -261,8 +264,9 @@ Click = tuple[float, int, str]  # second of the day, user, page
 def generate_clicks(home: Path, rows: int) -> int:
     """Write `web/*.jsonl` and `app/*.jsonl` with `rows` clicks in total. Return their number.
 
-    Each file is a slice of the day in order of arrival. Clicks follow a daily rhythm, in visits of a few minutes, and
-    are out of order by up to 20 s. A few clicks arrive hours too late. The app falls silent after a third of the day.
+    Each file contains the clicks of one part of the day in order of arrival. Visits last a few minutes and follow a
+    daily rhythm. Clicks are out of order by up to 20 s; a few arrive hours too late. The app sends no clicks after the
+    first third of the day.
     """
     rng = random.Random(17)
     clicks = sorted(_clicks(rng, rows), key=lambda c: c[0] + rng.uniform(0, DISORDER))

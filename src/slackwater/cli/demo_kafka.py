@@ -264,7 +264,7 @@ def _log_bytes(home: Path) -> int:
 
 
 def _has_read_all(url: str, rows: int) -> bool:
-    """Return whether the latest commit has read all clicks, so that no later click can close the open sessions."""
+    """Return whether the latest commit includes all `rows` clicks: no later click can then close the open sessions."""
     from slackwater.query.locate_state import list_pipelines, locate_store
 
     if "demo-kafka" not in list_pipelines(url):
@@ -274,7 +274,7 @@ def _has_read_all(url: str, rows: int) -> bool:
 
 
 class _QuietNotice:
-    """Prints the runner's last log line whenever there was no progress for ten seconds."""
+    """Prints the runner's last log line whenever there has been no progress for ten seconds."""
 
     def __init__(self, say: Any, home: Path) -> None:
         self._say, self._home, self._since = say, home, time.monotonic()
@@ -289,7 +289,7 @@ class _QuietNotice:
 
 
 def _wait_for_end(say: Any, runner: subprocess.Popen[bytes], home: Path) -> None:
-    """Wait until a runner ends. Raises EpochError if it fails, or if its log stalls."""
+    """Wait until a runner ends. Raises EpochError if it fails, or logs nothing for STALLED_SECONDS."""
     quiet, logged, last_progress = _QuietNotice(say, home), 0, time.monotonic()
     while runner.poll() is None and time.monotonic() - last_progress < STALLED_SECONDS:
         quiet.notify()

@@ -158,7 +158,10 @@ UNDECODABLE, NO_TIME, FUTURE = "undecodable", "no event time", "future"
 
 
 def find_dead_letter_origins(pipeline: Pipeline, letters: Sequence[Mapping[str, Any]]) -> list[tuple[int | None, str]]:
-    """Return the line of each dead letter (None if unknown), and the value that caused it."""
+    """For each dead letter, return the line number of its row in its file, and the value that made the row bad.
+
+    The line number is None, and the value an empty string, if unknown.
+    """
     sources = {s.name: s for s in pipeline.sources}
     places = [
         (sources.get(letter["source"]), file_uri_to_path(letter["file"]) if letter["file"] else None, _record(letter))
@@ -229,7 +232,10 @@ def replay_file(file: Path, reason: str | None, epoch: str | None, limit: int | 
 
 
 def parse_epoch_range(text: str | None) -> tuple[int | None, int | None]:
-    """Parse `A..B` into (A, B), both inclusive; None for an open end. Raises StartError."""
+    """Parse `A..B`, `A..`, `..B` or `A` into the first and last epoch, both inclusive; None for an open end.
+
+    Raises StartError for any other text, or if the range is empty.
+    """
     if text is None:
         return None, None
     if match := re.fullmatch(r"(\d+)", text):

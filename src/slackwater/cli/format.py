@@ -15,7 +15,7 @@ from slackwater.runner.run_log import describe_late_results
 
 
 def program_command() -> str:
-    """Return how to call this program: by name if it is on PATH, otherwise by its path."""
+    """Return the command that runs this program: its name if it is on PATH, otherwise its path."""
     script = Path(sys.executable).parent / "slackwater"
     if shutil.which("slackwater") is not None or not script.exists():
         return "slackwater"
@@ -32,14 +32,14 @@ def describe_source(source: SourceStatus, status: Status) -> str:
 
 
 def describe_state(status: Status) -> tuple[str, str]:
-    """Describe what the state contains: a label and an amount."""
+    """Return what the state contains, as a label such as `open windows` and an amount."""
     if status.buffered:
         return "buffered", " + ".join(f"{side.rows:,}" for side in status.buffered.values())
     return "open windows", f"{status.windows_active:,}"
 
 
 def format_run_summary(status: Status | None, pipeline: str, where: str) -> str:
-    """Return the summary of a finished run."""
+    """Return the summary of a finished run. `where`: the location of the results."""
     if status is None:
         return f"{pipeline}: nothing new, nothing committed"
     c = status.counters

@@ -41,7 +41,7 @@ class InitOptions:
 
 
 def write_first_config(options: InitOptions) -> None:
-    """Write the config, and print notes about the sample. Raises StartError."""
+    """Write a config and, given a sample, a test. Raises StartError for wrong options or unwritable files."""
     file = options.file
     if not file.parent.is_dir():
         raise StartError(f"{file}: its folder does not exist; create it first")
@@ -156,7 +156,7 @@ def _event_time(options: InitOptions, sample: Sample) -> TimeColumn | None:
 
 
 def _wrong_time_text(sample: Sample, name: str | None = None) -> str:
-    """Describe the first value that is not a time, and its location, in the column that looks most like a time column."""
+    """Describe the first value that is not a time, in the column `name` or else in the column most like a time."""
     example = proposals.closest_time_column(sample, name)
     if example is None:
         return ""
@@ -201,7 +201,7 @@ def _first_missing(sample: Sample, time: TimeColumn) -> str:
 
 
 def _key_sets(options: InitOptions, sample: Sample, time: TimeColumn | None) -> list[list[str]]:
-    """Return the keys to try, most likely first. Raises StartError if an option is not a column."""
+    """Return the keys to try, most likely first. Raises StartError if --key names a column that does not exist."""
     for key in options.keys:
         if key not in sample.columns:
             raise StartError(
@@ -213,7 +213,7 @@ def _key_sets(options: InitOptions, sample: Sample, time: TimeColumn | None) -> 
 
 
 def _first_valid(contents: Sequence[str]) -> str:
-    """Return the first config that `check` accepts. Raises StartError with the first problem if there is none."""
+    """Return the first of these configs that is valid. If none is, raise StartError with the first problem."""
     first: list[str] = []
     for content in contents:
         try:
@@ -299,7 +299,7 @@ def _window_config(options: InitOptions, samples: Sequence[Sample]) -> tuple[str
 
 
 def _choice_lines(content: str) -> list[str]:
-    """Return lines about the choices that the sample does not determine."""
+    """Return lines about the settings that are guesses, because the sample does not determine them."""
     window = toml.loads(content, "the config").target_stage.transform.window
     assert window is not None
     keys = ", ".join(window.group_by) or "none, all rows are in one window"
@@ -364,7 +364,7 @@ def _join_config(options: InitOptions, samples: Sequence[Sample]) -> tuple[str, 
 def _shared_event_time(
     options: InitOptions, first: Sample, second: Sample
 ) -> tuple[TimeColumn | None, TimeColumn | None]:
-    """Return an event time for each side, with the same column and unit. Raises StartError if they differ."""
+    """Return the event time of each side of a join. Raises StartError if the columns differ in name or unit."""
     if options.time is not None:
         pair = _event_time(options, first), _event_time(options, second)
     else:
@@ -389,7 +389,7 @@ def _shared_event_time(
 def _key_pairs(
     options: InitOptions, first: Sample, second: Sample, times: tuple[TimeColumn | None, TimeColumn | None]
 ) -> list[tuple[list[str], list[str]]]:
-    """Return pairs of keys with equal types. Pairs with equal names come first."""
+    """Return the join keys to try, as pairs (left, right) of equal types. Pairs of equal names come first."""
     lefts, rights = _key_sets(options, first, times[0]), _key_sets(options, second, times[1])
     if options.keys:
         return [(lefts[0], rights[0])]

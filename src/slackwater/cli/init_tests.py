@@ -1,4 +1,4 @@
-"""Writes the test of `slackwater init` next to a config: a few rows of the sample, and their results."""
+"""Writes a test next to the config that `slackwater init` creates: a few rows of the sample, and their results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ _FIRST_TIME = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)  # of records whose record 
 
 
 def write_test(config: Path, pipeline: Pipeline, samples: Sequence[Sample], force: bool) -> list[str]:
-    """Write tests/NAME.toml and return the lines to print. Raises StartError if it cannot be written."""
+    """Write tests/NAME.toml and return the lines to print. `force`: overwrite an existing file.
+
+    Raises StartError if the file cannot be written.
+    """
     file = config.parent / "tests" / f"{config.stem}.toml"
     if file.exists() and not force:
         return [f"{file}: already exists and is not changed"]
@@ -54,9 +57,9 @@ def write_test(config: Path, pipeline: Pipeline, samples: Sequence[Sample], forc
 
 
 def _select_rows(pipeline: Pipeline, index: int, sample: Sample) -> list[dict[str, Any]]:
-    """Return the first rows whose required values have the types of their columns.
+    """Return the first rows in which all required columns have values of their types.
 
-    Other values that a test file cannot contain are omitted.
+    Required values except the event time may be NULL. Other values are omitted if a test file cannot contain them.
     """
     spec, step = pipeline.sources[index], pipeline.transform.step
     types = ddl.parse_ddl_columns(spec.schema_ or "")

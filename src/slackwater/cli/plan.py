@@ -65,9 +65,9 @@ def _compare_with_state(pipeline: Pipeline) -> StateComparison | None:
 
 
 def _compare_with_store(pipeline: Pipeline, store: StateStore, target_pipeline: Pipeline) -> StateComparison | None:
-    """Compare a pipeline with the state in a store.
+    """Compare a pipeline with the state in a store. Return None if there is no state.
 
-    `target_pipeline`: the pipeline under the name that its targets know, which may be an old one.
+    `target_pipeline`: the pipeline under the name that its targets have recorded, which may be its former name.
     """
     with store.peek() as snapshot:
         if snapshot is None:

@@ -77,7 +77,7 @@ def render_status(status: Status) -> Group:
 class LogProgress:
     """Logs the status at most once per `every` seconds.
 
-    The first and the last status are always logged, as are those of epochs that emitted or lost rows.
+    The first and the last status are always logged, as are those of epochs that emitted results or had late rows.
     """
 
     def __init__(self, every: float = 1.0) -> None:
@@ -142,5 +142,5 @@ class _ProgressFormatter(logging.Formatter):
 
 
 def choose_view(every: float = 1.0) -> ProgressView:
-    """Choose the live view on a terminal, otherwise log lines. `every`: the minimum seconds between lines."""
+    """Return a live view on a terminal, otherwise a view that logs a line at most once per `every` seconds."""
     return LiveProgress() if sys.stderr.isatty() else LogProgress(every)

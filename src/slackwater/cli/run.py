@@ -47,7 +47,7 @@ class MetricsAddress:
 
 @dataclass(frozen=True)
 class RunFlags:
-    """The flags of `slackwater run`. `begin` is the value of --from; None for what was not specified."""
+    """The flags of `slackwater run`; None for those that were not specified. `begin` is the value of --from."""
 
     available_now: bool = False
     flush: bool = False
@@ -77,7 +77,7 @@ class RunFlags:
             )
 
     def run_options(self) -> RunOptions:
-        """Return the options of the run. Raises ConfigError for offsets that cannot be read."""
+        """Return the options of the run. Raises ConfigError if `begin` cannot be parsed."""
         return RunOptions(
             available_now=self.available_now,
             flush=self.flush,
@@ -87,7 +87,7 @@ class RunFlags:
 
 
 def run_file(file: Path, flags: RunFlags) -> None:
-    """Run the pipeline of a config and print a summary. Raises SlackwaterError."""
+    """Run the pipeline of a config and print a summary. Raises SlackwaterError if the run fails."""
     flags.check()
     pipeline = toml.load(file)
     view = views.choose_view(flags.status_every)
@@ -153,7 +153,7 @@ def run_with_view(
 def stop_on_signals(stop: threading.Event, view: views.ProgressView) -> Iterator[None]:
     """Set `stop` at the first SIGINT or SIGTERM. Exit immediately at a second SIGINT, or while Spark is starting.
 
-    In the latter case, Spark's process ends by itself, because its standard input is closed.
+    If Spark was starting, its process then ends by itself, because its standard input is closed.
 
     A thread reads the signals from a pipe. A Python handler would run in the main thread: it would deadlock while that
     thread holds the lock of `stop`, and it would be delayed while that thread waits for Spark.
@@ -201,7 +201,10 @@ _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 def backfill_file(
     file: Path, since: str, until: str, partial: bool, into: str | None, slack: str | None, target: str | None = None
 ) -> None:
-    """Run a backfill and print its summary. A signal stops it after the epoch in progress. Raises SlackwaterError."""
+    """Run a backfill and print its summary. A signal stops it after the epoch in progress.
+
+    Raises SlackwaterError if the backfill fails.
+    """
     pipeline = toml.load(file).one_target(target)
     since_us, until_us = _parse_time_us(since, "--from"), _parse_time_us(until, "--to")
     where = describe_result_location(backfill_pipeline(pipeline, since_us, until_us, into))
@@ -226,7 +229,7 @@ def backfill_file(
 
 
 def _parse_time_us(text: str, option: str) -> int:
-    """Parse a time in ISO 8601 (UTC if it has no offset) to microseconds. Raises StartError."""
+    """Parse an ISO 8601 time (UTC if it has no offset) into microseconds. Raises StartError, which names `option`."""
     try:
         time = dt.datetime.fromisoformat(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""`ui` and `serve`: serve the page of pipelines, or the state of one over HTTP, until they are stopped."""
+"""`ui` and `serve`: serve a page about pipelines, or the state of one pipeline over HTTP, until they are stopped."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def serve_or_save_page(
     save: Path | None,
     schema: str = "public",
 ) -> None:
-    """Serve the page until SIGINT or SIGTERM, or save it.
+    """Serve a page about pipelines until SIGINT or SIGTERM, or save it.
 
     Args:
         places: Configs, state directories or databases.
@@ -42,7 +42,7 @@ def serve_or_save_page(
         save: The file to save the page to, instead of serving it.
         schema: The schema of the tables in a database.
 
-    Raises SlackwaterError.
+    Raises SlackwaterError if there is no pipeline, or if the page cannot be served or saved.
     """
     from slackwater.ui.server import serve_pages
 
@@ -72,7 +72,7 @@ def page_address(host: str, port: int) -> str:
 def load_page_sources(place: str, schema: str = "public") -> list[PageSource]:
     """Return the pipeline of a config, or all pipelines with a state in a directory or database.
 
-    Raises SlackwaterError.
+    Raises SlackwaterError if there is no pipeline, or if its config or state cannot be read.
     """
     if Path(place).suffix == ".toml" and not Path(place).is_dir():
         pipeline = toml.load(place)
@@ -84,9 +84,9 @@ def load_page_sources(place: str, schema: str = "public") -> list[PageSource]:
 
 
 def _page_source_from_state(place: str, name: str, schema: str) -> PageSource:
-    """Return a pipeline without a config, as described by its state.
+    """Return a pipeline whose config is not available, as described by its state.
 
-    Raises StateError if the state does not describe it.
+    Raises StartError if there is no commit yet, and StateError if the state does not describe the pipeline.
     """
     store = locate_store(place, name, schema)
     with store.peek() as snapshot:
@@ -98,7 +98,10 @@ def _page_source_from_state(place: str, name: str, schema: str) -> PageSource:
 
 
 def save_page(watched: Sequence[PageSource], to: Path) -> None:
-    """Write the page of one pipeline to a file. Raises StartError."""
+    """Write the page of one pipeline to a file.
+
+    Raises StartError for several pipelines, or if the file cannot be written.
+    """
     from slackwater.ui.pages import PageLocation, render_page
 
     if len(watched) != 1:
@@ -118,7 +121,10 @@ def save_page(watched: Sequence[PageSource], to: Path) -> None:
 def serve_state_until_stopped(
     where: str, pipeline: str | None, schema: str, host: str, port: int, names: Sequence[str]
 ) -> None:
-    """Serve a state until SIGINT or SIGTERM. `names`: the host names that clients may use. Raises SlackwaterError."""
+    """Serve a state until SIGINT or SIGTERM. `names`: the host names that clients may use.
+
+    Raises SlackwaterError if the state cannot be read or served.
+    """
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())

@@ -37,7 +37,7 @@ WIDEST = 60  # maximum number of characters in a cell
 
 @dataclass(frozen=True)
 class ShowOptions:
-    """Options that select rows to print and their format.
+    """The options that select the rows to print and their format.
 
     `limit`: the maximum number of rows; None means 20, or all rows of a SQL query.
     """

@@ -1,4 +1,4 @@
-"""`state`, commands for administrators: verify, sizes, history, compact, migrate, fork and reset."""
+"""The commands of `state` for administrators: verify, sizes, history, compact, migrate, fork and reset."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def show_sizes(where: str, pipeline: str | None, schema: str, hot: int, as_json:
 
 
 def _hot_shards_text(measured: Sizes, several: bool) -> str:
-    """Describe the shards that slow down epochs."""
+    """Describe the shards with so many rows that they slow down epochs. `several`: whether there are several stages."""
     descriptions = []
     for s in measured.hot_shards[:3]:
         stage_rows = [x.rows for x in measured.shards if x.stage == s.stage]
@@ -207,7 +207,7 @@ def _json(fields: dict[str, Any]) -> str:
 
 
 def migrate(where: str, pipeline: str | None, schema: str, dry_run: bool) -> None:
-    """Migrate a state to the current format, or print the migrations with `dry_run`."""
+    """Migrate a state to the current format. With `dry_run`, only print the migrations."""
     store = locate_store(where, pipeline, schema)
     with closing(store):
         stored = store.stored_record()
@@ -234,7 +234,7 @@ def migrate(where: str, pipeline: str | None, schema: str, dry_run: bool) -> Non
 
 
 def _change_lines(before: Any, after: Any, stage: str = "") -> list[str]:
-    """Return lines with the fields that a migration changed, for each stage."""
+    """Return a line for each field that a migration changed, stage by stage. `stage`: the prefix of the first lines."""
     fields = [k for k in after if k not in ("format", "then")]
     changed = [k for k in fields if before.get(k) != after[k] and (before.get(k) or after[k])]
     lines = [f"{stage}{'changes' if before.get(k) else 'adds'} {k}: {_brief(after[k])}" for k in changed]
@@ -266,7 +266,7 @@ def fork_state(where: str, name: str, pipeline: str | None, schema: str, epoch: 
 
 
 def reset_state(where: str, offsets: Sequence[str], pipeline: str | None, schema: str, dry_run: bool) -> None:
-    """Change the offsets of sources and print the changes."""
+    """Change the offsets of sources. With `dry_run`, only print the changes."""
     config = toml.load(where) if Path(where).suffix == ".toml" and not Path(where).is_dir() else None
     store = locate_store(config or where, pipeline, schema)
     if dry_run:

@@ -1,4 +1,4 @@
-"""`state`, commands that read windows: print them, or export them to a file."""
+"""The commands of `state` that print windows or export them to a file."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ def _clock_row(c: ClockReport) -> list[str]:
 
 
 def _join_lines(w: StageReport, head: str) -> Iterator[str]:
-    """Yield lines about the rows that a join stores, and when these are emitted."""
+    """Yield lines about the rows that a join stores, when they expire, and when results are emitted."""
     if head:
         yield f"{head}{plural(sum(s.rows for s in w.sides), 'row')} kept by the join"
     yield from align_rows(

@@ -26,7 +26,7 @@ def describe_watermark_wait(w: StageReport) -> str:
 
 
 def _blocked_text(end: str, through: Sequence[str]) -> str:
-    """Describe the chain of stages that leads to the cause `end`. `through`: the stages, nearest first."""
+    """Describe what a watermark waits for: the stages `through`, nearest first, and finally the cause `end`."""
     if not through:
         return end
     first, *more = through

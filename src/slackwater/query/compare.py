@@ -29,7 +29,7 @@ _NTH = "__nth"
 
 @dataclass(frozen=True)
 class ResultComparison:
-    """Result of a comparison. Pairs hold a value for A and one for B.
+    """The result of a comparison. Each pair contains a value for A and one for B.
 
     Args:
         by: The columns that identify a row.
@@ -80,7 +80,7 @@ def compare_outputs(
         b: The other output.
         by: The columns that identify a row. By default, the identity that the outputs declare.
         ignore: Columns that are not compared.
-        tolerance: Numbers are equal if they differ by at most this, times the larger of 1 and their absolute values.
+        tolerance: Numbers x and y are equal if abs(x - y) <= tolerance * max(1, abs(x), abs(y)).
         examples: The largest number of example rows of each kind.
 
     Raises StartError if a column does not exist, or if the identity is unknown.
@@ -221,7 +221,7 @@ def _align_types(a: pl.Series, b: pl.Series) -> tuple[pl.Series, pl.Series]:
 
 
 def _is_json(a: pl.Series, b: pl.Series) -> bool:
-    """Return whether both columns contain JSON arrays or objects. Formats without nested types store them as text."""
+    """Return whether both columns contain JSON arrays or objects, which formats without nested types store as text."""
     if a.dtype != pl.String or b.dtype != pl.String:
         return False
     begins = [s.drop_nulls().str.starts_with("[") | s.drop_nulls().str.starts_with("{") for s in (a, b)]

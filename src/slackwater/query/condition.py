@@ -56,7 +56,10 @@ def parse_condition(where: str, columns: Iterable[str]) -> pl.Expr:
 
 
 def _validated_sql(where: str, columns: list[str]) -> str:
-    """Return SQL generated from the validated tree. Raises StartError if the text is not a condition or is not allowed."""
+    """Validate a condition, and return SQL generated from its syntax tree.
+
+    Raises StartError if the text is not a condition, or if it contains SQL that is not allowed.
+    """
     import sqlglot
     from sqlglot import errors, exp
 
@@ -146,7 +149,10 @@ def _check_node(node: exp.Expr, columns: list[str]) -> None:
 
 
 def filter_frame(frame: pl.DataFrame, condition: pl.Expr, slices: int = 100_000) -> Iterator[pl.DataFrame]:
-    """Yield the rows that satisfy a condition, one slice of the frame at a time. Raises StartError."""
+    """Yield the rows that satisfy a condition, one slice of at most `slices` rows at a time.
+
+    Raises StartError if the condition cannot be evaluated.
+    """
     for part in frame.iter_slices(slices) if frame.height else [frame]:
         try:
             yield part.filter(condition)
@@ -173,7 +179,7 @@ def _parser_message(error: errors.SqlglotError) -> str:
 
 
 def filter_rows(frame: pl.DataFrame, where: str | None) -> pl.DataFrame:
-    """Return the rows that satisfy a SQL condition; all rows for None. Raises StartError."""
+    """Return the rows that satisfy a SQL condition; all rows for None. Raises StartError for an invalid condition."""
     if where is None:
         return frame
     try:
@@ -185,7 +191,8 @@ def filter_rows(frame: pl.DataFrame, where: str | None) -> pl.DataFrame:
 def select_columns(frame: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
     """Return these columns in this order, or all columns if none is named.
 
-    `names`: column names; one string may contain several names, separated by commas. Raises StartError.
+    `names`: column names; one string may contain several names, separated by commas. Raises StartError if a column does
+    not exist.
     """
     split_names = [n for text in names for n in ([text] if text in frame.columns else text.split(","))]
     selected = list(dict.fromkeys(n if n in frame.columns else n.strip() for n in split_names))
@@ -199,7 +206,7 @@ def select_columns(frame: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
 
 
 def select_with_sql(frame: pl.DataFrame, sql: str) -> pl.DataFrame:
-    """Run a SQL query over the frame, whose name in the query is `result`. Raises StartError."""
+    """Run a SQL query in which the frame is the table `result`. Raises StartError if the query fails."""
     try:
         return pl.SQLContext(result=frame, eager=True).execute(sql)
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:

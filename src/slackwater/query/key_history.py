@@ -34,7 +34,7 @@ SHOWN = 5  # the number of late rows, and of results per target
 def add_key_history(
     pipeline: Pipeline, store: StateStore, answer: WhyReport, key: state_inspection.Texts, limit: int = SHOWN
 ) -> WhyReport:
-    """Add the history of a key to a report, for each stage that has these key columns."""
+    """Add the history of a key to a report, for each stage that has the same key columns."""
     with store.peek() as snapshot:
         if snapshot is None or not key:
             return answer
@@ -63,7 +63,10 @@ def read_key_history(
 
 
 def format_dead_letter_keys(pipeline: Pipeline, store: StateStore, key: state_inspection.Texts) -> set[str]:
-    """Return the spellings of a key in dead letters, one for each stage's key types. Raises StartError or StateError."""
+    """Return a key in the form that dead letters contain: one string for each stage's key types.
+
+    Raises StateError if there is no state, and StartError if no stage has the same key columns.
+    """
     with store.peek() as snapshot:
         if snapshot is None:
             raise StateError(
@@ -76,7 +79,7 @@ def format_dead_letter_keys(pipeline: Pipeline, store: StateStore, key: state_in
 def _key_frames(
     pipeline: Pipeline, commit: Commit, key: state_inspection.Texts
 ) -> dict[str, tuple[WindowOperator, pl.DataFrame]]:
-    """For each stage with these key columns, return its operator and the key as a one-row frame.
+    """For each stage with the same key columns, return its operator and the key as a one-row frame.
 
     Raises StartError if there is no such stage.
     """
@@ -110,7 +113,7 @@ def _with_key_history(
 def _late_rows(
     pipeline: Pipeline, stage: str, key: str, limit: int
 ) -> tuple[tuple[LateRowReport, ...], bool, str | None]:
-    """Return the newest late rows, whether more exist, and the reason if they cannot be read."""
+    """Return the newest late rows of a key, whether more exist, and why they are unknown; None if they are known."""
     stage_pipeline = pipeline.stage_pipelines.get(stage, pipeline)
     if all(s.is_stage_output for s in stage_pipeline.sources):
         return (), False, None  # the results of a stage are never late for its readers

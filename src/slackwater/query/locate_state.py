@@ -1,4 +1,4 @@
-"""Locate the state of a pipeline by its config, its directory or URL, or its database, and a stage within it."""
+"""Locate the state of a pipeline, given its config, directory, URL or database, and a stage within the state."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def locate_store(where: str | Path | Pipeline, pipeline: str | None = None, sche
         pipeline: The name of the pipeline. It is required if several pipelines have their state there.
         schema: The schema of the tables in a database.
 
-    Raises StartError or ConfigError.
+    Raises StartError if the state cannot be located, and ConfigError if the TOML file is invalid.
     """
     if isinstance(where, Pipeline):
         return _store_of_config(where)
@@ -49,7 +49,7 @@ def locate_store(where: str | Path | Pipeline, pipeline: str | None = None, sche
 def list_pipelines(where: str | Path | Pipeline, schema: str = "public") -> list[str]:
     """Return the names of the pipelines whose state is at this location. See `locate_store`.
 
-    Raises StartError or ConfigError.
+    Raises StartError if the location cannot be read, and ConfigError if the TOML file is invalid.
     """
     if isinstance(where, str | Path) and Path(where).suffix == ".toml" and not Path(where).is_dir():
         where = toml.load(where)
@@ -125,7 +125,7 @@ def _object_store_module(url: str) -> ModuleType:
 
 
 def _store_in_objects(url: str, name: str | None) -> FilesStore:
-    """Return the store of a state, given its URL or the URL that it is below."""
+    """Return the store of the state at a URL, or of the state `name` below the URL."""
     above, last = _split_url(url)
     if above and _object_store_module(url).is_state(above, last, {}):
         if name not in (None, last):
@@ -182,7 +182,10 @@ def find_stage_index(commit: Commit, name: str, option: str = "--stage") -> int:
 
 
 def narrow_commit(commit: Commit, number: int) -> Commit:
-    """Return a commit with only this stage, the sources that it reads, and the targets that receive its results."""
+    """Return a commit with only one stage, the sources that it reads, and the targets that receive its results.
+
+    `number`: the index of the stage.
+    """
     stage = commit.stages[number]
     if not commit.stages[1:]:
         return commit
@@ -199,7 +202,7 @@ def narrow_commit(commit: Commit, number: int) -> Commit:
 
 
 def narrow_snapshot(snapshot: Snapshot, number: int) -> Snapshot:
-    """Return a snapshot of only this stage, which becomes stage 0."""
+    """Return a snapshot of only the stage with the index `number`, which becomes stage 0."""
     if not snapshot.commit.stages[1:]:
         return snapshot
 

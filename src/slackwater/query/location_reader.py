@@ -1,7 +1,7 @@
 """Reads the results or the state of a pipeline as one frame, from any system, without Spark.
 
 out/sessions, x.parquet, x.jsonl, x.csv      files, or a directory of them
-lake/sessions                                a Delta table, by its log
+lake/sessions                                a Delta table
 postgresql://host/db#schema.table            a table
 sessions.toml, sessions.toml#hours           the target of a pipeline, by name if there are several
 state:sessions.toml, state:DIR, state:URL    the open and retained windows of a state

@@ -30,10 +30,10 @@ STATE_COLUMNS = ("_status", "_closes_at", "_last_event", "_epoch")
 
 
 def compute_rows_of_state(logic: KeyedOperator, rows: pl.DataFrame, watermark: int, epoch: int) -> pl.DataFrame:
-    """Return the rows of state of a keyed stage that are not due, by key and timer.
+    """Return the rows of state of a keyed stage that are not due, ordered by key and timer.
 
-    Columns: the keys, the columns of state, and `_due_at` (NULL without a timer), `_last_event` and `_epoch`. A hidden
-    column of state has one `_` less. If there already is a column of that name, one more `_` is prepended.
+    Columns: the keys, the columns of state, `_due_at` (NULL without a timer), `_last_event` and `_epoch`. The name of a
+    hidden column of state (`__NAME`) becomes `_NAME`. If a name is already used, one more `_` is prepended.
     """
     stored = logic.drop_expired(rows, watermark).sort(*logic.key_names, "__due", maintain_order=True)
     due_at = pl.when(pl.col("__due") < NO_TIMER).then(pl.col("__due").cast(TIMES))
@@ -46,7 +46,7 @@ def compute_rows_of_state(logic: KeyedOperator, rows: pl.DataFrame, watermark: i
 
 
 def compute_current_windows(logic: WindowOperator, rows: pl.DataFrame, watermark: int, epoch: int) -> pl.DataFrame:
-    """Return the windows of complete units of state rows, as they would be emitted if no more rows arrived.
+    """Return windows as they would be emitted if no more rows arrived. `rows`: all state rows of one or more keys.
 
     Columns: those of the output without the emission metadata, and `_status`, `_closes_at`, `_last_event` (sessions
     only) and `_epoch`, under the names from `state_column_names`.
@@ -82,7 +82,10 @@ def state_column_names(logic: CompiledWindow) -> dict[str, str]:
 
 @singledispatch
 def _assemble(operator: Operator, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
-    """Return the windows of state rows as they would be emitted, with `__closes`, and for sessions with `__last`."""
+    """Return the windows of state rows as they would be emitted.
+
+    Additional columns (µs): `__closes`, the watermark that closes a window, and `__last`, the last event of a session.
+    """
     raise_unregistered(operator, "slackwater.query.open_windows.compute_current_windows")
 
 
@@ -139,7 +142,7 @@ def _select_rows(rows: pl.DataFrame, mask: np.ndarray[tuple[int], np.dtype[np.bo
 def _last_events(logic: SessionOperator, sessions: pl.DataFrame, fragments: pl.DataFrame) -> Int64s:
     """Return the time of the last event of each session (µs).
 
-    Sorted by key and start, each session is followed by the fragments that it was merged from.
+    If both are sorted by key and start, each session is followed by the fragments from which it was merged.
     """
     columns = ["__kh", *logic.key_names, "__start"]
     place = pl.Series("__session", np.arange(sessions.height), dtype=pl.Int64)

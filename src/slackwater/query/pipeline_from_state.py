@@ -1,4 +1,4 @@
-"""Rebuilds a pipeline from the description in its state.
+"""Rebuilds a pipeline from its description in the state.
 
 The result is sufficient to inspect the state, but not to run the pipeline.
 

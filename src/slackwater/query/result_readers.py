@@ -1,11 +1,11 @@
-"""Reads the published results of a pipeline from its target, then new ones. It needs neither Spark nor a lock.
+"""Reads the published results of a pipeline from its target, and later the new ones, without Spark or a lock.
 
 target     read at first                               new rows
 files      the files that this pipeline wrote          files that did not exist before
 Delta      the table's latest version                  rows of added files that no removed file had
 Iceberg    the table's current snapshot                likewise
 Postgres   the table                                   rows whose transaction the last read did not see
-Kafka      the end of the topic, latest per key        the records after it
+Kafka      the end of the topic, latest per key        the records after that
 """
 
 from __future__ import annotations

@@ -63,20 +63,20 @@ def serve_state(view: StateView, port: int, host: str = LOOPBACK, names: Sequenc
         host: The address to bind to.
         names: The host names that clients may use; see `web.request_guard`.
 
-    Raises StartError.
+    Raises StartError if the port cannot be used.
     """
     return start_server(_build_application(view), port, host, service="the state", option="--port", names=names)
 
 
 def _build_application(view: StateView) -> Starlette:
-    """Return the endpoint as an ASGI application."""
+    """Return an ASGI application that answers the requests."""
     app = Starlette(routes=build_routes(view), exception_handlers={HTTPException: _handle_http_error})
     app.router.redirect_slashes = False
     return app
 
 
 def build_routes(view: StateView) -> list[Route]:
-    """Return the routes of the endpoint, to mount them in another application."""
+    """Return the routes of the server, which can be mounted in another ASGI application."""
     pool = _RequestPool(view)
     return [Route(path, pool.endpoint(answer), methods=["GET"]) for path, answer in _HANDLERS.items()]
 

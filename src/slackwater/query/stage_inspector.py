@@ -48,10 +48,10 @@ class OpenState(NamedTuple):
     Args:
         kind: The kind of the step, such as `session` or `join`.
         windows: The number of open windows.
-        keys: The number of keys that have open windows, if the commit records it.
+        keys: The number of keys that have open windows; None if the commit does not record it.
         next: The windows that close first.
         sides: The buffered rows on each side of a join.
-        contents: What the state contains, for a stage whose rows never wait.
+        contents: A description of the state of a keyed stage, or of a stage that emits results immediately.
     """
 
     kind: str
@@ -117,11 +117,11 @@ class StageInspector:
     # -- the holder of the watermark --------------------------------------------------------------------------------------------
 
     def _output_watermark(self, name: str) -> int:
-        """Return the output watermark (µs) of an input stage. None of its later results has an earlier event time."""
+        """Return the output watermark (µs) of an input stage."""
         return self.read[name].state.promised_us
 
     def _hold_us(self, name: str) -> int:
-        """Return how many µs the output watermark of an input stage is behind its own watermark."""
+        """Return how many µs the output watermark of an input stage is behind that stage's watermark."""
         return self.read[name].state.watermark_us - self._output_watermark(name)
 
     def _delay_us(self, name: str) -> int:
@@ -276,11 +276,11 @@ class StageInspector:
     def _sessions(
         self, logic: SessionOperator, sessions: pl.DataFrame, state: pl.DataFrame | None = None
     ) -> tuple[OpenWindow, ...]:
-        """Convert open sessions to reports. `state`: all state rows of the key, if the sessions have a single key."""
+        """Return reports on open sessions. `state`: all state rows of the key, if the sessions have a single key."""
         return self._windows_of(logic, sessions, lambda row: self._last_event_us(logic, row, state))
 
     def _timers(self, operator: KeyedOperator, rows: pl.DataFrame) -> tuple[OpenWindow, ...]:
-        """Convert rows of state that wait for a timer to reports."""
+        """Return reports on the rows of state that wait for a timer."""
         return tuple(
             self._open_window(
                 state_inspection.to_plain_key(row, operator.key_names),
@@ -297,7 +297,7 @@ class StageInspector:
     def _windows_of(
         self, logic: WindowOperator, rows: pl.DataFrame, last: Callable[[Mapping[str, Any]], int | None] | None = None
     ) -> tuple[OpenWindow, ...]:
-        """Convert open windows to reports. `last`: returns the time of a window's last event (µs), if known."""
+        """Return reports on open windows. `last`: returns the time of a window's last event (µs), if known."""
         count = next((a for a in logic.aggs if a.spec.agg == "count" and a.column is None), None)
         counts = [None] * rows.height if count is None else count.finish(rows).to_list()
         windows = []
@@ -307,7 +307,7 @@ class StageInspector:
         return tuple(windows)
 
     def _last_event_us(self, logic: SessionOperator, row: Mapping[str, Any], state: pl.DataFrame | None) -> int | None:
-        """Return the time of a session's last event (µs); None if that requires the state rows and they are missing."""
+        """Return the time of a session's last event (µs); None if it is unknown without `state`."""
         if row["__reason"] == "close" and not logic.dynamic:
             return int(row["__end"]) - logic.gap_us
         if state is None:
@@ -363,7 +363,7 @@ class StageInspector:
     def closing_silence(self, closes: int) -> int | None:
         """Return for how many more µs all sources must be silent to move the watermark to `closes` (`idle_close_ms`).
 
-        None if silence never does.
+        None if silence never moves it that far.
         """
         silences = [
             self.read[n].closing_silence(closes + self._delay_us(n))

@@ -47,10 +47,11 @@ from slackwater.windows.state_rows import (
 
 
 def rebuild_operator(pipeline: Pipeline, commit: Commit) -> Operator:
-    """Return the operator that wrote a commit of one stage (see `query.stage_selection`).
+    """Return the operator that wrote a commit of one stage (see `query.locate_state.narrow_commit`).
 
     `pipeline`: a config of this stage that can continue the state. If the state does not describe its window, the
-    config's window is used, with the column types from the fingerprint. Raises StateError if these are unknown.
+    config's window is used, with the column types from the fingerprint. Raises StateError if any of these types is
+    unknown.
     """
     state, window = commit.stages[0], pipeline.transform.window
     if window is None or state.described:
@@ -76,11 +77,11 @@ def parse_key(logic: KeyedStateLayout, texts: Texts, option: str = "key") -> pl.
 
     Args:
         logic: The operator with the keys.
-        texts: Strings `name=value`, each with one or more columns separated by commas; a name alone means NULL. Or
-            a mapping from names to strings, which may contain any character.
+        texts: Strings such as `name=value` or `name=value,name=value`, where a name alone means NULL; or a mapping from
+            names to values, which may contain any character.
         option: The name of the argument in messages.
 
-    Raises StartError.
+    Raises StartError if the columns are not those of the key, or if a value has the wrong type.
     """
     names = logic.key_names
     if not names:
@@ -202,7 +203,7 @@ def read_key_rows(
         snapshot: The snapshot to read.
         logic: The operator of the stage.
         key: One row with the key columns, from `parse_key`.
-        stage: The index of the stage; -1 for the last one.
+        stage: The index of the stage; -1 for the last stage.
     """
     stages = snapshot.commit.stages
     state = stages[stage]
@@ -215,7 +216,7 @@ def read_key_rows(
 
 @singledispatch
 def _unit_hashes(operator: Operator, key: Int64s, state: StageState) -> Int64s:
-    """Return the hashes of the state units that may contain rows of a key. `key`: the hash of the key."""
+    """Return the hashes under which the state stores the rows of a key. `key`: the hash of the key."""
     raise_unregistered(operator, "slackwater.query.state_inspection.read_key_rows")
 
 
@@ -272,7 +273,7 @@ def _(operator: KeyedOperator, rows: pl.DataFrame, watermark: int) -> pl.DataFra
 
 
 def _as_not_emitted(rows: pl.DataFrame, kinds: Mapping[int, int]) -> pl.DataFrame:
-    """Mark state rows as not emitted yet."""
+    """Mark all state rows as not emitted yet. `kinds`: for each kind of emitted row, the kind that replaces it."""
     return rows.with_columns(pl.col("__kind").replace(kinds))
 
 
@@ -283,11 +284,11 @@ def _sort_by_close(logic: KeyedStateLayout, windows: pl.DataFrame, closes: pl.Ex
 def find_next_sessions(snapshot: Snapshot, logic: SessionOperator | KeyedOperator, count: int) -> pl.DataFrame:
     """Return the open sessions that close first, or the timers that are due first: at least `count` if enough exist.
 
-    They have the form of `list_open_windows`.
+    The columns are those of `list_open_windows`.
 
     The range of close times that is read grows until it contains `count` sessions. Therefore, the cost depends on
-    `count` rather than on the whole state. If a store knows when rows are due, the range grows by a number of rows,
-    because very many rows may be due at the same moment.
+    `count` rather than on the whole state. If a store can look up the next due times, the range grows by a number of
+    rows instead, because very many rows may be due at the same moment.
     """
     state = snapshot.commit.stages[0]
     metas = list(state.metas)
@@ -315,7 +316,7 @@ def find_next_sessions(snapshot: Snapshot, logic: SessionOperator | KeyedOperato
 def _closing_between(logic: SessionOperator | KeyedOperator, since: int, upto: int) -> DueRowFilter:
     """Return the filter for the rows of sessions that close within a range of watermarks (µs).
 
-    It includes sessions that were emitted early, and all fragments that may be cut by then.
+    It also selects sessions that were emitted early, and all fragments that may be cut before the end of the range.
     """
     span = (since, upto)
     pending = FAR if logic.updates else upto

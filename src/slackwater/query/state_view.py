@@ -81,8 +81,8 @@ class StateView(NotebookRepr):
     def fetch(self, key: Any = None) -> pl.DataFrame:
         """Return the windows of one key in order of their start.
 
-        `key`: a mapping from the group_by columns to values, or just the value if there is one column. Omit it without
-        group_by. Raises StartError for a wrong key.
+        `key`: a mapping from the group_by columns to values, or just the value if there is one column. Omit `key` if
+        the window has no group_by. Raises StartError for a wrong key.
         """
         with self._open_snapshot() as (snapshot, logic):
             return self._windows_of_key(snapshot, logic, key)
@@ -97,8 +97,8 @@ class StateView(NotebookRepr):
 
         Args:
             key: The key; see `fetch`.
-            earliest_end: Only sessions whose last event is at or after this time.
-            latest_start: Only sessions that start at or before this time.
+            earliest_end: Return only sessions whose last event is at or after this time.
+            latest_start: Return only sessions that start at or before this time.
 
         Raises StartError if an argument is wrong, or if the windows are not sessions.
         """
@@ -326,7 +326,7 @@ def _whole_number(value: int, name: str, least: int) -> int:
 
 
 def to_arrow(frame: pl.DataFrame) -> pa.Table:
-    """Convert a frame to an Arrow table with the types of the oldest compatibility level."""
+    """Convert a frame to an Arrow table with the types of Polars' oldest compatibility level."""
     return frame.to_arrow(compat_level=pl.CompatLevel.oldest())
 
 

@@ -13,7 +13,7 @@ from slackwater.watermark import NO_WATERMARK, SourceClock
 
 @dataclass(frozen=True)
 class ClockReport:
-    """The clock of a source, of one of its partitions, or of an input stage, as of the commit.
+    """The clock of a source, of one of its partitions, or of an input stage, as of a commit.
 
     Args:
         source: The name of the source or stage.
@@ -22,10 +22,10 @@ class ClockReport:
         lateness_us: How far the watermark stays behind the newest event. For a stage: how far the output watermark is
             behind the stage's own watermark.
         watermark_us: The watermark; None before the first event.
-        idle: Whether it is idle. A stage is never idle.
+        idle: Whether the source or partition is idle; a stage never is.
         quiet_us: How long it has returned no rows.
         idle_in_us: How long it must stay quiet to become idle; None if it is idle.
-        of_stage: Whether this is a stage.
+        of_stage: Whether this is the clock of a stage.
     """
 
     source: str
@@ -44,8 +44,8 @@ class RequiredEvent:
     """An event that a window waits for.
 
     Args:
-        source: The source that must have the event.
-        partitions: The partitions that must each have the event; empty for any.
+        source: The source that must return the event.
+        partitions: The partitions that must each return such an event; empty if any partition may.
         event_us: The minimum event time of the event.
         choice: Among the required events with the same number, one event is enough, because their sources are all
             idle. None: this event is required.
@@ -66,7 +66,7 @@ class OpenWindow:
         start_us: The start of the window.
         last_us: The last event of a session, if known.
         closes_us: The watermark that closes the window.
-        reason: `close`, `cap` for a session that is cut there, or `timer` for a row of state of a keyed stage.
+        reason: `close`; `cap` for a session that is cut at this watermark; `timer` for a row of state of a keyed stage.
         rows: The number of rows, if the window has a count(*).
         groups: The maximum possible number of keys, for a window of all keys.
         needs: The events that would close the window.
@@ -88,8 +88,8 @@ class OpenWindow:
 class LateRowReport:
     """A late row of a key, from its dead letter. Times are in microseconds.
 
-    `place`: its file, or its topic, partition and offset. `windows`: the starts of the windows it was late for; empty
-    for sessions. `applied`: whether `dlq replay` has corrected the windows.
+    `place`: its file, or its topic, partition and offset. `windows`: the starts of the windows for which it was late;
+    empty for sessions. `applied`: whether `dlq replay` has corrected the windows.
     """
 
     source: str | None
@@ -159,7 +159,7 @@ class JoinSideReport:
         side: The name of the side.
         source: The source or stage that the side reads.
         rows: The number of stored rows.
-        keep_us: A row expires when the watermark passes its event time plus this.
+        keep_us: A row expires when the watermark passes its event time plus this duration.
         over_us: The watermark at which all stored rows will have expired; None if there are none.
         outer: Whether rows without a partner are emitted.
     """
@@ -183,19 +183,20 @@ class StageReport:
         kind: The kind of its step, such as `session` or `join`.
         watermark_us: Its watermark; None before the first event.
         clocks: The clocks of the sources and stages that it reads.
-        holder: The source or partition that holds the watermark; None while all sources are idle.
+        holder: The source or partition that holds back the watermark; None while all sources are idle.
         through: The stages between this stage and the holder, nearest first.
-        idle_close_us: After all sources have been silent for this long, the watermark advances with the clock.
-        open_windows: The number of open windows; 0 for a join. With many sessions, pieces that the cap may still
-            separate are counted separately.
-        open_keys: The number of keys with open windows, if the commit records it.
+        idle_close_us: After all sources have been silent for this long, the watermark advances with the clock; None if
+            it never does so.
+        open_windows: The number of open windows; 0 for a join. Pieces of a session that the cap may still separate can
+            be counted individually.
+        open_keys: The number of keys with open windows; None if the commit does not record it.
         next: The windows that close first, or the timers of a keyed stage that are due first.
         key: The report of a key, if one was requested.
         sides: The sides of a join.
         lateness: Statistics of how late rows were.
-        kept: What the state contains, for a keyed stage and for a stage without state.
-        held_back_us: How far the nearest stage in `through` holds the output watermark back, because sessions may
-            still be cut.
+        kept: A description of the state of a keyed stage, or of a stage that emits results immediately.
+        held_back_us: How far the output watermark of the nearest stage in `through` is behind that stage's watermark,
+            because sessions may still be cut.
     """
 
     stage: str
@@ -230,7 +231,7 @@ class WhyReport(TerminalRepr, StageReport, NotebookRepr):
         is_published: Whether the output of the commit is published.
         changed_files: For each source, the number of files that changed after they were read, and the most recent ones.
         stages: A report for each stage, if there are several and none was requested.
-        file: The config file; None for a pipeline in Python.
+        file: The config file; None for a pipeline defined in Python.
     """
 
     pipeline: str

@@ -34,14 +34,14 @@ def build_why_report(
     stage: str | None = None,
     file: str | None = None,
 ) -> WhyReport:
-    """Report on the latest commit.
+    """Report on the latest commit of a pipeline.
 
     Args:
         pipeline: The pipeline.
         store: Its state store.
         now_us: The current time (µs).
         key: A key to include in the report.
-        stage: The only stage to report on.
+        stage: The only stage to report on; None for all.
         file: The config file as named in the command; None for a pipeline defined in Python.
 
     Raises StateError if there is no commit, or if the config does not match it. Raises StartError for a wrong key, or a

@@ -46,13 +46,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BackfillResult:
-    """Outcome of a backfill.
+    """The outcome of a backfill.
 
     Args:
         status: The status after the last commit; None if there was nothing to read.
         written: Counts of the windows that this start wrote or omitted.
         done: False if the backfill was stopped before its end.
-        after: The epoch at which an interrupted backfill was continued; None for a new one.
+        after: The last epoch of the interrupted backfill that this start continued; None for a new backfill.
     """
 
     pipeline: str
@@ -75,7 +75,7 @@ def run_backfill(
     on_notice: Callable[[str, str], None] | None = None,
     stop: threading.Event | None = None,
 ) -> BackfillResult:
-    """Write the windows that start in [since_us, until_us), computed from the history that the sources hold.
+    """Write the windows that start in [since_us, until_us), computed from the history that the sources still contain.
 
     The backfill has a separate state, `<pipeline>-backfill-<from>-<to>`. An interrupted backfill continues from that
     state, and a completed one removes it. Dead letters are not written.
@@ -84,7 +84,7 @@ def run_backfill(
         since_us: Start of the range (µs UTC).
         until_us: End of the range (µs UTC), not included.
         partial: Also write windows that start before the range and extend into it, and windows that are not over yet.
-        into: Another path, table or topic to write to.
+        into: The path, table or topic to write to; by default, that of the pipeline's target.
         slack_ms: How far the time of a Kafka record may be from its event time. By default, the lateness plus the
             allowed lateness.
         stop: An event that ends the backfill after the epoch in progress.
@@ -138,7 +138,7 @@ def _finish(runner: PipelineRunner, components: RunComponents) -> Status | None:
 
 
 class _HistoryRunner:
-    """Runs the rows of the range through the driver, batch by batch."""
+    """Passes the rows of the range to the driver, batch by batch."""
 
     def __init__(self, runner: PipelineRunner, components: RunComponents, span: BackfillRange) -> None:
         self.pipeline, self.store, self.stop = runner.pipeline, runner.store, runner.stop

@@ -20,7 +20,7 @@ class BackfillRange:
     """The range of a backfill: windows that start in [since_us, until_us), µs UTC.
 
     Args:
-        reach_us: How far before and after the range rows are read.
+        reach_us: How far beyond each end of the range rows are read.
         slack_us: How far the time of a Kafka record may be from its event time.
     """
 
@@ -42,10 +42,10 @@ class BackfillRange:
 
 
 def reach_us(window: Window) -> int:
-    """Return how far (µs) outside the range the rows of a window that starts in the range can be.
+    """Return how far (µs) beyond the range a window that starts in the range may need rows.
 
-    For sessions this is the cap plus the gap, so that a session that extends into the range is complete. A gap that is
-    a column counts as the cap.
+    For sessions this is the cap plus the gap, so that a session that extends into the range is complete. If the gap is
+    a column, it is assumed to be as long as the cap.
     """
     if window.kind != "session":
         return 1000 * (window.duration_ms or 0)
@@ -59,7 +59,7 @@ def backfill_pipeline(pipeline: Pipeline, since_us: int, until_us: int, into: st
     The name determines the state's location, so the state of the running pipeline is not affected.
 
     Raises:
-        StartError: A source cannot be read again, or the target would hold windows twice.
+        StartError: A source cannot be read again, or the target would contain windows twice.
     """
     pipeline = pipeline.one_target()
     name, window = pipeline.name, pipeline.transform.window

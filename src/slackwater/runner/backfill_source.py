@@ -58,7 +58,7 @@ class PlannedRangeReader:
 class KafkaRangeReader:
     """Reads the Kafka records whose record time is in the range, extended by the slack.
 
-    `missing`: the partitions whose first records were removed, so that records of the range may be missing.
+    `missing`: the partitions whose oldest records have been removed, so that records of the range may be missing.
     """
 
     def __init__(self, session: SparkSession, source: KafkaSource, span: BackfillRange) -> None:

@@ -139,7 +139,7 @@ class Handle(NotebookRepr):
 
 
 class _LatestStatus(Observer):
-    """Keeps the latest status."""
+    """Remembers the status after the latest commit."""
 
     def __init__(self) -> None:
         self.latest: Status | None = None
@@ -149,5 +149,5 @@ class _LatestStatus(Observer):
 
 
 def print_warning(level: str, text: str) -> None:
-    """Log a line of a background run. Only warnings are shown, so as not to interrupt the program's output."""
+    """Log a line of a background run: a warning as such, and any other line at debug level."""
     log.log(logging.WARNING if level == "warning" else logging.DEBUG, "%s", text)

@@ -47,7 +47,7 @@ ROWS = "rows"  # the name of the only source of a window
 
 
 def _hide_analysis_log(plan: Callable[Planned, DataFrame]) -> Callable[Planned, DataFrame]:
-    """Wrap `plan` so that Spark does not log failed analyses; the error itself is raised."""
+    """Wrap `plan` so that Spark does not log failed analyses; the error itself is still raised."""
 
     @wraps(plan)
     def planned(*args: Planned.args, **kwargs: Planned.kwargs) -> DataFrame:
@@ -92,7 +92,7 @@ def batch(
         on_error: "fail" raises an error that names the row if a row has no usable event time or gap. "drop"
             silently omits such rows.
         lookups: DataFrames by name that the SQL may join.
-        name: The name in error messages.
+        name: The name that error messages use for this computation.
 
     Raises:
         ConfigError: An argument is wrong.
@@ -201,7 +201,7 @@ def _plan(
     on_error: str,
     lookups: Mapping[str, DataFrame] | None,
 ) -> _Planner:
-    """Check the DataFrames like the sources of a pipeline at its start, and return the planner. `step`: window or join."""
+    """Check the DataFrames as a start checks the sources of a pipeline, and return the planner."""
     if on_error not in ("fail", "drop"):
         raise ConfigError(
             [f"{name}: on_error: " + mismatch(f'"{on_error}"', '"fail" or "drop"; a batch has no dead letters')]
@@ -240,7 +240,7 @@ def _plan(
 def _run_on_shards(
     rows: DataFrame, shards: int | None, logic: Operator, shard_function: ShardFunction, caller_frame: DataFrame
 ) -> DataFrame:
-    """Run `shard_function` over all rows of each shard. Return a DataFrame of the session of `caller_frame`."""
+    """Run `shard_function` over all rows of each shard. Return a DataFrame of the Spark session of `caller_frame`."""
     names = rows.columns
     moved = rows.repartition("__kh") if shards is None else rows.repartition(shards, "__kh")
     plain_names = moved.selectExpr(*(f"{quote_identifier(c)} AS c{i}" for i, c in enumerate(names)))

@@ -1,4 +1,5 @@
-"""Watch the files that a run has read. Changed files are not read again, but logged, counted and committed."""
+"""Watch the files that a run has read. Changed files are logged, counted and recorded in a commit, but not read
+again."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ log = logging.getLogger("slackwater")
 
 
 class ChangedFileReporter:
-    """Watches the files that the state has read. `remember` adds the files of each epoch."""
+    """Watches the files that have been read according to the state. `remember` adds the files of each epoch."""
 
     def __init__(self, pipeline: str, components: RunComponents, reporter: RunNotifier) -> None:
         self._pipeline, self._components, self._reporter = pipeline, components, reporter
@@ -34,14 +35,17 @@ class ChangedFileReporter:
         return {name: tracker.entries.values() for name, tracker in self._trackers.items()}
 
     def remember(self, names: Iterable[str]) -> None:
-        """Add the files that the latest commit has read, for these sources."""
+        """Add the files of these sources that the latest epoch has read."""
         for name in names:
             if name in self._sources:
                 latest = FileOffsets(self._offsets(name).lists[-1:])
                 self._trackers[name].add(files_source.load_file_list(self._store, latest))
 
     def report_changes(self, limit: int | None = AT_ONCE) -> None:
-        """Log, count and commit files that changed after they were read. `limit`: how many files to check."""
+        """Log and count the files that changed after they were read, and record them in a commit.
+
+        `limit`: how many files to check per source; None for all.
+        """
         driver, count = self._components.driver, 0
         offsets: dict[str, Offsets] = {}
         for name in self._sources:

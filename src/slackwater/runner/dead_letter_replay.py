@@ -34,15 +34,15 @@ def replay_dead_letters(
     spark: SparkSession | None = None,
     on_notice: Callable[[str, str], None] | None = None,
 ) -> ReplayResult:
-    """Apply dead letters again, in separate epochs. This takes the runner's lock.
+    """Apply dead letters in separate epochs, while holding the runner's lock.
 
     Args:
-        choose: Filters the letters.
+        choose: Selects the letters to replay.
         limit: Replay at most this many letters.
         dry: Only return what a replay would do.
 
     Raises:
-        SlackwaterError: The replay failed. Letters that were committed before are not applied again.
+        SlackwaterError: The replay failed. The next replay skips letters that this one has committed.
     """
     if pipeline.transform.join is not None:
         raise StartError(

@@ -86,5 +86,5 @@ class EpochExecutor:
 
 
 def cause_without_secrets(cause: BaseException) -> BaseException | None:
-    """Return the cause to attach to an error; None if any secret is registered, because Spark's errors quote the SQL."""
+    """Return the cause to attach to an error; None if any secret is registered, because Spark's errors quote SQL."""
     return None if has_secrets() else cause

@@ -189,8 +189,8 @@ def _hide_bridge() -> Callable[[], None]:
     """Keep stack traces that Py4J logs out of the user's log, until the returned function is called.
 
     Filters are added to Py4J's loggers and to the root logger; the user's handlers and levels are unchanged. A root
-    logger without handlers would get one with its first line, and then every line of Slackwater would appear twice. So
-    it temporarily gets Python's last-resort handler, which would be used anyway.
+    logger without handlers would get one when its first line is logged, and then every line of Slackwater would appear
+    twice. Therefore, it temporarily gets Python's last-resort handler, which would be used anyway.
     """
     root = logging.getLogger()
     undo = _install_filters([root, *(logging.getLogger(name) for name in _BRIDGE)])

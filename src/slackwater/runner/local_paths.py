@@ -44,7 +44,7 @@ def _subdirectories(key: str, directory: Path, pipeline: Pipeline) -> Iterator[P
 
 
 def missing_directories(pipeline: Pipeline) -> Iterator[str]:
-    """Yield a line `key: problem` for each file source whose directory does not exist. A run would fail."""
+    """Yield a line `key: problem` for each file source whose directory does not exist, because a run would fail."""
     for i, source in enumerate(pipeline.sources):
         connection = (
             resolve_connection(source.connection, pipeline.connections) if source.connection is not None else None

@@ -1,4 +1,4 @@
-"""The runner: holds the state's lock and Spark, and builds, opens and closes all components of a pipeline.
+"""The runner: owns the state's lock and the Spark session, and builds, opens and closes all components of a pipeline.
 
     open ─▶ prepare: Spark ─▶ lookups, sources ─▶ event time, SQL, operators ─▶ target, dead letters ─▶ driver ─▶ close
 
@@ -59,7 +59,7 @@ class RunComponents:
 
 
 class PipelineRunner:
-    """Owns the store's lock, Spark, and all open components. Once `stop` is set, nothing new is started."""
+    """Owns the store's lock, the Spark session, and all open components. Once `stop` is set, nothing new is started."""
 
     def __init__(
         self, pipeline: Pipeline, spark: SparkSession | None, reporter: RunNotifier, stop: threading.Event | None = None
@@ -104,8 +104,8 @@ class PipelineRunner:
 
         Args:
             latest: The commit to continue from; None for a new state.
-            make_targets: Creates the target writers. Only those of the default function receive every epoch, so only
-                their markers must match exactly.
+            make_targets: Creates the target writers. Only the writers that the default function creates receive every
+                epoch, so only their markers must match exactly.
             former_output: The choice for targets whose markers do not match the state; see
                 `target_markers.resolve_mismatches`.
         """

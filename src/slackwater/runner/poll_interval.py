@@ -4,9 +4,9 @@
     polls    ||||||||||| | | |  |  |   |    |    |    |    |||||||
                         the pause between two polls is a fiftieth of the silence, from 10 ms to 1 s
 
-Spark's streaming query polls its sources every 10 ms, which costs a seventh of a core for a directory. Its pause is a
-field of the running query, which no setting can change. If a version of Spark stores it elsewhere, the query polls
-every 10 ms.
+Spark's streaming query polls its sources every 10 ms, which costs a seventh of a core for a directory. The pause is a
+field of the running query; no setting changes it. If a version of Spark stores the pause elsewhere, the query continues
+to poll every 10 ms.
 """
 
 from __future__ import annotations
@@ -50,11 +50,14 @@ class PollInterval:
             self._change(new_pause_ms)
 
     def polled_until(self, now: float) -> float:
-        """Return the time up to which the sources have certainly been polled, given the time `now` (seconds)."""
+        """Return the time up to which the sources have certainly been polled, given the current time `now` (both in
+        seconds).
+        """
         return now - self.pause_ms / 1000
 
     def check_seconds(self, quiet_s: float) -> float:
-        """Return the seconds to wait before checking the query itself again."""
+        """Return the seconds until the next check of the query. `quiet_s`: for how many seconds no rows have
+        arrived."""
         return min(max(quiet_s * _SHARE, 0.02), 0.2)
 
     def _change(self, pause_ms: int) -> None:

@@ -102,7 +102,8 @@ class PollingLoop:
     def _poll_sources(self, began: float) -> Mapping[str, PlannedBatch] | None:
         """Return the next batches of the sources; None if a source does not respond.
 
-        Raises the source's error once it has not responded for PATIENCE_S. `began`: seconds on the monotonic clock.
+        Raises the source's error once the source has not responded for PATIENCE_S. `began`: when the poll began, in
+        seconds on the monotonic clock.
         """
         self.epochs.expect_next()
         try:

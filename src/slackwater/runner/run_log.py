@@ -91,7 +91,7 @@ def _open_fields(status: Status) -> str:
 
 
 class ThrottledStatusLog:
-    """Logs epochs, with at most one line per `every` seconds.
+    """Logs epochs, with at most one line per `interval_s` seconds.
 
     The first and the last epoch are always logged, as are epochs that emitted rows or had late ones.
     """
@@ -196,7 +196,7 @@ class RunNotifier:
         self._on_notice(level, mask_secrets(line))
 
     def expect_files(self, total: int) -> None:
-        """Set the number of files that this run will read, for its progress."""
+        """Set the number of files that this run will read, so that statuses can show its progress."""
         self._files = (0, total)
 
     def files_read(self, count: int) -> None:

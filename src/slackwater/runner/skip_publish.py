@@ -1,4 +1,4 @@
-"""Publish a committed epoch again, or skip one that its target never accepts: write its rows elsewhere.
+"""Publish a committed epoch again, or skip an epoch that its target never accepts, and write its rows elsewhere.
 
 committed, not published ─┬─ retry  as every start does
                           └─ skip   rows ─▶ dead letters ("not published") or files ─▶ marked as published
@@ -45,7 +45,7 @@ class PendingOutput(NamedTuple):
 
     Args:
         committed_us: When the epoch was committed (µs UTC).
-        rows: The rows of each stage, by the names of the targets that lack them.
+        rows: The rows of each stage, by the names of the stage's targets that lack them.
         letters: The number of dead letters that have not been written.
         has_one_target: Whether the pipeline has a single target.
     """
@@ -86,11 +86,11 @@ def _read_pending(store: StateStore, commit: Commit, missing: Sequence[str]) -> 
 def skip_publish(pipeline: Pipeline, epoch: int, to: Path | None) -> str:
     """Write the pending output to the dead letters, or to files in the directory `to`, and mark the epoch as published.
 
-    This takes the runner's lock. After a crash, a second call does not write anything twice. Returns the new
-    location of the rows.
+    This takes the runner's lock. After a crash, a second call does not write anything twice. Return the new location of
+    the rows.
 
     Raises:
-        StartError: The epoch is not pending, there are no dead letters, or `to` cannot be written.
+        StartError: The epoch is not pending, the config has no dead letters, or `to` cannot be written.
         LockHeldError: A runner is active.
         PublishError: The target of dead letters failed.
     """

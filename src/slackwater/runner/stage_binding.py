@@ -152,7 +152,7 @@ def _time_sql(stage_pipeline: Pipeline, session: SparkSession, source: Source, f
 
 
 def _origin_sql(stage: BoundStage, session: SparkSession) -> dict[str, tuple[str, ...]]:
-    """Return, for each input path, the SQL for `late_data = "dlq"`, which preserves the column `_origin`."""
+    """Return, by input path, the SQL that `late_data = "dlq"` needs: it preserves the column `_origin`."""
     sql_texts = {
         w.key: sql_analysis.add_origin_to_sql(session, stage.pipeline, w, stage.frames[w.origin])
         for w in stage.pipeline.input_paths

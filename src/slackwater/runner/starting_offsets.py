@@ -18,9 +18,9 @@ _SHAPE = 'earliest, latest, or JSON per source, as {"clicks": {"topic": {"0": 42
 
 
 def parse_offsets(text: str | None) -> dict[str, Any]:
-    """Parse the value of --from into positions by source ("*" for all). None becomes {}, the config's own positions.
+    """Parse the value of --from into positions by source ("*" for all).
 
-    Raises ConfigError.
+    None becomes {}: the positions in the config apply. Raises ConfigError for text in any other form.
     """
     if text is None:
         return {}
@@ -36,7 +36,10 @@ def parse_offsets(text: str | None) -> dict[str, Any]:
 
 
 def set_starting_offsets(pipeline: Pipeline, positions: Mapping[str, Any]) -> Pipeline:
-    """Return the pipeline with these start positions for its sources. Raises ConfigError."""
+    """Return the pipeline with these start positions for its sources.
+
+    Raises ConfigError if a source does not exist, or if it cannot start at its position.
+    """
     names = [s.name for s in pipeline.sources]
     problems = [
         f'--from: there is no source "{n}"{suggest_word_or_list(n, names)}' for n in positions if n not in (*names, "*")

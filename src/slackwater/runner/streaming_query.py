@@ -141,4 +141,4 @@ def _has_nothing(query: StreamingQuery) -> bool:
 
 
 class _StoppedError(Exception):
-    """Raised to reject a batch of Spark because the run is ending."""
+    """Raised to reject a batch that Spark planned, because the run is ending."""

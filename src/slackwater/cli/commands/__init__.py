@@ -1,4 +1,4 @@
-"""The commands with their arguments, and the arguments that several commands share. Modules that do the work are imported when needed."""
+"""The commands and their arguments. The modules that implement a command are imported only when it runs."""
 
 from __future__ import annotations
 

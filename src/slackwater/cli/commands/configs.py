@@ -39,7 +39,7 @@ def init(  # noqa: PLR0913 -- one argument per option of the command
         bool, typer.Option("--no-test", help="Do not write a test, tests/NAME.toml, with rows of the sample.")
     ] = False,
 ) -> None:
-    """Write a first config with comments that passes check. Given a sample of the data, also write a test."""
+    """Write a commented first config that passes check. Given a sample of the data, also write a test."""
     from slackwater.cli.init import InitOptions, write_first_config
 
     paths, keys, topics = (tuple(values or ()) for values in (sample, key, topic))
@@ -85,7 +85,7 @@ def schema(
 ) -> None:
     """Print the JSON Schema of a config, which lets editors complete keys and flag mistakes.
 
-    It includes the keys of installed connectors.
+    The schema includes the keys of installed connectors.
     """
     from importlib import resources
 
@@ -117,7 +117,7 @@ def plan(
     file: File,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show what the next start of a config would keep, migrate or reject. Exit code 1 if the start would fail."""
+    """Show what the next start with this config would keep, migrate or reject. Exit code 1 if the start would fail."""
     from slackwater.cli.plan import print_config_changes
 
     print_config_changes(file, as_json)

@@ -79,7 +79,7 @@ def serve(
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     allow_host: AllowHost = None,
 ) -> None:
-    """Serve the open windows over HTTP in JSON and Arrow, read-only."""
+    """Serve the open and retained windows over HTTP as JSON or Arrow, read-only."""
     from slackwater.cli.serve import serve_state_until_stopped
 
     serve_state_until_stopped(where, pipeline, schema, host, port, allow_host or [])

@@ -30,7 +30,7 @@ def outbox_show(
 
 @group.command("retry")
 def outbox_retry(file: File, epoch: Epoch) -> None:
-    """Publish the epoch as the next start would, without reading any input."""
+    """Publish the pending epoch as the next start would, without reading any input."""
     from slackwater.cli.outbox import retry_pending_epoch
 
     retry_pending_epoch(file, epoch)
@@ -47,7 +47,7 @@ def outbox_skip(
         ),
     ] = None,
 ) -> None:
-    """Move an epoch that its target cannot accept to the dead letters, so that the next start continues after it."""
+    """Skip an epoch that its target rejects: its rows become dead letters, and the next start continues after it."""
     from slackwater.cli.outbox import skip_pending_epoch
 
     skip_pending_epoch(file, epoch, to)
@@ -55,7 +55,7 @@ def outbox_skip(
 
 @group.command("set-aside", hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def outbox_set_aside() -> None:
-    """The old name of `skip`."""
+    """The former name of `skip`. It only reports the new name."""
     from slackwater.errors import StartError
 
     raise StartError("outbox set-aside is now called outbox skip")

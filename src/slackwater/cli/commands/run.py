@@ -104,7 +104,7 @@ def backfill(
         str | None, typer.Option(metavar="NAME", help="The name of the target, if the pipeline has several.")
     ] = None,
 ) -> None:
-    """Run a pipeline over bounded history into its target, without touching the running pipeline and its state."""
+    """Write the windows of a period of history to the target, without affecting the running pipeline or its state."""
     from slackwater.cli.run import backfill_file
 
     backfill_file(file, since, until, partial, into, slack, target)

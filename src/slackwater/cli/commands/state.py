@@ -1,6 +1,6 @@
 """The commands of `slackwater state`. Their implementations are in other modules.
 
-WHERE is the pipeline's TOML file, a state directory, or a database URL.
+The argument WHERE is the pipeline's TOML file, a state directory, or a database URL.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per li
 
 @state.command("ls")
 def ls(where: Where, schema: Schema = "public", as_json: Json = False) -> None:
-    """List the pipelines in a state directory or database, with epoch, watermark and size."""
+    """List the pipelines in a state directory or database, each with its epoch, watermark and size."""
     from slackwater.cli.state_show import list_states
 
     list_states(where, schema, as_json)
@@ -103,7 +103,7 @@ def sizes(
     schema: Schema = "public",
     as_json: Json = False,
 ) -> None:
-    """Show the size of a state by shard, and of the files that only older commits need."""
+    """Show the size of a state by shard, and the size of the files that only older commits need."""
     from slackwater.cli.state_maintenance import show_sizes
 
     show_sizes(where, pipeline, schema, hot_keys, as_json)
@@ -111,7 +111,7 @@ def sizes(
 
 @state.command("history")
 def history(where: Where, pipeline: Name = None, schema: Schema = "public", as_json: Json = False) -> None:
-    """List the kept commits with their input, late, bad and emitted rows, open windows and size."""
+    """List the stored commits, with numbers of input, late, bad and emitted rows and of open windows, and the size."""
     from slackwater.cli.state_maintenance import show_history
 
     show_history(where, pipeline, schema, as_json)
@@ -130,7 +130,7 @@ Dry = Annotated[bool, typer.Option("--dry-run", help="Only report what would hap
 
 @state.command("migrate")
 def migrate(where: Where, pipeline: Name = None, schema: Schema = "public", dry_run: Dry = False) -> None:
-    """Migrate a state of an older format to the format of this version, in a separate commit. A start does this as well."""
+    """Migrate a state from an older format to the current one, in a separate commit. Every start also does this."""
     from slackwater.cli.state_maintenance import migrate
 
     migrate(where, pipeline, schema, dry_run)
@@ -169,7 +169,7 @@ def reset(
     schema: Schema = "public",
     dry_run: Dry = False,
 ) -> None:
-    """Change where sources continue, without affecting the windows."""
+    """Change the offsets from which sources continue, without changing the windows in the state."""
     from slackwater.cli.state_maintenance import reset_state
 
     reset_state(where, offsets, pipeline, schema, dry_run)
