@@ -1,7 +1,8 @@
 """The unread input of a source, as far as it can be determined without Spark.
 
-The backlog consists of the files that no commit contains, or of the Kafka records between a commit's offsets and the
-end of each partition. What a commit contains is subtracted afterward. So one listing can be compared with any commit.
+A backlog is relative to a commit: the files that the commit does not reference, or the Kafka records between the
+commit's offsets and the end of each partition. The input is listed first and compared with a commit afterward, so one
+listing can be compared with several commits.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ class Backlog:
         source: The name of the source.
         unit: What is counted, "files" or "records".
         count: The number of unread files or records. None if it is unknown; `problem` then says why.
-        rows: The approximate number of rows, estimated from what the source has delivered so far.
+        rows: The estimated number of unread rows. For files, the estimate is based on the files that were read so far;
+            without any, it is None.
+        problem: Why `count` is unknown.
     """
 
     source: str

@@ -35,7 +35,7 @@ def describe_undecodable_row(source: Source, text: str | None, parsed: Mapping[s
     Args:
         source: The source that the record came from.
         text: The text of the record.
-        parsed: The values that the reader decoded, without NULLs, if they are known.
+        parsed: The values that the reader decoded, by column, without NULLs. None if they are unknown.
     """
     format_ = source.format or source.payload_format or "json"
     if text is None or format_ not in ("json", "csv"):
@@ -64,7 +64,7 @@ def describe_undecodable_row(source: Source, text: str | None, parsed: Mapping[s
 
 
 def describe_event_time(column: str, row: Mapping[str, Any] | None) -> str:
-    """Describe the event time of a decoded row. Empty if the event time is not a plain column."""
+    """Describe the event time of a decoded row. Empty if `row` is None, or if `column` is not a plain column name."""
     if row is None or not re.fullmatch(r"\w+", column) or column.startswith("_"):
         return ""
     value = row.get(column)
@@ -98,7 +98,7 @@ def _cells(source: Source, text: str) -> list[str]:
 
 
 def _fits(value: Any, type_: str, format_: str) -> bool:
-    """Return whether a value can be of this type. True if the type is not checked."""
+    """Return whether a value from a JSON or CSV record can be read as a type. True for types that are not checked."""
     base = type_.partition("(")[0].partition("<")[0].casefold()
     is_text = isinstance(value, str)
     if base in INTEGERS:
@@ -140,7 +140,7 @@ def _format_value(value: object) -> str:
 class Record:
     """A record to search for in a file: its text, or the row that was read from it, without NULLs.
 
-    A line with different text also matches if its values are equal, such as `{"a":1}` and `{"a": 1}`.
+    A line whose text differs still matches if its values are equal: `{"a": 1}` matches `{"a":1}`.
     """
 
     text: str | None = None
@@ -150,7 +150,7 @@ class Record:
 class _Search:
     """A search for one record in the lines of a file.
 
-    A line is parsed and compared only if it contains one distinctive value.
+    To save time, a line is parsed only if it contains the record's longest distinctive string, if there is one.
     """
 
     def __init__(self, source: Source, format_: str, record: Record) -> None:
@@ -196,7 +196,7 @@ def _is_same_text(first: Any, second: Any) -> bool:
 
 
 def _is_read_as(written: Any, read: Any, type_: str) -> bool:
-    """Return whether the value `written` in a file would be read as `read`. False for types such as arrays."""
+    """Return whether the value `written` in a file would be read as `read`. False for types that are not compared."""
     if written in (None, "") or read is None:
         return written in (None, "") and read is None
     base = type_.partition("(")[0].casefold()
@@ -237,8 +237,8 @@ def find_lines_in_file(
 ) -> list[int | None]:
     """Return the line number, from 1, of each record in a text file. None for a record without a match.
 
-    Equal records get the line of the first one. The search covers the first `max_bytes` bytes. It skips files on other
-    machines, files with several lines per record, and encodings other than UTF-8.
+    Equal records get the line of their first match. The search covers the first `max_bytes` bytes of the file. Files
+    with several lines per record, files in encodings other than UTF-8, and files on other machines are not searched.
     """
     lines: list[int | None] = [None] * len(records)
     options = {key.casefold(): value.casefold() for key, value in source.options.items()}

@@ -1,4 +1,4 @@
-"""The connectors of this project: the import path of each description, by kind."""
+"""The built-in connectors: the import path of each connector's description, by kind of system."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Base class of the connectors. The config was checked before, so only operations that a kind supports are called."""
+"""Base class of the connectors.
+
+The config has already been checked, so only operations that the kind of system supports are called.
+"""
 
 from __future__ import annotations
 
@@ -49,24 +52,27 @@ class Connector(Generic[C]):
     # -- sources ---------------------------------------------------------------------------------------------------
 
     def source(self, session: SparkSession, pipeline: Pipeline, spec: Source, schema_json: str | None) -> AnySource:
-        """Return the source. `schema_json`: the schema with which it was first read, as Spark's JSON."""
+        """Return the source. `schema_json`: the schema with which it was first read, if any, in Spark's JSON format."""
         self._unsupported("be read")
 
     def check_source(self, spec: Source) -> None:
         """Raise StartError if the source does not exist. Do nothing if that cannot be checked."""
 
     def resolve_position(self, spec: Source, position: str | int) -> Offsets:
-        """Resolve "earliest", "latest" or a time (µs UTC) to offsets."""
+        """Resolve "earliest", "latest" or a time (in microseconds UTC) to offsets."""
         self._unsupported("be asked where that is")
 
     def question(self, spec: Source) -> Question | None:
-        """Return a function that counts the unread input without Spark; None if the system does not support that."""
+        """Return a function that lists the input without Spark, so that its unread part can be counted (see `backlog`).
+
+        None if the system does not support that.
+        """
         return None
 
     def changes(self, spec: Source, record: SourceRecord) -> tuple[Sequence[KeyChange], Mapping[str, str]]:
         """Compare the columns of a table with those in the state.
 
-        Return the changes that the next start accepts, and the columns (name to type) that it will read. Raises
+        Return the changes that the next start accepts, and the types of the columns that it will read, by name. Raises
         StartError for a change that a start rejects, and SourceUnavailableError if the table is unreachable.
         """
         self._unsupported("be asked for its columns")
@@ -85,7 +91,7 @@ class Connector(Generic[C]):
         return None
 
     def create_target(self, spec: TargetSpec, pipeline: Pipeline) -> None:
-        """Create the target if that is possible without its columns. Raises StartError."""
+        """Create the target if that is possible without knowing its columns. Raises StartError if it fails."""
 
     def existing_target(self, spec: TargetSpec, table: TargetTable) -> HasPreviousOutput | None:
         """Return the target for inspecting the output of another state; None if the system does not keep output."""

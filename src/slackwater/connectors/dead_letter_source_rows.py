@@ -1,7 +1,7 @@
 """Convert dead letters back to rows of their source. Letters have the columns of `core.dead_letter_schema`.
 
-a record of a topic   its bytes, decoded by the source as usual
-a row of a file       the row as JSON; for a row that could not be decoded, its original text
+letter of a topic's record   contains the bytes of the record, which the source decodes as usual
+letter of a file's row       contains the row as JSON, or the original text if the row could not be decoded
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _HEADERS = "ARRAY<STRUCT<key: STRING, value: BINARY>>"
 def letters_to_records(letters: DataFrame, letter_column: str) -> DataFrame:
     """Return dead letters in the form in which Spark reads records from a topic.
 
-    The timestamp of each record is the event time of its dead letter.
+    The timestamp of each record is the event time of its dead letter. `letter_column` is a column to keep.
     """
     return letters.selectExpr(
         "key",
@@ -48,7 +48,7 @@ def decoded_letter_rows(letters: DataFrame, schema: StructType, extra_columns: S
 def text_letter_rows(letters: DataFrame, times: TextTimestampSchema, extra_columns: Sequence[str]) -> DataFrame:
     """Return all dead letters as rows.
 
-    JSON or CSV lines that could not be decoded are parsed as they would be in their file.
+    The text of an undecodable row is parsed as a line of its JSON or CSV file would be.
     """
     from pyspark.sql.types import StringType, StructField, StructType
 

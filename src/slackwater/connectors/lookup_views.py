@@ -1,4 +1,4 @@
-"""Lookups: tables that the SQL joins with by name, and that are reloaded between epochs."""
+"""Lookups: tables that SQL joins with by name. They are reloaded between epochs."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class LookupViews:
-    """The lookups of a pipeline, as temporary views of its session.
+    """The lookups of a pipeline, as temporary views of its Spark session.
 
-    If a refresh fails, the previous version stays in use.
+    If a lookup cannot be refreshed, its previous version stays in use.
     """
 
     session: SparkSession
@@ -32,7 +32,7 @@ class LookupViews:
     _loaded: dict[str, tuple[float, DataFrame]] = field(default_factory=dict)
 
     def load(self) -> None:
-        """Load every lookup for the first time. Raises StartError."""
+        """Load every lookup for the first time. Raises StartError if one cannot be loaded."""
         for name, spec in self.specs.items():
             try:
                 self._read(name, spec)

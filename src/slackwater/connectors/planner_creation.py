@@ -42,7 +42,8 @@ class Planners:
     def next(self) -> Mapping[str, PlannedBatch]:
         """Return the next input of each source; empty if there is no new input.
 
-        If one source does not respond, the next call still returns the input of the others.
+        If a source does not respond, the call fails. The input that it has already planned for other sources is then
+        returned by the next call.
         """
         for name, planner in self.by_source.items():
             if name not in self._planned and (part := planner.next()) is not None:
@@ -66,7 +67,7 @@ class Planners:
 def create_planners(streams: SourceSet, state: Commit, read: Mapping[str, Iterable[FileEntry]]) -> Planners | None:
     """Return the planners of all sources. None if any of the sources can be planned only by Spark.
 
-    `read`: the files in the state, by source. Raises SlackwaterError if a source cannot tell where to continue.
+    `read`: the files in the state, by source. Raises SlackwaterError if a source cannot determine where to continue.
     """
     ours = [source for source in streams.sources if _can_plan(source)]
     if len(ours) < len(streams.sources):
@@ -96,7 +97,7 @@ def connect_not_supported_error(pipeline: str, source: str) -> StartError:
 
 
 def _check_spark_can(sources: Sequence[AnySource]) -> None:
-    """Raise StartError if one source can be planned only by Spark, and another one cannot be planned by Spark."""
+    """Raise StartError if one of the sources cannot be planned by Spark. Called if another one needs Spark."""
     other = next(s for s in sources if not _can_plan(s))
     for source in sources:
         if isinstance(source, SelfPlannedSource) and not isinstance(source, SparkPlannedSource):

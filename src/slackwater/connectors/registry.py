@@ -1,4 +1,4 @@
-"""Creates the connector of a connection. Each kind of system is described once, see `config.connector_description`."""
+"""Create the connector for a connection. Each kind of system has one description (`config.connector_description`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slackwater.core.connector_table import load_object
 
 
 def connector_class(kind: str) -> type[Connector[Any]]:
-    """Return the class of a connector, and import the modules of its system."""
+    """Import the modules for a kind of system, and return its connector class."""
     connector: type[Connector[Any]] = load_object(CONNECTORS[kind].connector)
     return connector
 

@@ -25,7 +25,7 @@ class RowCount:
 
 @dataclass(frozen=True)
 class LabeledRows:
-    """Rows with a label for messages. `identity`: the columns that identify a row, if known."""
+    """Rows, with a label that names their origin in messages. `identity`: the columns that identify a row, if known."""
 
     label: str
     rows: pl.DataFrame
@@ -41,7 +41,7 @@ class ResultReader(ABC):
     @property
     @abstractmethod
     def location(self) -> str:
-        """Return the name of what is read, for messages."""
+        """Return the name of the location of the results, for messages."""
 
     @abstractmethod
     def read(self, where: Mapping[str, str | None] | None = None, limit: int | None = None) -> pl.DataFrame | None:
@@ -51,7 +51,7 @@ class ResultReader(ABC):
 
         Args:
             where: The values of some columns as text, by column; None means NULL.
-            limit: If there are more rows than this, the result also has more rows than this.
+            limit: How many rows the caller needs. If there are more, the result contains more than `limit` rows.
         """
 
     @abstractmethod
@@ -64,7 +64,7 @@ class ResultReader(ABC):
         return LabeledRows(self.location, pl.DataFrame() if rows is None else rows)
 
     def count(self, rows_read: int) -> RowCount | None:
-        """Return the number of published rows; None if all rows would have to be read.
+        """Return the number of published rows; None if counting would require reading all rows.
 
         `rows_read`: the number of rows that `read` returned.
         """
@@ -80,7 +80,7 @@ def none_if_empty(rows: pl.DataFrame) -> pl.DataFrame | None:
 
 
 def subtract_rows(rows: pl.DataFrame, former: pl.DataFrame | None) -> pl.DataFrame:
-    """Return `rows` without the rows of `former`. Each occurrence in `former` removes one equal row.
+    """Return `rows` without the rows of `former`. Each row of `former` removes at most one equal row.
 
     A merge rewrites whole files of a table, so not every row of a new file is new.
     """

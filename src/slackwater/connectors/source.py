@@ -1,4 +1,4 @@
-"""Definitions that all sources share: batches for an engine, protocols, and short messages for Spark errors."""
+"""Definitions that all sources share: batches for the engine, protocols, and short messages for Spark errors."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ColumnStats(NamedTuple):
 
 @dataclass(frozen=True)
 class SourceBatch:
-    """The rows that one source contributes to a batch, the offsets after these rows, and their counts."""
+    """The rows that one source contributes to a batch, counts of its files and records, and the offsets after them."""
 
     frame: Any
     offsets: Offsets | None
@@ -75,9 +75,9 @@ class ReplayRecord:
 
 @dataclass(frozen=True)
 class Batch:
-    """One micro-batch: its id, the offsets after it by source, and its payload for the engine.
+    """A batch: its id, the offsets after it by source, and its payload for the engine.
 
-    `id` is None if no new input was planned, such as in an epoch without rows.
+    `id` is None if no new input was planned, for example in an epoch without rows.
     """
 
     id: BatchId | None
@@ -141,15 +141,18 @@ class Seekable(ABC):
         return self.spec.name
 
     def latest(self) -> Offsets | None:
-        """Return the offsets just past all current input; None for a source without an order."""
+        """Return the offsets just past all current input; None if the input has no order."""
         return None
 
     def configured_start(self) -> Offsets | None:
-        """Return the offsets at which the config starts, unless it says "latest"; None for a source without an order."""
+        """Return the offsets at which the config says to start; None if the input has no order.
+
+        For "latest", call `latest` instead.
+        """
         return None
 
     def advertise(self, offsets: Offsets) -> None:  # noqa: B027 — most sources do nothing here
-        """Publish the offsets for external tools, such as lag monitors. Nothing in this project reads them back."""
+        """Report the offsets to external tools, such as lag monitors. Slackwater never reads them back."""
 
     @abstractmethod
     def rows_of_letters(self, letters: DataFrame, letter: str, file: str) -> DataFrame:
@@ -191,7 +194,7 @@ class Planner(Protocol):
 
 
 class SelfPlannedSource(Seekable):
-    """A source that can report its new input without Spark. `kind`: its name in messages."""
+    """A source that can report its new input without Spark. `kind`: the word for such a source in messages."""
 
     kind: ClassVar[str] = "source"
 
@@ -212,7 +215,7 @@ class SelfPlannedSource(Seekable):
             files: For a file source, the files that are part of the state.
 
         Raises:
-            SlackwaterError: The source cannot tell where to continue.
+            SlackwaterError: The source cannot determine where to continue.
         """
 
 
@@ -312,7 +315,7 @@ def spark_error_reason(error: BaseException) -> str:
 
 
 def _connector(scheme: str) -> str:
-    """Return advice for a missing file system connector."""
+    """Return the end of an error message for a missing file system connector: what to do about the URL scheme."""
     if scheme in ("s3", "s3n"):
         return "addresses; write s3a://"
     package = SPARK_CONNECTORS.get(scheme)

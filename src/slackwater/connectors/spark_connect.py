@@ -6,7 +6,7 @@
     SQL over a DataFrame         a temporary view               sent with the query: views are resolved when it runs
     is Spark alive?              the process, its socket        the socket of the server
 
-A Connect plan is just a description. Names in it are resolved when it runs.
+A Connect plan is only a description of a query. Names in the plan are resolved when the query runs.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def new_observation(frame: DataFrame) -> Any:
 
 
 def new_session(session: Any) -> SparkSession:
-    """Return another session of the same server, with all settings of this session that can be set per session."""
+    """Return another session of the same server, with those settings of this session that can be set per session."""
     from pyspark.sql.connect.session import SparkSession as ConnectSession
 
     if hasattr(session, "newSession"):
@@ -166,7 +166,7 @@ def schema_of_json(session: Any, texts: Sequence[str]) -> StructType:
 class ConnectTables:
     """A Connect session, plus DataFrames that its SQL can refer to by name, like tables of the catalog.
 
-    `sw.batch` uses it, because it runs in the caller's session.
+    Used by `sw.batch`, which runs in the caller's session.
     """
 
     session: Any
@@ -204,7 +204,7 @@ def _sql_class() -> Any:
     from pyspark.sql.connect.plan import SQL
 
     class Sql(SQL):
-        """PySpark's SQL plan node, fixed to keep the observations of the DataFrames that it is given."""
+        """PySpark's SQL plan node, corrected so that it keeps the observations of the DataFrames that it refers to."""
 
         @property
         def observations(self) -> Any:

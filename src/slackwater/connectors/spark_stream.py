@@ -35,7 +35,7 @@ class SparkStreamConnector(Connector[C]):
 
     @abstractmethod
     def records(self, session: SparkSession, spec: Source) -> RecordFrame:
-        """Return the streaming DataFrame of a source's records. Raises StartError."""
+        """Return the streaming DataFrame of a source's records. Raises StartError if it cannot be created."""
 
     def source(
         self, session: SparkSession, pipeline: Pipeline, spec: Source, schema_json: str | None

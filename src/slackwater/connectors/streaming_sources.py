@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DataFrameSource:
-    """A streaming DataFrame from the caller or a connector. It cannot seek; only Spark's checkpoint can resume it.
+    """A streaming DataFrame from the caller or a connector. It cannot seek: it can resume only from Spark's checkpoint.
 
-    `decode`: converts its rows to the columns of the source.
+    `decode`: a function that converts the rows of `frame` to the columns of the source.
     """
 
     name: str
@@ -53,7 +53,8 @@ class SourceSet:
     def plan(self) -> DataFrame:
         """Return one streaming DataFrame over all sources.
 
-        It plans the batches of all sources. Only the rows of a `DataFrameSource` are also read through it, as a struct.
+        It plans the batches of all sources. The rows of a `DataFrameSource` are also read through it, each as a struct;
+        the rows of all other sources are read separately.
         """
         if len(self.sources) == 1 and isinstance(self.sources[0], DataFrameSource):
             return self.sources[0].frame
@@ -117,7 +118,7 @@ class SourceSet:
         return fresh
 
     def _seek(self, checkpoint: Path, sources: Sequence[SparkPlannedSource], state: Commit) -> None:
-        """Create a checkpoint whose batch 0 is finished and ends, for each source, where the state ends."""
+        """Create a checkpoint with a finished batch 0, which ends at the offsets in the state."""
         lines = [s.seek(checkpoint, i, self.store, state.sources[s.name]) for i, s in enumerate(sources)]
         meta = {"batchWatermarkMs": 0, "batchTimestampMs": int(time.time() * 1000), "conf": {}}
         for name, content in (

@@ -1,4 +1,4 @@
-"""The interfaces through which the driver uses a target."""
+"""The interfaces through which the engine uses a target."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def columns_text(fields: Iterable[Field]) -> str:
 class TargetWriter(Protocol):
     """Writes the committed output of each epoch. Publishing an epoch again, or an older one, must have no effect.
 
-    A target that cannot hold every value has a `capacity` (see `core.value_limits`). Rows with values beyond these
-    limits become bad rows before the commit.
+    `capacity` describes which values the target can store (see `core.value_limits`). Rows with other values become bad
+    rows before the commit.
     """
 
     guarantee: str  # "exactly once" or "at least once"
@@ -65,7 +65,7 @@ class TargetWriter(Protocol):
             epoch: The epoch.
             rows: The rows, with the columns of the table, in order.
             superseded: The identities of superseded rows, possibly empty, and for sessions also `session_id`. None of
-                these rows is in `rows`. Only passed to a target that upserts.
+                these rows is in `rows`. Passed only to a target that upserts.
             commit: The id of the epoch's commit, a part of the marker.
 
         Raises:
@@ -98,7 +98,10 @@ class TargetWithMarker(Protocol):
         ...
 
     def writers(self) -> list[str]:
-        """Return all writers that have a marker, including those of other pipelines. Raises StartError."""
+        """Return all writers that have a marker, including those of other pipelines.
+
+        Raises StartError if the target cannot be read.
+        """
         ...
 
 
@@ -110,7 +113,7 @@ class ReadableTarget(Protocol):
         """Return the rows that match a row of `ranges`: equal keys, and the time `column` between `__low` and `__high`.
 
         Args:
-            ranges: The columns of the identity except `column`, and the inclusive bounds in microseconds UTC. Ranges
+            ranges: The columns of the identity except `column`, and the inclusive limits in microseconds UTC. Ranges
                 of equal keys do not overlap. NULL equals NULL.
             column: The name of the time column.
 

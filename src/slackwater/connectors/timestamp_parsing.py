@@ -1,11 +1,11 @@
-"""The rule, as Spark SQL, for which strings are timestamps or dates. It applies equally to string columns, JSON and CSV.
+"""The rule, as Spark SQL, that determines which strings are times. It is the same for string columns, JSON and CSV.
 
-A string is a time if it has a four-digit year, a month and a day, and Spark can cast it. A string without a time zone is in
-the source's zone. Spark's own cast accepts more: "10:15" with today's date, or "2024" as January 1st. Therefore, readers
-return columns of a time type as text, and then the rule is applied.
+A string is a timestamp or date if it begins with a four-digit year, a month and a day, and Spark can cast it. A string
+without a time zone is in the source's time zone. Spark's own cast accepts more strings: "10:15" as today at 10:15, and
+"2024" as January 1st. Therefore, readers return times as strings, to which the rule is then applied.
 
     schema     at TIMESTAMP          read as     at STRING ──▶ rule ──▶ at TIMESTAMP
-               p STRUCT<day: DATE>               p STRUCT<day: STRING>   a text that is not a time: _corrupt_record
+               p STRUCT<day: DATE>               p STRUCT<day: STRING>   other strings ──▶ _corrupt_record
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _SECONDS_FROM = 9  # a JSON number with this many digits in a TIMESTAMP column i
 def has_date_sql(text: str) -> str:
     """Return SQL that is true if a string begins with a four-digit year, a month and a day, given that Spark can cast it.
 
-    Spark's casts also accept `y`, `y-m` and times without a date. Such texts are short, or have a colon in place of the
-    first dash.
+    Spark's casts also accept a year alone, a year and a month, and times without a date. Such strings are short, or
+    have a colon in place of the first dash.
     """
     return f"length(trim({text})) >= 8 AND substring(trim({text}), 5, 1) = '-'"
 
@@ -46,7 +46,7 @@ def timestamp_sql(text: str, zone: str = UTC) -> str:
 
 
 def local_time_sql(clock: str, zone: str) -> str:
-    """Return SQL for a TIMESTAMP that was read as UTC but is a local time of `zone`."""
+    """Return SQL that corrects a TIMESTAMP that was read as UTC, although it is a local time of `zone`."""
     return clock if zone == UTC else f"to_utc_timestamp({clock}, '{zone}')"
 
 
@@ -66,7 +66,7 @@ def _json_timestamp(text: str, zone: str) -> str:
 
 @dataclass(frozen=True)
 class TextTimestampSchema:
-    """A schema whose times are read as text.
+    """A schema whose times are read as strings and then converted.
 
     Args:
         schema: The schema of the result.
@@ -88,8 +88,8 @@ class TextTimestampSchema:
     def convert(self, rows: DataFrame) -> DataFrame:
         """Convert the strings in rows from the reader to times. Other columns are unchanged.
 
-        A text that is not a time makes its row corrupt. In rows without the column `_corrupt_record` (lookups), it
-        becomes NULL.
+        A row with a string that is not a time becomes corrupt. If the rows have no column `_corrupt_record` (lookups),
+        the string becomes NULL instead.
         """
         text_columns = {f.name: f.dataType for f in self.schema.fields if self._has_text(f.dataType)}
         if not text_columns:
@@ -154,7 +154,7 @@ class TextTimestampSchema:
         return _json_timestamp(text, self.zone) if self.form == "json" else timestamp_sql(text, self.zone)
 
     def _invalid_sql(self, text: str, kind: Any) -> str:
-        """Return SQL that is true if any text is not a time."""
+        """Return SQL that is true if any string in a value of type `kind` is not a time."""
         from pyspark.sql.types import ArrayType, MapType, StructType
 
         if isinstance(kind, StructType):

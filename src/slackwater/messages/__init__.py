@@ -1,10 +1,10 @@
-"""Families of messages: what they mean and what to do.
+"""Families of messages: what their messages mean, and what to do about them.
 
-The pages in `docs/messages/` are generated from these families and from the sources.
+The pages in `docs/messages/` are generated from these families and from the messages in the source code.
 
-A message belongs to the first family of its class (or of a base class) with a pattern that matches its text. A family
-without patterns takes all remaining messages of its class. Therefore, a new message needs a new family only if no
-existing family fits.
+A message belongs to the first family of its class, or of a base class, that has a pattern matching the message. A
+family without patterns takes all remaining messages of its class. Therefore, a new message needs a new family only if
+no existing family fits.
 
 May import: nothing.
 """
@@ -40,7 +40,7 @@ def find_family(kinds: Sequence[str], text: str) -> MessageFamily | None:
 
 
 def find_page(kinds: Sequence[str], text: str) -> str | None:
-    """Return the page and heading about a message, or None if its class has no family."""
+    """Return the page and heading that explain a message ("docs/messages/config.md#…"), or None without a family."""
     match = find_family(kinds, text)
     if match is None:
         return None

@@ -1,4 +1,4 @@
-"""A family of messages: what they mean, and what to do."""
+"""A family of messages: what the messages mean, and what to do about them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class MessageFamily:
 
     Args:
         title: The heading on the page.
-        kinds: Names of error classes, or `WARNING`.
+        kinds: The names of the error classes, or `WARNING` for log lines.
         means: What the messages mean.
-        do: What to do.
-        patterns: Regular expressions, one of which matches the text of each message.
+        do: What to do about them.
+        patterns: Regular expressions. Each message of the family matches one of them; without any, all messages match.
     """
 
     title: str

@@ -1,4 +1,4 @@
-"""Log lines that are not errors."""
+"""Messages that are logged as warnings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The descriptions of Kinesis and Pub/Sub."""
+"""The descriptions of the Kinesis and Pub/Sub connectors."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Kinesis and Pub/Sub: check a few settings and convert them to options of the third-party Spark connectors.
+"""Kinesis and Pub/Sub: check the settings of a stream and convert them to options of a third-party Spark connector.
 
     r = kinesis_options("clicks", "eu-west-1")    # format, options, columns, packages to install
     session.readStream.format(r.format).options(**r.options).load()
 
-This module uses neither Spark nor the network. The option names come from the connectors' documentation. Neither
-connector has been tested against the real service. Both can resume only from Spark's checkpoint.
+This module uses neither Spark nor the network. The option names come from the documentation of the Spark connectors.
+The options have not been tested against the real services. The sources can resume only from Spark's checkpoint.
 """
 
 from __future__ import annotations
@@ -36,7 +36,13 @@ _PUBSUB_RUNTIME = (
 class CloudReader:
     """The format and options with which Spark reads a cloud stream.
 
-    `event_time_unit` is None for a TIMESTAMP column.
+    Args:
+        format: The name of the Spark data source.
+        options: The options of the Spark data source.
+        payload_column: The column with the bytes of a record.
+        event_time_column: The column with the time of a record.
+        event_time_unit: The unit of that column. None if its type is TIMESTAMP.
+        install: The error message for the case that Spark does not know the format.
     """
 
     format: str
@@ -47,7 +53,7 @@ class CloudReader:
     install: str
 
     def missing_connector_error(self, error: BaseException) -> StartError | None:
-        """Return an error that says what to install, if Spark does not know the format."""
+        """Return an error that says what to install if `error` means that Spark does not know the format; else None."""
         text = str(error)
         unknown = (
             "DATA_SOURCE_NOT_FOUND" in text or "Failed to find data source" in text or "Failed to find the data" in text
@@ -65,18 +71,18 @@ def kinesis_options(
     max_records_per_shard: int | None = None,
     on_data_loss: str = "fail",
 ) -> CloudReader:
-    """Return the reader of a Kinesis data stream.
+    """Return a reader for a Kinesis data stream.
 
-    Its event time is `approximateArrivalTimestamp`, or a field of `data`.
+    The event time is the column `approximateArrivalTimestamp`, or a field of the payload in the column `data`.
 
     Args:
         stream: The name of the stream.
         region: The AWS region, such as "eu-west-1".
         starting_position: "latest", "earliest" or an instant with a time zone ("2024-03-01T09:00:00Z").
-        endpoint: An endpoint that replaces the region's default endpoint.
+        endpoint: The URL of an endpoint to use in place of the region's default endpoint.
         consumer_name: The consumer name for enhanced fan-out, which pushes the stream and costs extra. Each pipeline
             needs its own name. If None, the stream is polled.
-        max_records_per_shard: The maximum number of records per fetch and shard.
+        max_records_per_shard: The maximum number of records that one request fetches from a shard.
         on_data_loss: "skip" continues if a shard was deleted or has expired; "fail" stops with an error.
 
     Raises:
@@ -119,12 +125,21 @@ def pubsub_options(
     location: str | None = None,
     max_records_per_batch: int | None = None,
 ) -> CloudReader:
-    """Return the reader of a Pub/Sub subscription, which begins at the oldest unacknowledged message.
+    """Return a reader for a subscription of Pub/Sub Lite, or of Pub/Sub itself (on Databricks only).
 
-    Pub/Sub Lite takes a full path (projects/…/locations/…/subscriptions/…), or `project` and `location` with the
-    name. Its event time is `publish_timestamp`. Pub/Sub itself, on Databricks only, takes `project` and `topic` with
-    the name. Its event time is `publishTimestampInMillis`, in milliseconds. Raises a ConfigError that lists every
-    mistake.
+    Reading begins at the oldest unacknowledged message. The event time is the column `publish_timestamp` for Pub/Sub
+    Lite, and `publishTimestampInMillis`, in milliseconds, for Pub/Sub itself.
+
+    Args:
+        subscription: The name of the subscription. For Pub/Sub Lite, it can be the full path
+            (projects/…/locations/…/subscriptions/…), without any of the next three arguments.
+        project: The project of the subscription.
+        topic: The topic of the subscription; only for Pub/Sub itself.
+        location: The location of the subscription; only for Pub/Sub Lite.
+        max_records_per_batch: The maximum number of messages per batch; for Pub/Sub itself, per request of a task.
+
+    Raises:
+        ConfigError: One or more arguments are wrong. The message lists all of them.
     """
     problems: list[str] = []
     _check_whole("max_records_per_batch", max_records_per_batch, problems)

@@ -1,4 +1,4 @@
-"""The description of the console."""
+"""The description of the console connector."""
 
 from __future__ import annotations
 

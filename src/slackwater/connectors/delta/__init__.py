@@ -1,1 +1,1 @@
-"""Delta tables as sources and targets. This package reads the log of a table itself, and writes with deltalake."""
+"""Delta tables as sources and targets. The library deltalake writes them; this package reads their log itself."""

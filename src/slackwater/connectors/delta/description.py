@@ -1,4 +1,4 @@
-"""The description of Delta Lake."""
+"""The description of the Delta Lake connector."""
 
 from __future__ import annotations
 

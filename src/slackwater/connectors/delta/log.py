@@ -1,10 +1,11 @@
 """Read the log of a Delta table: its versions, and the files that each version adds and removes.
 
-    _delta_log/00000000000000000012.json   {"add": {"path", "partitionValues", "dataChange"}}
-                                           {"remove": …}
-                                           {"metaData": …}
+    _delta_log/00000000000000000012.json     the changes that version 12 makes
+      {"add": {"path", "partitionValues", "dataChange"}}     a file that it adds
+      {"remove": …}                                          a file that it removes
+      {"metaData": …}                                        the columns of the table, if it changes them
 
-To look for a new version, a run requests only the next file of the log, which is one request if there is no new version.
+To look for a new version, a run requests the next file of the log, and does not list the log.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ class DeltaLog:
             ) from None
 
     def _check_newest(self, version: int) -> None:
-        """Check whether the next version's log file is missing only because `version` is the newest version.
+        """Check that the log file of the next version is missing only because `version` is the newest version.
 
         Raises StartError if the table was replaced, and VersionGoneError if the next version's log file is gone.
         """
@@ -160,7 +161,7 @@ class DeltaLog:
         return PyFileSystem(DeltaStorageHandler(self._path, self._options))
 
     def _stamp(self, version: int) -> object:
-        """Return a value that changes if the log file of a version is replaced."""
+        """Return a value that changes when the log file of a version is replaced."""
         info = self._files().get_file_info(_name(version))
         return (info.size, info.mtime_ns)
 
@@ -208,7 +209,7 @@ class DeltaLog:
 
 
 def delta_error_reason(error: BaseException, options: Mapping[str, str]) -> str:
-    """Return the library's error as one line, without the values of secret storage options."""
+    """Return an error of the library deltalake as one line, without the values of secret storage options."""
     text = mask_secrets(" ".join(str(error).split()) or type(error).__name__)
     for name, value in options.items():
         if value and any(part in name.lower() for part in ("key", "secret", "token", "password", "credential")):
@@ -235,7 +236,7 @@ def _rows(add: Mapping[str, Any]) -> int:
 
 
 def _text(value: Any) -> str | None:
-    """Return a partition value as text, in the format of the log. An empty string means NULL."""
+    """Return a partition value as text, in the format of the log. None for NULL, which can be an empty string."""
     if value is None or value == "":
         return None
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""Reads the results in a Delta table: its latest version, then the rows of added files that no removed file contained."""
+"""Reads the results in a Delta table: first its latest version, then the rows that later versions add."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class DeltaResultReader(ResultReader):
 
 
 def read_delta(path: str, options: Mapping[str, str]) -> LabeledRows:
-    """Read all rows of a table. Raises StartError."""
+    """Read all rows of a table. Raises StartError if it cannot be read."""
     from deltalake import DeltaTable
 
     try:

@@ -1,11 +1,11 @@
-"""A Delta table: the rows of an epoch and its marker in one commit.
+"""A Delta table as a target: each epoch writes its rows and its marker in one commit.
 
     table/_delta_log/00000000000000000012.json
       {"txn": {"appId": "slackwater/user-sessions", "version": 12}}     the marker (writer, epoch)
       {"add": …}  {"remove": …}                                         the rows
 
-`merge` replaces rows with an equal identity (NULL equals NULL, NaN equals NaN) and deletes superseded ones. `append`
-only adds rows.
+The mode "merge" replaces rows with an equal identity (NULL equals NULL, NaN equals NaN) and deletes superseded rows.
+The mode "append" only adds rows.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class DeltaTarget:
 
     @property
     def capacity(self) -> ValueLimits:
-        """Return the limits: times must be in the years that Spark writes and reads."""
+        """Return the value limits: times must be in the range of years that Spark can write and read."""
         return ValueLimits(time_range=YEARS)
 
     def open(self) -> None:
@@ -103,7 +103,7 @@ class DeltaTarget:
     def describe_previous_output(self) -> str | None:
         """Describe the output that another state of this writer left in the table; None if there is none.
 
-        Commits of early versions are not recognized, because they do not name their writer.
+        Commits of early Slackwater versions are not recognized, because they do not name their writer.
         """
         try:
             if not DeltaTable.is_deltatable(self._path, self._options):
@@ -124,8 +124,8 @@ class DeltaTarget:
     ) -> TargetMarker | None:
         """Return the last marker of this writer.
 
-        A commit's transactions identify state and commit only by hashes, which are compared with the `expected`
-        markers.
+        The table's transactions contain only hashes of the state and of the commit id. They are compared with the
+        hashes of the `expected` markers.
         """
         try:
             if not DeltaTable.is_deltatable(self._path, self._options):
@@ -154,7 +154,7 @@ class DeltaTarget:
         return sorted({c["slackwater_writer"] for c in commits if c.get("slackwater_writer")})
 
     def _last_marker(self, delta: DeltaTable, state: str) -> TargetMarker | None:
-        """Return the writer's last marker from recent commits, or else that of `state`, whose commits may be older."""
+        """Return the writer's last marker in the recent commits; without one, the last marker of `state`, if any."""
         writer = self._table.writer
         own_commits = (c for c in delta.history(_RECENT_COMMITS) if c.get("slackwater_writer") == writer)
         if (commit := next(own_commits, None)) is not None:
@@ -165,7 +165,7 @@ class DeltaTarget:
 
     @property
     def _apps(self) -> tuple[str, str]:
-        """The application ids under which the writer's last commit stores hashes of its state and of its commit id."""
+        """The application ids of the transactions that store hashes of the last epoch's state and commit id."""
         return f"slackwater/{self._table.writer}#state", f"slackwater/{self._table.writer}#commit"
 
     def last_epoch(self) -> int:
@@ -234,7 +234,7 @@ class DeltaTarget:
     ) -> None:
         """Upsert `rows` and delete `superseded` in one commit.
 
-        Both are in one source frame, in which a column marks the rows to delete.
+        The merge reads both from one frame, in which an additional column marks the rows to delete.
         """
         columns = {_quote_name(f.name): f"s.{_quote_name(f.name)}" for f in self._table.fields}
         both = rows if superseded is None else pl.concat([rows, superseded], how="diagonal")
@@ -256,7 +256,7 @@ class DeltaTarget:
 
     @property
     def _delete_flag(self) -> str:
-        """The name of the column that marks rows to delete. It differs from all columns of the table."""
+        """The name of the column that marks rows to delete. No column of the table has this name."""
         names = {f.name for f in self._table.fields}
         return next(name for n in range(len(names) + 1) if (name := f"{_DELETE_FLAG}{n or ''}") not in names)
 
@@ -265,7 +265,7 @@ class DeltaTarget:
         return " AND ".join([*(f"(t.{c} IS NOT DISTINCT FROM s.{c})" for c in identity), *self._ranges(rows)])
 
     def _ranges(self, rows: pl.DataFrame) -> Iterator[str]:
-        """Yield bounds of the written keys, so that files of the table without such keys are skipped."""
+        """Yield SQL conditions for the value ranges of the identity columns, so that files outside them are skipped."""
         kinds = {f.name: _DATAFUSION.get(f.type) for f in self._table.fields}
         for name in self._table.identity or ():
             column, kind = rows[name].to_physical(), kinds[name]

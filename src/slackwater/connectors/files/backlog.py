@@ -1,4 +1,4 @@
-"""The unread files of a source."""
+"""Count the unread files of a source."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def list_files(pattern: str) -> list[str] | None:
 def _iterate_files(pattern: str) -> Iterator[str]:
     """Yield the files that a pattern matches, as Spark would list them.
 
-    Spark escapes a character with a backslash; `Path.glob` needs brackets. Spark resolves `..` before it lists.
+    A backslash escapes a character in Spark's patterns, but not in those of `Path.glob`, which needs brackets. Like
+    Spark, this resolves `..` before it lists files.
     """
     pattern = os.path.normpath(pattern)
     root = Path(Path(pattern).anchor)
@@ -59,5 +60,5 @@ def _iterate_files(pattern: str) -> Iterator[str]:
 
 
 def _is_visible(name: str) -> bool:
-    """Return whether Spark reads a file or folder of this name."""
+    """Return whether Spark reads a file or folder with this name."""
     return not name.startswith((".", "_")) and not name.endswith("._COPYING_")

@@ -1,4 +1,4 @@
-"""The description of files: local, or in an object store."""
+"""The description of the files connector, for files on a local disk or in an object store."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """List local files exactly as Spark's file stream would, without Spark.
 
-pattern ─▶ roots ─▶ visible files below them ─▶ those directly in a root, or all if the folders are `column=value`
+pattern ─▶ roots: the paths that match ─▶ visible files below the roots ─▶ only those directly in a root,
+                                                                           or all if the folders are `column=value`
 
 A folder that a Spark stream writes to contains a log of committed files. In such a folder, only these files are listed.
 """
@@ -25,13 +26,13 @@ _QUOTED = re.compile(
 
 
 def to_uri(path: str) -> str:
-    """Return the URI under which Spark lists a path. Raises UnicodeEncodeError for a name that is not valid text."""
+    """Return the URI under which Spark lists a path. Raises UnicodeEncodeError if the path is not valid Unicode."""
     path.encode()
     return "file://" + _QUOTED.sub(lambda m: quote(m[0], safe=""), path)
 
 
 def is_hidden(name: str) -> bool:
-    """Return whether Spark skips a file or folder of this name."""
+    """Return whether Spark skips a file or folder with this name."""
     left_out = (name.startswith("_") and "=" not in name) or name.startswith(".") or name.endswith("._COPYING_")
     return left_out or name.startswith(("_metadata", "_common_metadata"))
 
@@ -42,8 +43,8 @@ class DirectoryListing:
 
     Args:
         pattern: An absolute pattern in Hadoop's syntax.
-        recursive: Include all files below the roots, whatever their folders are called.
-        only: A pattern that the file names must match.
+        recursive: Whether to include all files below the roots, whatever the names of their folders.
+        only: A pattern that the file names must match. None: all names.
     """
 
     pattern: str
@@ -84,7 +85,8 @@ class DirectoryListing:
     def _is_partitioned(self, below: Mapping[str, str | None], direct: Iterable[str]) -> bool:
         """Return whether the folders form one partitioned table (`column=value`).
 
-        Raises ValueError if only some of the files are in such folders.
+        `below`: the result of `_table_root` for each folder below a root. `direct`: the files directly in a root.
+        Raises ValueError if only some of the files are in `column=value` folders.
         """
         if all(top is None for top in below.values()):
             return False
@@ -115,7 +117,7 @@ def _folders_with_files(root: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _table_root(folder: str, root: str) -> str | None:
-    """Return the folder below `root` that contains the `column=value` folders of a path. None if there is none."""
+    """Return the folder, `root` or below, that contains the `column=value` folders of a path; None without any."""
     in_partition, current = False, folder
     while current != root:
         name, _, value = posixpath.basename(current).partition("=")

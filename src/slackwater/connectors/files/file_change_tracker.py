@@ -1,7 +1,10 @@
 """Detect files that changed after they were read. Such files are not read again, but reported and counted.
 
-files that were read    a b c d … x y z        a check covers a few, newest first, then starts over
-each check                     ◀──│──▶          so its cost does not depend on the number of files
+files that were read    a b c d … w x y z
+first check                           ◀──     the newest files
+second check                      ◀──         the next older files; after the oldest, checks start over
+
+A check covers a limited number of files, so its cost does not depend on how many files were read.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ AT_ONCE = 200  # files per check
 
 @dataclass
 class FileChangeTracker:
-    """The files that a source has read, by path. Each entry describes the file as it was when it was read."""
+    """The files that a source has read. `entries`: each file, by path, as it was when read or last found changed."""
 
     entries: dict[str, FileEntry] = field(default_factory=dict)
     _unchecked: list[str] = field(default_factory=list)  # paths left in the current round; the last one is checked next

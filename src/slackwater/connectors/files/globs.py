@@ -39,7 +39,7 @@ def is_pattern(path: str) -> bool:
 
 
 def plain_path(path: str) -> str:
-    """Return a pattern without special characters as a plain path, with escapes removed."""
+    """Convert a pattern without special characters to a plain path, by removing the escapes."""
     return posixpath.normpath(re.sub(r"\\(.)", r"\1", path))
 
 
@@ -118,7 +118,7 @@ def is_dir(entry: os.DirEntry[str]) -> bool:
 
 @lru_cache
 def _matcher(part: str) -> re.Pattern[str]:
-    """Compile one path component, without braces, to a regular expression. Raises ValueError."""
+    """Compile one path component, without braces, to a regular expression. Raises ValueError if it is not valid."""
     regex, index, in_set = "", 0, False
     while index < len(part):
         char = part[index]

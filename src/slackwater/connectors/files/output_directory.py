@@ -1,8 +1,8 @@
 """The directory of a file target: local, or in an object store.
 
-                writing                          marker                                          reading back
-Directory       temporary file, sync, rename     likewise                                         in place
-Bucket          put                              put if unchanged since the last read            from a local cache
+             writing a file                   writing the marker                      reading the files back
+Directory    temporary file, sync, rename     temporary file, sync, rename            in place
+Bucket       put                              put if unchanged since the last read    from a local cache
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ class OutputDirectory(Protocol):
         ...
 
     def write(self, name: str, fill: Callable[[Path], None]) -> None:
-        """Write a file atomically. `fill` writes its content to a path."""
+        """Write a file atomically. `fill` writes the content to the path that it is given."""
         ...
 
     def read(self, name: str) -> bytes | None: ...
 
     def write_marker(self, name: str, content: bytes) -> None:
-        """Overwrite a small file that was read before.
+        """Overwrite the marker, a small file.
 
-        Raises PublishError if another runner has written it in the meantime.
+        Raises PublishError if another runner has written it since it was last read.
         """
         ...
 
@@ -51,12 +51,12 @@ class OutputDirectory(Protocol):
         ...
 
     def local_copy(self) -> Path:
-        """Return a local directory with the files."""
+        """Return a local directory that contains the files."""
         ...
 
 
 def open_directory(path: str | Path, options: Mapping[str, str] | None = None) -> OutputDirectory:
-    """Return the directory at a path or URL. Raises StartError."""
+    """Return the directory at a path or URL. Raises StartError if the URL or its options are not valid."""
     if isinstance(path, Path) or is_local(path):
         return LocalDirectory(Path(path))
     return BucketDirectory(ObjectClient(path.rstrip("/"), options or {}, "target"))
@@ -111,7 +111,7 @@ class LocalDirectory:
 
 @contextmanager
 def _delete_on_failure(path: Path) -> Iterator[None]:
-    """Delete a partially written file if writing fails, such as on a full disk."""
+    """Delete a partially written file if writing fails, for example because the disk is full."""
     try:
         yield
     except BaseException:

@@ -1,7 +1,7 @@
 """Statistics from Parquet footers: the number of rows, and the minimum and maximum of a column.
 
-file   [row group][row group]…[footer: per row group and column  rows, least, greatest, number of NULLs]
-                               ╰─▶ ColumnStats        no row is read
+file   [row group][row group]…[footer: rows, minimum, maximum and number of NULLs, per row group and column]
+                               ╰─▶ ColumnStats, without reading any row
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _leaf_index(footer: FileMetaData, column: str) -> int | None:
 
 
 def _unit_us(column: ColumnSchema) -> int | None:
-    """Return the unit of a time column in microseconds; 0 for an integer column; None for another type."""
+    """Return the unit of a time column in microseconds; 0 for an integer column; None for any other type."""
     if column.max_repetition_level or column.physical_type not in ("INT32", "INT64"):
         return None
     kind = json.loads(column.logical_type.to_json())

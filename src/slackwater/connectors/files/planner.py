@@ -145,7 +145,10 @@ class FilesPlanner:
         return now
 
     def _new_files(self) -> list[FileEntry]:
-        """List the new files, in the order in which they are read. Raises EpochError or ExhaustedError."""
+        """List the new files, in the order in which they will be read.
+
+        Raises EpochError, or ExhaustedError, if a directory cannot be listed.
+        """
         try:
             new = {path for path in self._listing.files() if path not in self._seen_paths}
         except ValueError as error:
@@ -158,7 +161,7 @@ class FilesPlanner:
         return sorted(entries, key=lambda e: (e.timestamp, e.path))
 
     def _file_entry(self, path: str) -> FileEntry | None:
-        """Return the entry of a file. None if it no longer exists, or if Spark cannot read its name."""
+        """Return the entry of a file. None if the file no longer exists, or has a name that Spark cannot read."""
         try:
             status = Path(path).stat()
             return FileEntry(directory_listing.to_uri(path), status.st_mtime_ns // 1_000_000, status.st_size)

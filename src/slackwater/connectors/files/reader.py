@@ -1,4 +1,4 @@
-"""Reads the results in files: those that this pipeline wrote, then the files that did not exist before."""
+"""Reads the results in files: first all files that this pipeline has written, then those that it has added since."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class FilesResultReader(ResultReader):
 
 
 def read_path(where: str) -> LabeledRows:
-    """Read a file, or all files of a directory. Raises StartError."""
+    """Read a file, or all files of a directory. Raises StartError if there are none, or if they differ in format."""
     path = Path(where)
     if not path.exists():
         raise StartError(
@@ -73,7 +73,7 @@ def read_path(where: str) -> LabeledRows:
 
 
 def read_file(path: Path, kind: str) -> pl.DataFrame:
-    """Read the rows of a file. `kind`: parquet, csv or json. Raises StartError."""
+    """Read the rows of a file. `kind`: parquet, csv or json. Raises StartError if the file cannot be read."""
     try:
         if kind == "parquet":
             return pl.read_parquet(path)

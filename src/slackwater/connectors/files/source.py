@@ -1,8 +1,8 @@
 """File sources as streams: a batch is a list of files, which the engine reads and the state stores.
 
-`files_planner` or Spark plans the batches. If Spark plans, its checkpoint records which files belong to which batch
+`files.planner` or Spark plans the batches. If Spark plans, its checkpoint records which files belong to which batch
 (`offsets/<batch>`, `sources/<i>/<n>`). The engine reads exactly the planned files as a batch DataFrame, so columns are
-pruned and each source is read once. It keeps the file names in the state store. `seek` writes them into a new
+pruned and each source is read once. The names of the files are kept in the state store. `seek` writes them to a new
 checkpoint for Spark, so a source can resume even if its checkpoint is lost.
 """
 
@@ -59,9 +59,9 @@ class FileEntry:
     """One file as it was read.
 
     Args:
-        path: Its URI.
-        timestamp: Its modification time in milliseconds.
-        size: Its size in bytes, if known.
+        path: The URI of the file.
+        timestamp: The modification time in milliseconds.
+        size: The size in bytes. None if it is unknown.
     """
 
     path: str
@@ -85,7 +85,7 @@ class FileEntry:
         return time == self.timestamp and (self.size is None or self.size % SIZE_MODULUS == size)
 
     def differs(self, now: FileEntry) -> bool:
-        """Return whether the file changed. Sizes are compared only if both are known: early states did not store them."""
+        """Return whether the file has changed. Sizes are compared only if known: early states did not store them."""
         return self.timestamp != now.timestamp or (
             self.size is not None and now.size is not None and self.size != now.size
         )
@@ -93,7 +93,7 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class FilesSource(SparkPlannedSource):
-    """A file source with its schema, planned by Spark. `PlannedFilesSource` is its counterpart that the run plans.
+    """A file source with its schema, planned by Spark. Its subclass `PlannedFilesSource` is planned by the run.
 
     `zone`: the time zone for timestamps that do not state one, unless a reader option sets it.
     """
@@ -114,7 +114,7 @@ class FilesSource(SparkPlannedSource):
         return {"name": self.name, "query": restore_written_path(self.spec.query or ""), "format": self.spec.format}
 
     def seek(self, checkpoint: Path, index: int, store: StateStore, record: SourceRecord) -> str:
-        """Write a new checkpoint whose batch 0 contains all files in the state, and return its offset line."""
+        """Write a new checkpoint whose batch 0 contains all files in the state. Return the offset line of the batch."""
         log = checkpoint / "sources" / str(index)
         log.mkdir(parents=True)
         entries = load_file_list(store, FileOffsets.coerce(record.offsets))
@@ -241,20 +241,23 @@ def escape_pattern(path: str) -> str:
 
 
 def readable_path(uri: str) -> str:
-    """Convert a URI from Spark's file list to a path for its readers, which expect patterns and no percent-encoding."""
+    """Convert a URI from Spark's file list to a path for Spark's readers: a pattern without percent-encoding."""
     scheme, colon, rest = uri.partition(":")
     return f"{scheme}{colon}{escape_pattern(unquote(rest))}"
 
 
 def _as_glob(query: str) -> str:
-    """Return a pattern that matches only this file. Spark's file stream accepts only directories and patterns."""
+    """Convert the path of a file to a pattern that matches only the file; return any other query unchanged.
+
+    Spark's file stream accepts only directories and patterns.
+    """
     if "://" in query or any(c in query for c in "*?[{") or not Path(query).is_file():
         return query
     return f"{query[:-1]}[{query[-1]}]"
 
 
 def _batch_reader(session: SparkSession, form: str, schema: StructType | None, options: Mapping[str, str]) -> Any:
-    """Return a batch reader. It keeps JSON and CSV records that do not fit the schema in `_corrupt_record`."""
+    """Return a batch reader. It puts JSON and CSV records that do not match the schema into `_corrupt_record`."""
     read = session.read.format(form).options(**options)
     if schema is None:
         return read
@@ -379,7 +382,7 @@ def store_changed_files(store: StateStore, epoch: int, before: FileOffsets, file
 
 
 def load_file_list(store: FileListReader, offsets: FileOffsets) -> list[FileEntry]:
-    """Return every file that is part of the state."""
+    """Return the latest entry of every file in the stored lists that `offsets` references."""
     lines = [line for name in offsets.lists for line in store.read_list(name)]
     entries = (FileEntry(*json.loads(line)) for line in lines)
     return list({e.path: e for e in entries}.values())  # a changed file is listed again; the later entry counts

@@ -1,4 +1,4 @@
-"""Files in a directory: one file per epoch, and a marker with the last epoch.
+"""Files in a directory as a target: one file per epoch, and a marker with the last epoch.
 
 out/sessions/
   user-sessions-000000012.parquet     written under another name, then renamed: complete or absent
@@ -44,7 +44,7 @@ class FilesTarget:
 
     @property
     def capacity(self) -> ValueLimits:
-        """Return the limits: text formats write years with four digits, but Parquet can store any time."""
+        """Return the value limits: text formats write years with four digits, but Parquet can store any time."""
         return ANYTHING if self._format == "parquet" else ValueLimits(time_range=YEARS)
 
     def open(self) -> None:
@@ -98,7 +98,7 @@ class FilesTarget:
     def put_newer_aside(self, rollback: TargetMarker) -> str:
         """Move files written after `rollback` to a directory that readers ignore, and restore `rollback` as the marker.
 
-        Return the directory. The move can be repeated after a crash. Raises StartError.
+        Return the directory. The move can be repeated after a crash. Raises StartError if a file cannot be moved.
         """
         marker, state, own_infix = self._read_marker(), self._table.state, self._own_infix
         newer = [name for name in self._files() if self._is_newer(name, rollback.epoch, own_infix, marker)]
@@ -112,9 +112,10 @@ class FilesTarget:
         return f'"{self._shown}/{to}"'
 
     def _is_newer(self, name: str, epoch: int, own_infix: str, marker: Mapping[str, Any]) -> bool:
-        """Return whether a file is newer than an epoch of this state.
+        """Return whether a file was written after an epoch of this state.
 
-        Such a file was written by this state or by the state that wrote the marker.
+        True for the files of this state's later epochs and, if another state wrote the marker, for all files of that
+        state.
         """
         written = re.fullmatch(rf"{re.escape(self._table.writer)}-([0-9a-f]{{8}}-)?([0-9]{{9,}})\.\w+", name)
         assert written is not None, "names of `_files`"
@@ -144,7 +145,7 @@ class FilesTarget:
         return [name for name in self._folder.names() if named.fullmatch(name)]
 
     def describe_previous_output(self) -> str | None:
-        """Describe the files that another state of this writer left here; None if there are none."""
+        """Describe the files that another state of this writer left in the directory; None if there are none."""
         files, marker = self._files(), self._read_marker()
         if not files or (self._table.state and marker.get("state") == self._table.state):
             return None
@@ -154,7 +155,7 @@ class FilesTarget:
     def put_aside(self) -> str | None:
         """Move all files of this writer, and finally the marker, to a directory that readers ignore.
 
-        Return the directory, or None if there are no files. Raises StartError.
+        Return the directory, or None if there are no files. Raises StartError if a file cannot be moved.
         """
         files = self._files()
         if not files:

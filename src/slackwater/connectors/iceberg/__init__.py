@@ -1,1 +1,1 @@
-"""Iceberg tables as sources and targets, by pyiceberg."""
+"""Iceberg tables as sources and targets, using the library PyIceberg."""

@@ -1,4 +1,4 @@
-"""The description of Iceberg."""
+"""The description of the Iceberg connector."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from slackwater.connectors.tables.description import describe_table_source
 
 
 def _dataset(connection: IcebergConnection, name: str) -> Dataset:
-    """Return the dataset of a table in a catalog.
+    """Return a table of a catalog as an OpenLineage dataset.
 
-    The namespace is the catalog's address, as in OpenLineage's Spark listener; a catalog without an address uses its
-    kind.
+    The namespace is the catalog's address, as in OpenLineage's Spark listener. For a catalog without an address, it is
+    the catalog's kind.
     """
     address = connection.options.get("uri") or connection.options.get("warehouse") or connection.catalog
     scheme, _, rest = address.partition("://")

@@ -1,7 +1,7 @@
 """Read the metadata of an Iceberg table: its snapshots since the last one that was read, and their files.
 
-main ──▶ 9 ──▶ 8 ──▶ 7 ──▶ 6        each snapshot references its parent; expiry breaks the chain
-         append      replace        only added files are read; a replace rewrites existing rows
+main ──▶ 9 ──▶ 8 ──▶ 7 ──▶ 6     each snapshot references its parent; expiry breaks the chain
+         append      replace     the files of an append are read; those of a replace only rewrite existing rows
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class IcebergLog:
         """Return the snapshots after these offsets, oldest first.
 
         The search goes from the current snapshot back to the offsets. With `until`, it stops earlier: at the snapshot
-        with this id, or at the first one whose parent is unknown.
+        with this id, or at one whose parent is unknown.
 
         Raises:
             StartError: The table was rolled back or replaced, so the offsets are not on its main branch.
@@ -154,7 +154,7 @@ class IcebergLog:
         )
 
     def _columns(self, table: Table, snapshot: Snapshot) -> Any:
-        """Return a snapshot's columns if its schema is newer than the schema of the first snapshot, else None."""
+        """Return a snapshot's columns if its schema is newer than that of the first snapshot read, else None."""
         if snapshot.schema_id is None or self._schema is None or snapshot.schema_id <= self._schema:
             return None
         schema = table.schemas().get(snapshot.schema_id)
@@ -173,10 +173,10 @@ def _offsets_of(table: Table, snapshot: Snapshot, files: int | None = None) -> T
 
 
 def _is_successor(snapshot: Snapshot, offsets: TableOffsets) -> bool:
-    """Return whether a snapshot with an unknown parent directly follows these offsets, by its sequence number.
+    """Return whether a snapshot with an unknown parent directly follows these offsets, judging by its sequence number.
 
-    PyIceberg drops the parent of a snapshot once the parent has expired. In tables of format version 1 all sequence
-    numbers are 0.
+    PyIceberg drops the reference to a parent that has expired. In tables of format version 1, all sequence numbers are
+    0.
     """
     if offsets.version < 0 and not snapshot.sequence_number:
         return snapshot.parent_snapshot_id is None

@@ -1,7 +1,7 @@
-"""Work around a bug in PyIceberg 0.12, which writes and reads NULL lists and maps of structs as empty ones.
+"""Work around a bug in PyIceberg 0.12: a NULL list or map that can contain structs is written and read as empty.
 
-PyIceberg's visitor rebuilds such arrays from their offsets, without their validity. A patch of the visitor, for the
-entire process, restores the validity.
+PyIceberg's `ArrowProjectionVisitor` rebuilds the Arrow arrays of such columns from their offsets, without their
+validity. A patch of this class, for the entire process, restores the validity.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _PATCHED = "_slackwater_keeps_nulls"
 
 
 def patch_visitor() -> None:
-    """Patch the visitor, once."""
+    """Patch PyIceberg's `ArrowProjectionVisitor`, unless it is already patched."""
     from pyiceberg.io.pyarrow import ArrowProjectionVisitor
 
     visitor: Any = ArrowProjectionVisitor

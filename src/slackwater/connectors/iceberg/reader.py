@@ -1,4 +1,4 @@
-"""Reads the results in an Iceberg table: the current snapshot, then the rows of files added later."""
+"""Reads the results in an Iceberg table: first the current snapshot, then the rows that later snapshots add."""
 
 from __future__ import annotations
 

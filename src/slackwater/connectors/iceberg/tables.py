@@ -83,7 +83,7 @@ class IcebergTables:
     def create(self, table: str, fields: Sequence[Field], day_of: str | None) -> None:
         """Create a table and its namespace if they do not exist.
 
-        `day_of`: the time column by whose days the table is partitioned.
+        `day_of`: the time column by whose days the table is partitioned; None for an unpartitioned table.
         """
         from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionField, PartitionSpec
         from pyiceberg.transforms import DayTransform
@@ -121,7 +121,7 @@ def _timeout_adapter() -> Any:
 
 
 def schema_of(fields: Sequence[Field]) -> Schema:
-    """Return the columns as an Iceberg schema. Iceberg has no integers below 32 bits."""
+    """Return the columns as an Iceberg schema. Smaller integers become 32 bits wide, the minimum in Iceberg."""
     from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids
     from pyiceberg.schema import assign_fresh_schema_ids
 
@@ -135,7 +135,7 @@ def add_columns(fields: Sequence[Field], table: Table) -> None:
 
 
 def column_differences(fields: Sequence[Field], table: Table) -> Iterator[str]:
-    """Yield a line for each difference that prevents a table from holding the results."""
+    """Yield a line for each difference that prevents a table from storing the results."""
     expected = {f.name: _spark_type(f.field_type) for f in schema_of(fields).fields}
     actual = {f.name: _spark_type(f.field_type) for f in table.schema().fields}
     for name, kind in expected.items():
@@ -167,14 +167,14 @@ def _spark_type(kind: Any) -> str:
 
 
 def to_table_types(rows: pl.DataFrame, fields: Sequence[Field], table: Table) -> pa.Table:
-    """Convert rows to the types and the order of a table's columns."""
+    """Convert rows to the types and the column order of a table."""
     schema = table.schema()
     wide = pa.schema(pa.field(f.name, f.type) for f in schema.as_arrow())
     return rows.to_arrow().cast(to_arrow_schema(list(fields))).select(wide.names).cast(wide)
 
 
 def time_between(column: str, low_us: int, high_us: int) -> BooleanExpression:
-    """Return a filter for a time column; both bounds are inclusive."""
+    """Return a filter for a time column; both limits, in microseconds UTC, are inclusive."""
     from pyiceberg import expressions
 
     are: Any = expressions  # the annotations of its classes are too narrow
@@ -188,7 +188,7 @@ def time_between(column: str, low_us: int, high_us: int) -> BooleanExpression:
 def read_files(
     table: Table, columns: Sequence[str] | None = None, where: BooleanExpression | None = None
 ) -> Iterator[tuple[FileScanTask, pl.DataFrame]]:
-    """Yield the rows of the current snapshot that match `where`, file by file, with all or some columns."""
+    """Yield the rows of the current snapshot that match `where`, file by file, with the given columns or all."""
     from pyiceberg.expressions import AlwaysTrue
 
     for task in table.scan(where or AlwaysTrue()).plan_files():
@@ -198,7 +198,7 @@ def read_files(
 def read_file_rows(
     table: Table, task: FileScanTask, columns: Sequence[str] | None = None, where: BooleanExpression | None = None
 ) -> pl.DataFrame:
-    """Return the rows of a file, without deleted rows."""
+    """Return the rows of a file that match `where` and are not deleted, with the given columns or all."""
     rows = pl.from_arrow(_scan(table, columns, where).to_table([task]))
     assert isinstance(rows, pl.DataFrame)
     return rows
@@ -223,7 +223,7 @@ def read_all(table: Table) -> pl.DataFrame:
 
 
 def iceberg_error_reason(error: BaseException) -> str:
-    """Return the library's error as one line, without secrets of the connection."""
+    """Return a PyIceberg error as one line, without secrets of the connection."""
     while inner := next((a for a in reversed(error.args) if isinstance(a, BaseException)), None):
         error = inner  # HTTP clients nest errors
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -1,13 +1,13 @@
-"""An Iceberg table: the rows of an epoch and its marker in one commit of the catalog.
+"""An Iceberg table as a target: each epoch writes its rows and its marker in one commit of the catalog.
 
     commit of epoch 12
       add-snapshot …                                            the rows; for a correction also the rewritten files
       set-properties {"slackwater/user-sessions/…": "12"}       the marker; a property, because snapshots expire
       assert-ref-snapshot-id main = …                           fails the commit if the table has changed
 
-`append` only adds rows. `merge` replaces rows with an equal identity (NULL equals NULL, NaN equals NaN) and deletes
-superseded ones, by rewriting the files that contain them. A commit is sent once. If the response is lost, the table is
-loaded to find out whether it succeeded.
+The mode "append" only adds rows. The mode "merge" replaces rows with an equal identity (NULL equals NULL, NaN equals
+NaN) and deletes superseded rows, by rewriting the files that contain such rows. Before a failed commit is tried again,
+the table is reloaded, because the commit succeeded if only the response was lost.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class IcebergTarget:
             name: The name of the table, with its namespace.
             mode: "merge" (needs an identity) or "append".
             table: The columns and the writer.
-            day_of: The time column by whose days new tables are partitioned.
+            day_of: The time column by whose days new tables are partitioned; None for unpartitioned tables.
         """
         if mode == "merge" and not table.identity:
             raise StartError(
@@ -74,7 +74,7 @@ class IcebergTarget:
 
     @property
     def capacity(self) -> ValueLimits:
-        """Return the limits: times must be in the years that Spark writes and reads."""
+        """Return the value limits: times must be in the range of years that Spark can write and read."""
         return ValueLimits(time_range=YEARS)
 
     def open(self) -> None:
@@ -154,8 +154,8 @@ class IcebergTarget:
     def publish(self, epoch: int, rows: pl.DataFrame, superseded: pl.DataFrame | None = None, commit: str = "") -> None:
         """Publish an epoch.
 
-        The first attempt uses the loaded table. If this table is outdated, the catalog rejects the commit, and the
-        table is reloaded.
+        The first attempt uses the table as it was last loaded. If that is outdated, the catalog rejects the commit.
+        Each further attempt reloads the table first.
         """
         failed: Exception | None = None
         for tries in range(_TRIES + 1):
@@ -183,8 +183,8 @@ class IcebergTarget:
     ) -> None:
         """Send one commit, without retries.
 
-        PyIceberg's own commit method retries. If a retry is rejected, it deletes the data files, although they belong
-        to the table if the first attempt succeeded. This method does not delete the files of failed attempts.
+        PyIceberg's own commit method retries. If a retry is rejected, PyIceberg deletes the data files, although they
+        belong to the table if the first attempt succeeded. This method does not delete the files of failed attempts.
         """
         from pyiceberg.table import Transaction
         from pyiceberg.table.update import AssertRefSnapshotId, AssertTableUUID
@@ -268,14 +268,14 @@ class IcebergTarget:
 
     @property
     def _time(self) -> str | None:
-        """The time column of the identity by which files are skipped; None if the identity has no time column."""
+        """The time column of the identity, used to skip files; None if the identity has no time column."""
         times = [
             f.name for f in self._columns.fields if f.type == "timestamp" and f.name in (self._columns.identity or ())
         ]
         return self._day_of if self._day_of in times else next(iter(times), None)
 
     def _days(self, keys: pl.DataFrame) -> list[dt.date] | None:
-        """Return the days of the keys' times; None if a key has no time."""
+        """Return the days on which the times of the keys lie; None if a key has no time."""
         if self._time is None or keys[self._time].null_count():
             return None
         return keys[self._time].dt.date().unique().sort().to_list()
@@ -287,7 +287,7 @@ class IcebergTarget:
         return f", of {days[0]}" if len(days) == 1 else f", of {len(days):,} days from {days[0]} to {days[-1]}"
 
     def _day_filter(self, keys: pl.DataFrame) -> BooleanExpression | None:
-        """Return a filter that skips files of days without rows of these keys; None if files cannot be skipped."""
+        """Return a filter that skips files without rows of the keys' days; None if files cannot be skipped."""
         from pyiceberg.expressions import Or
 
         column, days = self._time, self._days(keys)

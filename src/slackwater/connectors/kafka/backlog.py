@@ -1,4 +1,4 @@
-"""The unread records of Kafka topics."""
+"""Count the unread records of Kafka topics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from slackwater.state.protocol import Snapshot
 
 
 def unread_records(broker: KafkaBroker, source: Source) -> Answer:
-    """Request the first and last offset of each partition, and return a function that counts unread records."""
+    """Request the range of offsets of each partition, and return a function that counts the unread records."""
     partitions = broker.partitions(source.query or "", f'source "{source.name}"')
     bounds = broker.offset_ranges([(t, p) for t, parts in partitions.items() for p in parts])
 

@@ -1,4 +1,4 @@
-"""Queries to a Kafka cluster that do not read records: topics, partitions, topic ids and offsets."""
+"""Request the topics, partitions, topic ids and offsets of a Kafka cluster. No records are read."""
 
 from __future__ import annotations
 
@@ -24,13 +24,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class KafkaBroker:
-    """A connection to a cluster, for metadata and offsets."""
+    """A connection to a cluster, for metadata and offsets.
+
+    Methods that raise EpochError do so if the brokers do not respond or reject the request.
+    """
 
     connection: KafkaConnection
     errors: list[str] = field(default_factory=list)
 
     def settings(self) -> dict[str, Any]:
-        """Return settings for librdkafka that suppress its logging. Its errors are collected for messages instead."""
+        """Return the settings for librdkafka. They suppress its log, and collect its errors in `errors` instead."""
 
         def on_error(error: Any) -> None:
             self.errors.append(error.str())
@@ -75,8 +78,7 @@ class KafkaBroker:
     def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
         """Return the id of each topic.
 
-        Topics that do not exist are omitted, and so are topics of brokers that do not support topic ids. Raises
-        EpochError.
+        Omits topics that do not exist, and all topics if the brokers do not support topic ids. Raises EpochError.
         """
         from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
@@ -122,7 +124,10 @@ class KafkaBroker:
         return {**offsets, **{key: high for key, (_, high) in self.offset_ranges(none).items()}} if none else offsets
 
     def offset_ranges(self, partitions: Sequence[tuple[str, int]]) -> dict[tuple[str, int], tuple[int, int]]:
-        """Return, for each partition, the first existing offset and the next one to be written. Raises EpochError."""
+        """Return, for each partition, the offsets of the first record and of the next record to be written.
+
+        Raises EpochError.
+        """
         from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
         first: Any = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
@@ -160,7 +165,10 @@ class KafkaBroker:
     def _list_offsets(
         self, partitions: Sequence[tuple[str, int]], *specs: Any, **more: Any
     ) -> list[dict[tuple[str, int], int]]:
-        """Request offsets for several offset specs at once, by partition. Retries until the timeout. Raises EpochError."""
+        """Return, for each of several offset specs, the offsets by partition.
+
+        Requests are retried until the timeout. Raises EpochError.
+        """
         from confluent_kafka import KafkaException, TopicPartition
 
         topic_partitions = [TopicPartition(t, p) for t, p in partitions]
@@ -208,7 +216,7 @@ def client_settings(connection: KafkaConnection) -> dict[str, Any]:
 
 
 def _credentials(options: Mapping[str, str]) -> dict[str, str]:
-    """Return the user and password of a JAAS entry as librdkafka settings."""
+    """Return the user and password from the option `sasl.jaas.config` as librdkafka settings."""
     entry = str(options.get("sasl.jaas.config", ""))
     pairs = {name: _JAAS[name].search(entry) for name in _JAAS}
     return {f"sasl.{name}": re.sub(r"\\(.)", r"\1", m[1]) for name, m in pairs.items() if m}
@@ -226,6 +234,6 @@ def matches_query(query: str, topic: str) -> bool:
 
 
 def _format_topic_id(id_: Any) -> str:
-    """Format a topic id as Kafka's tools do. Empty for the zero id, which brokers without topic ids return."""
+    """Format a topic id as Kafka's tools do. Empty for the zero id, which brokers that do not support ids return."""
     text = str(id_).replace("/", "_").replace("+", "-")
     return "" if not text.strip("A") else text

@@ -89,7 +89,7 @@ class KafkaConnector(Connector[KafkaConnection]):
         return partial(unread_records, KafkaBroker(self.connection), spec)
 
     def target_with_marker(self, spec: TargetSpec, table: TargetTable) -> KafkaTarget | None:
-        """Return the target if it delivers exactly once. With at-least-once delivery, a topic has no marker."""
+        """Return the target if it delivers exactly once; else None, because the target then has no marker."""
         from slackwater.connectors.kafka.target import KafkaTarget
 
         if spec.delivery != "exactly_once":

@@ -1,4 +1,4 @@
-"""The description of Kafka."""
+"""The description of the Kafka connector."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _at_least_once(t: TargetKeys) -> str | None:
 
 
 def _upserts(t: TargetKeys, window: Window) -> bool:
-    """Return whether the key of a record identifies one window of one key."""
+    """Return whether the key of a Kafka record identifies one result: its `group_by` values and its window."""
     if t.key_columns is None:
         return True
     keys, key_columns = set(window.group_by), set(t.key_columns)

@@ -1,8 +1,8 @@
 """The markers of exactly-once Kafka targets: one compacted topic per cluster, one key per writer and topic.
 
-    _slackwater_epochs    key "writer|topic"    value "state:epoch"    headers: the commit, the id of the topic with the rows
+    _slackwater_epochs    key "writer|topic"    value "state:epoch"    headers: the commit id, the id of the rows' topic
 
-A marker is a record in the same transaction as the rows.
+A marker is a record that is written in the same transaction as the rows.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class KafkaMarkers:
 
     Args:
         settings: A function that returns the client settings plus the settings passed to it.
-        topic: The topic with the rows.
+        topic: The topic that contains the rows.
         writer: The name of the writer.
         timeout: The time limit of each broker operation, in seconds.
     """
@@ -63,7 +63,7 @@ class KafkaMarkers:
         return f"{marker.state}:{marker.epoch}".encode(), [(k, v.encode()) for k, v in headers.items() if v]
 
     def _topic_id_of(self, admin: AdminClient) -> str:
-        """Return the id of the topic with the rows; empty if unknown. A recreated topic has another id."""
+        """Return the id of the topic that contains the rows; empty if unknown. A recreated topic has a different id."""
         try:
             answers = admin.describe_topics(TopicCollection([self.topic]), request_timeout=self.timeout)
             return str(answers[self.topic].result(self.timeout).topic_id)
@@ -73,7 +73,7 @@ class KafkaMarkers:
     def find_topic(self, admin: AdminClient) -> None:
         """Create the markers topic if it does not exist. Raises StartError if the existing topic is not compacted.
 
-        In such a topic, the broker would delete old markers, and epochs would be published again.
+        In a topic that is not compacted, the broker deletes old markers, so epochs would be published again.
         """
         if EPOCHS_TOPIC not in admin.list_topics(timeout=self.timeout).topics:
             self.create(admin, EPOCHS_TOPIC, 1, {"cleanup.policy": "compact"})
@@ -109,23 +109,23 @@ class KafkaMarkers:
     def read(self, admin: AdminClient, committed: bool = False) -> TargetMarker | None:
         """Return the last committed marker of this writer. None if there is none, or if the topic was recreated.
 
-        `committed`: do not wait for open transactions.
+        `committed`: whether to ignore open transactions; by default, the call waits until they end.
         """
         self._topic_id = self._topic_id_of(admin)
         last = self._last_records(admin, committed).get(self.key)
         return None if last is None else self._parse_marker(last)
 
     def writers(self, admin: AdminClient) -> list[str]:
-        """Return the writers that left a marker for this topic."""
+        """Return the writers that have a marker for this topic."""
         names = (key.decode().rpartition("|") for key in self._last_records(admin, committed=True))
         return sorted(writer for writer, _, topic in names if topic == self.topic)
 
     def _last_records(self, admin: AdminClient, committed: bool) -> dict[bytes, Message[Any, Any]]:
         """Return the last committed record of each key.
 
-        By default, this reads to the end of the log, not just to the last committed record. Otherwise, an open
-        transaction of another pipeline would hide a later marker of this pipeline. Transaction markers also occupy
-        offsets, so the end is detected by an event of the client.
+        With `committed`, reading stops before the first open transaction. Without it, reading continues to the end of
+        the log, because an open transaction of another pipeline can precede a marker of this pipeline. Kafka's
+        transaction markers also occupy offsets, so the end is detected by an event of the client.
         """
         level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
         ends = admin.list_offsets(

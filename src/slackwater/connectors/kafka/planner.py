@@ -40,7 +40,7 @@ _PARTITIONS_FOR_S = 1.0  # how many seconds a list of partitions is cached
 
 @dataclass(frozen=True)
 class OffsetRanges:
-    """The records from `start` up to but not including `end`."""
+    """The records of each partition from offset `start` up to but not including offset `end`."""
 
     source: KafkaSource
     start: ByTopic
@@ -82,7 +82,7 @@ class KafkaPlanner:
         return OffsetRanges(self._source, group_by_topic(start), group_by_topic(self._position))
 
     def _latest(self) -> Offsets:
-        """Return the end of each partition. A new partition begins at its first record."""
+        """Return the readable end of each partition. Add new partitions to the position, at their first record."""
         if time.monotonic() - self._partitions_at > _PARTITIONS_FOR_S:
             self._partitions, self._partitions_at = self._source.partitions(), time.monotonic()
         latest = self._source.broker.readable_ends(self._partitions, self._source.isolation)
@@ -100,7 +100,7 @@ class KafkaPlanner:
 
 
 def limit_offsets(start: Offsets, end: Offsets, max_records: int | None) -> Offsets:
-    """Return the end of an epoch with about `max_records` records.
+    """Return the end of an epoch with about `max_records` records; with None, the epoch ends at `end`.
 
     Each partition with new records advances in proportion to their number, and by at least one record.
     """

@@ -1,4 +1,4 @@
-"""Reads the results in a Kafka topic: first the latest record of each key at the end of the topic, then later records."""
+"""Reads the results in a Kafka topic: first the latest record of each key among the last records, then new ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SECONDS = 30.0
 
 @dataclass
 class KafkaResultReader(ResultReader):
-    """The result reader for a Kafka topic, which reads only committed records of this pipeline. See `ResultReader`."""
+    """The result reader for a Kafka topic. It reads only committed records of its pipeline. See `ResultReader`."""
 
     pipeline: Pipeline
     connection: KafkaConnection
@@ -79,7 +79,7 @@ class KafkaResultReader(ResultReader):
             self._consumer.close()
 
     def _open_consumer(self, tail: int) -> bool:
-        """Open a consumer `tail` records before the end of each partition. Return whether the topic exists."""
+        """Open a consumer at `tail` offsets before the end of each partition. Return whether the topic exists."""
         from confluent_kafka import Consumer, TopicPartition
 
         if self._consumer is not None:

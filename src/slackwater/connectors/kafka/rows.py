@@ -65,7 +65,7 @@ class KafkaRows:
             table: The columns and the writer.
             value_format: "json" or "avro".
             key_columns: The columns of the key; by default the identity. Empty: no key.
-            schema_id: The id for Confluent's frame, which is added before Avro values.
+            schema_id: The schema id for Confluent's frame, which then precedes Avro values. None: no frame.
         """
         self._table, self._schema_id = table, schema_id
         self._key_columns = list(table.identity or ()) if key_columns is None else key_columns
@@ -82,7 +82,7 @@ class KafkaRows:
         return ((k, v, []) for k, v in zip(json_objects(rows.select(self._key_columns)), values, strict=True))
 
     def tombstones(self, superseded: pl.DataFrame) -> Messages:
-        """Return the key of every superseded row with a NULL value, so that a compacted topic deletes the row."""
+        """Return, for every superseded row, its key and a NULL value, so that a compacted topic deletes the row."""
         return ((key, None, []) for key in json_objects(superseded.select(self._key_columns)))
 
     def _avro_values(self) -> Callable[[pl.DataFrame], list[bytes]]:
@@ -197,7 +197,10 @@ def _map_converter(field: Field) -> Callable[[Any], Any] | None:
 
 
 def json_objects(rows: pl.DataFrame) -> list[bytes]:
-    """Convert every row to a JSON object: ISO 8601 times, base64 bytes, decimals and non-finite floats as strings."""
+    """Convert every row to a JSON object.
+
+    Times are in ISO 8601, and bytes in base64. Decimals and non-finite floats are strings.
+    """
     json_text = row_to_json(rows.schema, "base64").cast(pl.Binary)
     objects: list[bytes] = rows.select(json_text.alias("json")).to_series().to_list()
     return objects

@@ -1,9 +1,9 @@
 """Kafka sources as streams: the engine reads each batch by offsets, which the state stores.
 
-`kafka_planner` or Spark plans the batches.
+`kafka.planner` or Spark plans the batches.
 
     checkpoint/offsets/7   {"orders": {"0": 1200, "1": 1180}}      the end of batch 7, and the start of batch 8
-    state store            the same, as part of the commit          `seek` writes it into a new checkpoint
+    state store            the same offsets, in the commit         `seek` returns them for a new checkpoint
 
 Rows have the columns of the payload, and `_key`, `_value`, `_headers`, `_topic`, `_partition` and `_offset`.
 `_event_ts` is the timestamp of the record.
@@ -56,7 +56,7 @@ def sample_records(session: SparkSession, spec: Source, connection: KafkaConnect
 
 @dataclass(frozen=True)
 class KafkaSource(SparkPlannedSource):
-    """A Kafka source with its payload, planned by Spark. `kafka_planner` has its counterpart that the run plans.
+    """A Kafka source with its payload, planned by Spark. Its subclass `PlannedKafkaSource` is planned by the run.
 
     `group`: the consumer group with which the source reads.
     """
@@ -87,7 +87,10 @@ class KafkaSource(SparkPlannedSource):
         self.broker.partitions(self.spec.query or "", self._where)
 
     def partitions(self) -> list[tuple[str, int]]:
-        """Return the current partitions of all its topics. Raises StartError."""
+        """Return the current partitions of all topics of the source.
+
+        Raises StartError if the brokers cannot be reached or a topic does not exist.
+        """
         topics = self.broker.partitions(self.spec.query or "", self._where)
         return [(topic, part) for topic, parts in topics.items() for part in parts]
 
@@ -143,7 +146,7 @@ class KafkaSource(SparkPlannedSource):
     def _complete_offsets(self, offsets: ByTopic) -> ByTopic:
         """Extend the configured offsets to all partitions.
 
-        Partitions that are not configured begin at their first record (-2).
+        Partitions without a configured offset begin at their first record, which Spark writes as -2.
         """
         topics = self.broker.partitions(self.spec.query or "", self._where)
         return {t: {str(p): offsets.get(t, {}).get(str(p), -2) for p in parts} for t, parts in topics.items()}
@@ -158,7 +161,7 @@ class KafkaSource(SparkPlannedSource):
         return KafkaOffsets({t: {str(p): bounds[t, p][1] for p in parts} for t, parts in topics.items()}, ids)
 
     def configured_start(self) -> KafkaOffsets:
-        """Return the offsets that the setting `starting_offsets` specifies, unless it is "latest"."""
+        """Return the offsets that `starting_offsets` specifies. For "latest", call `latest` instead."""
         start, topics = self.spec.starting_offsets, self.broker.partitions(self.spec.query or "", self._where)
         named = start if isinstance(start, Mapping) else {}
         ids, bounds = (
@@ -176,15 +179,16 @@ class KafkaSource(SparkPlannedSource):
     # -- start offsets -------------------------------------------------------------------------------------------
 
     def seek(self, checkpoint: Path, index: int, store: StateStore, record: SourceRecord) -> str:
-        """Return the offsets at which a new checkpoint starts; "-" if this source has never been read."""
+        """Return the offsets at which a new checkpoint starts, as JSON; "-" if this source has never been read."""
         return "-" if record.offsets is None else json.dumps(self.start_offsets(record))
 
     def start_offsets(self, record: SourceRecord) -> ByTopic:
-        """Return the offsets at which each partition continues after `record`.
+        """Return the offset of each partition at which reading continues after `record`.
 
         A source that has never been read begins at `starting_offsets`. A partition that is not in the state begins at
-        its first record, unless `starting_offsets` names it. "latest" does not apply to such a partition, because it
-        would lose records written while the pipeline was stopped. A recreated topic begins at its first record.
+        its first record, unless `starting_offsets` contains an offset for it. The value "latest" does not apply to
+        such a partition, because records written while the pipeline was stopped would be lost. Partitions of a
+        recreated topic begin at their first record.
 
         Raises:
             EpochError: A topic was recreated, and `on_data_loss` is not "skip".
@@ -256,9 +260,10 @@ class KafkaSource(SparkPlannedSource):
     def read_between(
         self, session: SparkSession, start: ByTopic, end: ByTopic, record: SourceRecord | None = None
     ) -> SourceBatch | None:
-        """Return the records from `start` up to but not including `end`; None if there are none.
+        """Return the records from `start` up to but not including `end`; None if there are none and none were lost.
 
-        `record`: the offsets in the state, with the ids of the topics that were read. Raises EpochError.
+        `record`: the offsets in the state, with the ids of the topics that were read. Raises EpochError if records were
+        lost or a topic was recreated, unless `on_data_loss` is "skip".
         """
         ids = self.broker.topic_ids(end)
         replaced = self._check_topics(KafkaOffsets.coerce(None if record is None else record.offsets), ids)
@@ -329,7 +334,7 @@ class KafkaSource(SparkPlannedSource):
         return self.decode(records)
 
     def _reader(self, session: SparkSession) -> Any:
-        """Return the reader for all epochs. Options that never change are set once per Spark session."""
+        """Return the reader that all epochs share. Options that never change are set once per Spark session."""
         if self._cache.get("session") is not session:
             read = session.read.format("kafka").options(**self._options()).option("kafka.group.id", self.group)
             read = read.option("failOnDataLoss", str(self.spec.on_data_loss != "skip").lower())
@@ -347,7 +352,7 @@ class KafkaSource(SparkPlannedSource):
     # -- for external tools ----------------------------------------------------------------------------------------
 
     def advertise(self, offsets: Offsets) -> None:
-        """Commit offsets to the consumer group `commit_group`, for tools that show lag. This project never reads them."""
+        """Commit offsets to the consumer group `commit_group`, for tools that show lag. Slackwater never reads them."""
         from confluent_kafka import Consumer, KafkaException, TopicPartition
 
         kafka_offsets = KafkaOffsets.coerce(offsets)

@@ -1,4 +1,4 @@
-"""A Kafka topic: every row is one message. With exactly_once, an epoch and its marker are one transaction.
+"""A Kafka topic as a target: every row is one message. With exactly_once, an epoch and its marker are one transaction.
 
     begin ─ row ─ row ─ row ─ marker ─ commit       readers with isolation.level = read_committed see all or none
             └──── topic ────┘ └ _slackwater_epochs: key "writer|topic", value the epoch; compacted
@@ -7,8 +7,8 @@ The key of a message is the identity of its row, so that a compacted topic keeps
 is written as its key with a NULL value (a tombstone). If the key columns do not identify windows, the topic is a log:
 rows are only added.
 
-A process that dies halfway leaves an open transaction. The next process with the same transactional.id makes the broker
-abort it, and reads the marker, which shows whether that epoch was published.
+A process that dies during an epoch leaves an open transaction. The next process with the same transactional.id makes
+the broker abort it, and reads the marker, which shows whether the epoch was published.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class KafkaTarget:
             value_format: "json" or "avro".
             delivery: "at_least_once" or "exactly_once".
             key_columns: The columns of the key; by default the identity.
-            schema_id: The id in the Confluent frame before Avro values.
+            schema_id: The schema id for Confluent's frame, which then precedes Avro values. None: no frame.
             creation: How to create a topic that does not exist. If None, `open` fails instead.
             timeout: The time limit of each broker operation, in seconds.
             upserts: Whether `key_columns`, if specified, identify rows.
@@ -109,7 +109,7 @@ class KafkaTarget:
 
     @property
     def capacity(self) -> ValueLimits:
-        """Return the limits: years of four digits, as in JSON keys, and a maximum size of keys if rows have an identity."""
+        """Return the value limits: four-digit years, as in JSON keys; if rows have an identity, a maximum key size."""
         return ValueLimits(time_range=YEARS, key_bytes=_KEY_BYTES if self._table.identity else None)
 
     def open(self) -> None:
@@ -148,7 +148,7 @@ class KafkaTarget:
     ) -> TargetMarker | None:
         """Return the last marker, which exists only with exactly_once.
 
-        `fence` aborts a dead process's open transaction.
+        `fence`: whether to abort the open transaction of a process that has died.
         """
         try:
             admin = AdminClient(self._settings({}))
@@ -232,7 +232,7 @@ class KafkaTarget:
     def _produce(
         self, producer: Producer, epoch: int, messages: Messages, on_delivery: Callable[[Any, Any], None]
     ) -> None:
-        """Produce one message per call, because batches of the client library cannot have headers."""
+        """Produce the messages one by one, because batch calls of the client library do not support headers."""
         headers, topic = self._rows.headers(epoch), self._topic
         for key, value, row_headers in messages:
             self._send(producer, topic, value, key, headers=[*row_headers, *headers], on_delivery=on_delivery)
@@ -302,7 +302,7 @@ class KafkaTarget:
     def _settings(self, more: Mapping[str, Any]) -> dict[str, Any]:
         """Return the client settings plus `more`.
 
-        The settings suppress the client library's logging, because errors contain its output.
+        The settings suppress the log of the client library, because its errors contain the same information.
         """
 
         def on_error(error: KafkaError) -> None:

@@ -80,13 +80,13 @@ def _text(spec: Source) -> str:
 
 
 def _marked(text: str) -> str:
-    """Add a marker field with a default to a reader's schema. It is only set in records that were decoded."""
+    """Add the field `_MARK` with a default value to a reader's schema. It is NULL if a record could not be decoded."""
     schema = json.loads(text)
     return json.dumps({**schema, "fields": [*schema["fields"], {"name": _MARK, "type": "boolean", "default": True}]})
 
 
 def _spark_schema(session: SparkSession, spec: Source, text: str) -> StructType:
-    """Return the columns to which Spark converts an Avro schema. Raises StartError."""
+    """Return the columns to which Spark converts an Avro schema. Raises StartError if it is not a usable record."""
     from pyspark.sql.types import StructType
 
     from_avro = spark_connect.from_avro(session)

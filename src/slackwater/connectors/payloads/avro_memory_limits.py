@@ -1,8 +1,9 @@
 """Limits on how much memory an Avro record may make Java allocate.
 
 A record of ten bytes can announce a string of 2 GB or an array of two billion items. Avro's decoder allocates that much
-memory before it reads on. This kills Spark's process, so one record would stop the pipeline on every start. With these
-limits, such a record is a bad row. Avro reads the limits from Java system properties when its decoder is loaded.
+memory before it reads the content. This kills Spark's process, so one record would stop the pipeline on every start.
+With these limits, such a record is a bad row. Avro reads the limits from Java system properties when its decoder is
+loaded.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ JAVA_OPTIONS = " ".join(f"-D{name}={limit}" for name, limit in LIMITS.items())
 
 
 def set_memory_limits(session: SparkSession) -> None:
-    """Set the limits in the driver's process, unless they are set already.
+    """Set the limits in the process of the Spark driver, unless they are set already.
 
     They have no effect if that process has already decoded Avro. A Spark Connect server keeps its own limits.
     """

@@ -1,6 +1,8 @@
-"""Definitions that all payload formats share. For an undecodable record, the column `_corrupt_record` has its text.
+"""Definitions that all payload formats share.
 
-records ──▶ plus `_p`, the payload as a struct ──▶ its fields, columns of the record, `_corrupt_record`
+records ──▶ records with the payload as a struct, `_p` ──▶ fields of `_p`, columns of the record, `_corrupt_record`
+
+The column `_corrupt_record` contains the text of a record that could not be decoded; it is NULL for all others.
 """
 
 from __future__ import annotations
@@ -30,10 +32,10 @@ class RawRecords:
         session: The Spark session.
         spec: The source.
         body: The column with the bytes of a record.
-        address: The address of the schema registry.
+        address: The address of the schema registry, if there is one.
         topics: The topics that the query lists by name.
-        stored_schema: The schema of the first start, as Spark's JSON.
-        sample: A function that returns some records as strings.
+        stored_schema: The schema of the first start, if any, in Spark's JSON format.
+        sample: A function that returns some records as strings, to infer a schema from them.
         zone: The time zone for timestamps that do not state one.
     """
 
@@ -49,7 +51,8 @@ class RawRecords:
     def versions(self, file: str | None) -> Sequence[schema_registry.SchemaVersion]:
         """Return every version of the topics' schemas in the registry. Raises StartError if there is no registry.
 
-        `file`: the config key for a schema file, which the message suggests instead.
+        `file`: the config key for a schema file, which the error suggests as an alternative; None if there is no such
+        key.
         """
         if self.address is None or not self.topics:
             instead = f"{file}, or " if file else ""
@@ -72,9 +75,9 @@ class Payload(ABC):
     FAILED: ClassVar[str] = "_p IS NULL"  # SQL: true if a record was not decoded
 
     def decode(self, records: DataFrame, meta: Sequence[str]) -> DataFrame:
-        """Return the payload's columns, the `meta` columns (SQL), and `_corrupt_record`.
+        """Return the payload's columns, the columns of the SQL expressions `meta`, and `_corrupt_record`.
 
-        `_corrupt_record` is NULL for a decoded record.
+        `_corrupt_record` is NULL for a record that was decoded.
         """
         text = f"coalesce(try_validate_utf8(CAST({self.body} AS STRING)), hex({self.body}))"
         return self.with_payload(records).selectExpr(

@@ -15,7 +15,7 @@ _NAMES = 1000
 def detect_field_names(
     session: SparkSession, frame: DataFrame, form: str | None, options: Mapping[str, str]
 ) -> list[str]:
-    """Return the keys of JSON objects, the header of CSV, or the columns of Parquet. Empty if the data has no names."""
+    """Return the keys of JSON objects, the names in a CSV header, or the columns of Parquet; empty without any."""
     if "_value" in frame.columns:
         return _keys(frame.limit(_ROWS).selectExpr("CAST(_value AS STRING) AS value"))
     files = frame.inputFiles()[:1]

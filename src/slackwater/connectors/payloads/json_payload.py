@@ -44,7 +44,7 @@ class JsonPayload(Payload):
 
     Args:
         zone: The time zone for timestamps that do not state one.
-        in_frame: Whether a registry frame precedes the text.
+        in_frame: Whether a registry frame (a zero byte and the schema id) precedes the JSON.
     """
 
     zone: str = UTC
@@ -61,7 +61,10 @@ class JsonPayload(Payload):
 
     @classmethod
     def from_registry(cls, records: RawRecords) -> JsonPayload:
-        """Return a decoder for the newest version of the subject `<topic>-value` in a registry. Raises StartError."""
+        """Return a decoder for the newest version of the subject `<topic>-value` in a registry.
+
+        Raises StartError if that version cannot be read or used.
+        """
         *_, latest = records.versions(file=None)
         try:
             ddl = json_schema.schema_columns(latest.text, latest.references)

@@ -3,8 +3,8 @@
     {"properties": {"user": {"type": "string"}, "at": {"type": "string", "format": "date-time"}}}
         ─▶ user STRING, at TIMESTAMP
 
-A property that no column type can hold becomes STRING, with its JSON as text. Examples are values of several types,
-arrays or objects without a schema, and recursive types.
+A property that no other column type can represent becomes a STRING that contains the JSON of its value. Examples are
+values of several types, arrays or objects without a schema, and recursive types.
 """
 
 from __future__ import annotations

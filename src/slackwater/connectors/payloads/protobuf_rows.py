@@ -103,7 +103,7 @@ def _decode_pieces(decoder: Any, messages: pa.Array, kind: pa.DataType) -> Itera
 
 
 def _is_decoder_error(error: BaseException) -> bool:
-    """Return whether an error comes from decoding a record. A Rust panic is not a subclass of Exception."""
+    """Return whether an error comes from decoding a record. This includes Rust panics, which are not an `Exception`."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 

@@ -67,11 +67,11 @@ class ProtoFiles:
 
     @cached_property
     def message_indexes(self) -> Mapping[str, tuple[int, ...]]:
-        """The messages of the file itself, with the indexes used in registry frames: one per level of nesting."""
+        """The messages that the file itself defines, with their indexes in registry frames: one per nesting level."""
         return {name: place for name, place, _ in _messages_in(self._set.file[-1])}
 
     def full_name(self, name: str | None) -> str:
-        """Return the full name of a message, by default of the first one in the file. Raises ValueError."""
+        """Return the full name of a message, by default the first one in the file. Raises ValueError without one."""
         if name is None:
             if not self.message_indexes:
                 raise ValueError("it holds no message")
@@ -153,7 +153,10 @@ def _is_compatible(old: ProtoFiles, was: str, new: ProtoFiles, name: str, compar
 
 
 def from_file(path: Path) -> ProtoFiles:
-    """Load a descriptor set, or a .proto file with its imports from the same folder. Raises OSError or ValueError."""
+    """Load a descriptor set, or a .proto file with its imports from the same folder.
+
+    Raises OSError if a file cannot be read, and ValueError if it is not valid.
+    """
     if path.suffix == ".proto":
         path.read_bytes()  # raises a clear error if the file does not exist
         return ProtoFiles(_compile(path.parent, path.name))
@@ -225,7 +228,8 @@ def _ddl(kind: pa.DataType) -> str:
 def record_prefixes(number: int, place: Sequence[int]) -> list[bytes]:
     """Return the byte prefixes that may precede a message: a zero byte, the schema id, and the message indexes.
 
-    The indexes are zigzag varints, preceded by their count. The first message may be abbreviated to a single zero.
+    The indexes are zigzag varints, preceded by their count. For the first message, the indexes and their count may be
+    abbreviated to a single zero byte.
     """
     frame = b"\0" + number.to_bytes(4, "big")
     prefixes = [frame + b"".join(_varint(n << 1) for n in (len(place), *place))]

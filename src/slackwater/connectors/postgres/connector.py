@@ -1,4 +1,4 @@
-"""Connector for Postgres: a table for results and a table for dead letters."""
+"""Connector for Postgres: tables for results and for dead letters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The description of Postgres."""
+"""The description of the Postgres connector."""
 
 from __future__ import annotations
 

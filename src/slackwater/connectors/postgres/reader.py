@@ -1,4 +1,4 @@
-"""Reads the results in a Postgres table: its rows, then rows whose transaction the last read did not see."""
+"""Reads the results in a Postgres table: first its rows, then the rows of transactions invisible to the last read."""
 
 from __future__ import annotations
 
@@ -40,8 +40,7 @@ def _visible_in(snapshot: str) -> str:
 class PostgresResultReader(ResultReader):
     """The result reader for a Postgres table.
 
-    `order`: the column with the highest values in the newest rows; None if the time of writing determines the newest
-    rows.
+    `order`: the column whose highest values are in the newest rows. None: the newest rows are those written last.
     """
 
     url: str
@@ -56,7 +55,7 @@ class PostgresResultReader(ResultReader):
         return f"table {self.table} in Postgres at {client.server_address(self.url)}"
 
     def read(self, where: Mapping[str, str | None] | None = None, limit: int | None = None) -> pl.DataFrame | None:
-        """Return the newest rows. With `where`, the server filters them, and `poll` is not affected."""
+        """Return the newest rows. With `where`, the server filters them, and the call does not affect `poll`."""
         from slackwater.state.postgres import client
 
         snapshot = self._current_snapshot()
@@ -81,7 +80,7 @@ class PostgresResultReader(ResultReader):
         return self._read(current, f" AND NOT {_visible_in(previous)}")
 
     def _read(self, snapshot: str, tail: str) -> pl.DataFrame | None:
-        """Return the rows of this snapshot. Rows written later belong to the next snapshot."""
+        """Return the rows visible in a snapshot. `tail`: further conditions and the order, as SQL."""
         rows = read_table(self.url, self.table, f"{self._snapshot_clause(snapshot)}{tail}")
         return None if rows is None else none_if_empty(rows)
 
@@ -134,7 +133,10 @@ def read_postgres(url: str, table: str) -> LabeledRows:
 
 
 def read_table(url: str, table: str, tail: str = "") -> pl.DataFrame | None:
-    """Read the rows of a table; None if it does not exist. `tail`: the SQL after the table name. Raises StartError."""
+    """Read the rows of a table; None if it does not exist. Raises StartError if it cannot be read.
+
+    `tail`: the SQL after the table name.
+    """
     import psycopg
 
     from slackwater.state.postgres import client
@@ -164,7 +166,10 @@ def read_table(url: str, table: str, tail: str = "") -> pl.DataFrame | None:
 
 
 def count_rows(url: str, table: str, tail: str, most: int) -> int:
-    """Count the rows of a table, up to `most`. `tail`: the SQL after the table name. Raises StartError."""
+    """Count the rows of a table, up to `most`. Raises StartError if the table cannot be read.
+
+    `tail`: the SQL after the table name.
+    """
     import psycopg
 
     from slackwater.state.postgres import client

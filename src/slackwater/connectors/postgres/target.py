@@ -1,11 +1,11 @@
-"""A Postgres table: an epoch's rows are copied to a temporary table and upserted, and superseded rows are deleted.
+"""A Postgres table as a target: rows are copied to a temporary table and upserted; superseded rows are deleted.
 
     superseded ─COPY─▶ temporary table ─DELETE … USING, by identity─▶               public.sessions
     rows       ─COPY─▶ temporary table ─INSERT … ON CONFLICT (identity) DO UPDATE─▶ public.sessions
                                                   slackwater_targets: (writer, table, last epoch)
 
-The changes and the marker of the epoch are one transaction. If the state store is in the same database, they are part
-of the store's commit (`publish_within`).
+The changes and the marker of an epoch are written in one transaction. If the state store is in the same database, the
+store's commit is part of this transaction (`publish_within`).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class PostgresTarget:
 
     @property
     def capacity(self) -> ValueLimits:
-        """Return the limits: no U+0000 in text, times that Postgres clients can read, and a maximum size of identities."""
+        """Return the value limits: no U+0000 in text, times that Postgres clients can read, a maximum identity size."""
         return ValueLimits(False, YEARS, client.INDEX_BYTES if self._columns.identity else None)
 
     def open(self) -> None:
@@ -92,7 +92,7 @@ class PostgresTarget:
         db.execute(f"CREATE TABLE {self._table} ({columns}{unique})")
 
     def _add_columns(self, db: psycopg.Connection[Any]) -> None:
-        """Add the new columns with one statement, within the transaction. Raises StartError."""
+        """Add the new columns with one statement, within the transaction. Raises StartError if that fails."""
         missing = self._columns.missing(client.columns_of(db, self._table))
         if not missing:
             return
@@ -108,7 +108,7 @@ class PostgresTarget:
     def describe_previous_output(self) -> str | None:
         """Describe the output that another state of this writer left in the table. None if there is none.
 
-        Raises StartError.
+        Raises StartError if the database cannot be read.
         """
         with client.open_connection(self.url, f"target {self._schema}.{self._name}") as db:
             try:
@@ -176,7 +176,7 @@ class PostgresTarget:
             return [str(error)]
 
     def _differences(self, db: psycopg.Connection[Any]) -> list[str]:
-        """Return the differences between the existing table and the rows, one line each; empty if there are none."""
+        """Return the differences between the columns of the table and those of the output, one line each."""
         actual = {
             name: (kind, required)
             for name, kind, required in db.execute(
@@ -242,7 +242,7 @@ class PostgresTarget:
         superseded: pl.DataFrame | None = None,
         commit: str = "",
     ) -> None:
-        """Publish an epoch within the caller's transaction. Does nothing if it was already published."""
+        """Publish an epoch within the caller's transaction. Do nothing if the epoch was already published."""
         marked = connection.execute(
             f"INSERT INTO {self._marker} AS m (writer, table_name, state, epoch, commit_id, table_oid, marker_oid)"
             " VALUES (%s, %s, %s, %s, %s, to_regclass(%s)::oid, to_regclass(%s)::oid)"
@@ -321,7 +321,7 @@ class PostgresTarget:
         client.copy_frame(connection, table, frame)
 
     def _delete(self, connection: psycopg.Connection[Any], identity: Sequence[str], superseded: pl.DataFrame) -> None:
-        """Delete superseded rows, with one DELETE for every set of columns that are NULL together."""
+        """Delete superseded rows, with one DELETE for each combination of NULL columns."""
         self._stage(connection, "slackwater_gone", superseded.select(identity))
         connection.execute("ANALYZE slackwater_gone")  # otherwise the planner would not know the number of rows
         for same in _match_conditions(superseded.select(identity)):
@@ -334,10 +334,10 @@ class PostgresTarget:
 
 
 def _match_conditions(rows: pl.DataFrame) -> Iterator[list[str]]:
-    """Yield the conditions that match rows `t` with equal rows `g`, where NULL equals NULL.
+    """Yield lists of SQL conditions that match rows of table `t` with equal rows of table `g`; NULL equals NULL.
 
-    There is one list of conditions for all rows with NULL in the same columns, because no index supports IS NOT
-    DISTINCT FROM.
+    Rows with NULL in the same columns share a list. A single list for all rows would need IS NOT DISTINCT FROM, which
+    no index supports.
     """
     if not rows.width:
         yield []
@@ -355,9 +355,10 @@ def _is_wide_enough(actual: str, expected: str) -> bool:
 
 
 def _is_same_table(stored: tuple[int | None, int | None], now: tuple[int | None, int | None]) -> bool:
-    """Return whether a marker belongs to the current table, by the oids of the marker table and the results table.
+    """Return whether a marker belongs to the current table.
 
-    A table that was dropped and recreated has another oid. After a dump and restore, all tables have new oids,
-    including the marker table. Markers of earlier versions have no oids.
+    `stored`, `now`: the oids of the marker table and the results table, in the marker and at present. A table that was
+    dropped and recreated has a different oid. After a dump and restore, all tables have new oids, including the marker
+    table. Markers of early Slackwater versions have no oids.
     """
     return None in stored or stored[0] != now[0] or stored[1] == now[1]

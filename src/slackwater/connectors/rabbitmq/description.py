@@ -1,4 +1,4 @@
-"""The description of RabbitMQ."""
+"""The description of the RabbitMQ connector."""
 
 from __future__ import annotations
 

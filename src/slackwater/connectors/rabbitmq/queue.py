@@ -1,4 +1,4 @@
-"""One RabbitMQ queue: connections, messages, and batches that are acknowledged explicitly. Independent of Spark."""
+"""A RabbitMQ queue: connections, messages, and batches that are acknowledged explicitly. Does not use Spark."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _KEEPALIVE = 5.0
 
 @dataclass(frozen=True)
 class RabbitMessage:
-    """One message, with fields in the order of the columns."""
+    """One message. Its fields are in the order of the source's columns."""
 
     body: bytes
     routing_key: str
@@ -38,7 +38,7 @@ class RabbitMessage:
 
     @property
     def identity(self) -> bytes | None:
-        """A hash that identifies a message with `message_id`. It includes the body, because ids get reused."""
+        """A hash that identifies the message; None without `message_id`. It covers the body, because ids get reused."""
         if self.message_id is None:
             return None
         parts = (self.message_id.encode(), self.exchange.encode(), self.routing_key.encode(), self.body)
@@ -76,7 +76,8 @@ def import_client() -> Any:
 def connect_queue(url: str, queue: str, prefetch: int = 0) -> tuple[Any, Any, int]:
     """Return a connection, a channel, and the number of ready messages.
 
-    Raises StartError. Its message does not contain the password.
+    `prefetch`: the maximum number of unacknowledged messages; 0 means no limit. Raises StartError, without the password
+    in its message.
     """
     address, pika = broker_address(url), import_client()
     try:
@@ -117,7 +118,7 @@ def connect_queue(url: str, queue: str, prefetch: int = 0) -> tuple[Any, Any, in
 
 
 def describe_connection_error(error: BaseException) -> str:
-    """Describe the cause of a connection error briefly. pika nests causes and leaves its own text empty."""
+    """Describe the cause of a connection error briefly. The errors of pika nest their causes and have no text."""
     names: list[str] = []
     pending: list[Any] = [error]
     while pending:
@@ -136,7 +137,10 @@ def close_connection(connection: Any) -> None:
 
 
 def check_queue(url: str, queue: str) -> int:
-    """Return the number of ready messages. Raises StartError if the broker or the queue does not exist."""
+    """Return the number of ready messages.
+
+    Raises StartError if the broker is unreachable or the queue does not exist.
+    """
     connection, _, ready = connect_queue(url, queue)
     close_connection(connection)
     return ready
@@ -163,8 +167,8 @@ class RabbitQueue:
     """Takes messages from one queue in numbered batches, and acknowledges batches when `ack` is called.
 
     After a lost connection, the broker redelivers unacknowledged messages. Redelivered messages with a `message_id` are
-    not handed out twice: they rejoin their batch, or are acknowledged at once if that batch is done. A thread answers the
-    broker's heartbeats while a batch is processed.
+    not returned twice: they rejoin their batch, or are acknowledged at once if that batch was acknowledged. A thread
+    answers the broker's heartbeats while a batch is processed.
     """
 
     def __init__(self, url: str, queue: str, max_messages: int = 1000, read_timeout_ms: int = 500) -> None:
@@ -182,14 +186,20 @@ class RabbitQueue:
         threading.Thread(target=self._keep_alive, daemon=True, name="slackwater-rabbitmq").start()
 
     def remember(self, identities: Iterable[bytes], through: int) -> None:
-        """Record messages of finished batches up to batch `through`. An earlier process may have read them."""
+        """Record messages of finished batches up to and including batch `through`.
+
+        They are then recognized if they are redelivered. An earlier process may have read them.
+        """
         with self._lock:
             self._acknowledged_through = max(self._acknowledged_through, through)
             for identity in identities:
                 self._remember_identity(identity, through)
 
     def fetch(self, batch: int, limit: int | None = None) -> list[RabbitMessage]:
-        """Return the next messages in queue order; empty if none arrives within `read_timeout_ms`. Raises EpochError."""
+        """Return the next messages in queue order, as batch number `batch`; at most `limit` of them.
+
+        Empty if none arrives within `read_timeout_ms`. Raises EpochError if the connection is lost twice.
+        """
         connection_error = import_client().exceptions.AMQPError
         max_messages = self._max if limit is None else min(limit, self._max)
         with self._lock:
@@ -235,9 +245,9 @@ class RabbitQueue:
         )
 
     def _was_handed_out(self, message: RabbitMessage, tag: int) -> bool:
-        """Return whether a redelivered message was handed out before, and record its new delivery tag.
+        """Return whether a redelivered message was already returned, and record its new delivery tag.
 
-        If its batch is done, the message is acknowledged.
+        If the batch of the message was already acknowledged, the message is acknowledged at once.
         """
         identity = message.identity
         if not message.redelivered or identity is None or identity not in self._batch_of_identity:
@@ -256,7 +266,7 @@ class RabbitQueue:
             self._batch_of_identity.popitem(last=False)
 
     def ack(self, through: int) -> None:
-        """Acknowledge all batches up to `through`, which are committed, so that the broker can delete their messages."""
+        """Acknowledge all batches up to and including `through`, so that the broker deletes their messages."""
         lost = import_client().exceptions.AMQPError
         with self._lock:
             self._acknowledged_through = max(self._acknowledged_through, through)

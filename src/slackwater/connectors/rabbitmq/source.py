@@ -12,9 +12,9 @@ offset, in Spark's checkpoint, contains a short hash of each. The latest 100,000
 without `message_id` cannot be recognized, so they count twice.
 
 A batch that Spark planned but did not finish is read from the queue again, and the same hashes identify its messages.
-Use one pipeline per queue: another consumer could hold some of these messages.
+Use one pipeline per queue: another consumer could receive some of these messages.
 
-The reader relies on the call order of PySpark 4.3: it calls `read` after a batch only once that batch is finished.
+The reader relies on the call order of PySpark 4.3, which calls `read` for the next batch only once a batch is finished.
 
 Columns: body BINARY, routing_key, exchange, message_id and headers (JSON) STRING, redelivered BOOLEAN, received
 TIMESTAMP.
@@ -110,7 +110,7 @@ def _parse_count(options: Mapping[str, str], key: str, default: int, maximum: in
 def find_redelivered_messages(settings: RabbitSettings, identities: Iterable[bytes]) -> list[RabbitMessage]:
     """Find the messages of an unfinished batch in the queue, without acknowledging them.
 
-    Raises EpochError if some are missing and `on_data_loss` is "fail".
+    Raises EpochError if any of them are missing and `on_data_loss` is "fail".
     """
     expected = Counter(identities)
     end = time.monotonic() + (_REPLAY if settings.on_data_loss == "fail" else RETURN)
@@ -165,9 +165,9 @@ def _unpack_identities(text: str) -> list[bytes]:
 
 
 class RabbitReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads batches in the driver.
+    """Reads batches in the Spark driver.
 
-    An offset contains the batch number, and the message hashes of this and the previous batch.
+    An offset contains the number of a batch, and the message hashes of that batch and of the batch before it.
     """
 
     def __init__(self, settings: RabbitSettings) -> None:
@@ -218,9 +218,9 @@ class RabbitReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow):
 class RabbitDataSource(DataSource):
     """The data source of `spark.readStream.format("slackwater_rabbitmq")`, once registered.
 
-    Options: `url` (amqp://user:password@host:5672/vhost), `queue`, `max_messages_per_trigger` (1000; at most 10,000),
-    `read_timeout_ms` (500; how long a read waits for messages), `on_data_loss` ("fail"; "skip" continues without
-    messages of an unfinished batch that are no longer in the queue).
+    Options: `url` (amqp://user:password@host:5672/vhost), `queue`, `max_messages_per_trigger` (default 1000, at most
+    10,000), `read_timeout_ms` (how long a read waits for messages; default 500), `on_data_loss` (default "fail"; "skip"
+    continues without messages of an unfinished batch that are no longer in the queue).
     """
 
     def __init__(self, options: dict[str, str]) -> None:
@@ -239,7 +239,10 @@ class RabbitDataSource(DataSource):
 
 
 def stream(session: SparkSession, url: str, queue: str, **options: str | int) -> DataFrame:
-    """Return a streaming DataFrame over a queue. Raises StartError if the broker or the queue does not exist."""
+    """Return a streaming DataFrame over a queue.
+
+    Raises StartError if the broker is unreachable or the queue does not exist.
+    """
     reader_options = {"url": url, "queue": queue, **{k: str(v) for k, v in options.items()}}
     RabbitSettings.from_options(reader_options)
     check_queue(url, queue)
@@ -248,9 +251,10 @@ def stream(session: SparkSession, url: str, queue: str, **options: str | int) ->
 
 
 def _register(session: SparkSession) -> None:
-    """Register the format with this session.
+    """Register the format with this Spark session.
 
-    Spark looks the name up in the active session, which may be another one, and rejects a name that is taken there.
+    Spark rejects a name that is already taken in the active session, which may be a different one. Therefore, this
+    session is made active during the registration.
     """
     sessions: Any = session._get_j_spark_session_class(session._jvm)
     former = sessions.getActiveSession()

@@ -1,1 +1,1 @@
-"""What the sources of versioned tables have in common: Delta and Iceberg."""
+"""What the connectors for versioned tables (Delta and Iceberg) have in common."""

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def find_added_columns(earlier: StructType, now: StructType) -> list[str]:
-    """Return the new columns with their types. Names are compared without case, as in Spark."""
+    """Return the new columns with their types. Names are compared ignoring case, as in Spark."""
     names = {f.name.casefold() for f in earlier.fields}
     return [f'"{f.name}" ({f.dataType.simpleString()})' for f in now.fields if f.name.casefold() not in names]
 

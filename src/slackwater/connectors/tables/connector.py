@@ -1,6 +1,6 @@
 """Base class of connectors for versioned tables (Delta, Iceberg).
 
-A source has the columns that the table had at the start of the run.
+During a run, a source has the columns that its table had at the start of the run.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class TableConnector(Connector[C]):
 def _table_source(log: TableLog, spec: Source, schema_json: str | None) -> PlannedTableSource:
     """Return a source for the current version of the table.
 
-    `schema_json` holds the columns with which it was first read, as Spark's JSON. Raises StartError if the table does
-    not exist, cannot be read, or has columns that the source does not accept.
+    `schema_json`: the columns with which it was first read, if any, in Spark's JSON format. Raises StartError if the
+    table does not exist, cannot be read, or has columns that the source does not accept.
     """
     label = f'source "{spec.name}"'
     try:

@@ -1,4 +1,4 @@
-"""What the descriptions of Delta and Iceberg have in common."""
+"""The fields that the descriptions of the Delta and Iceberg connectors have in common."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from slackwater.core.offsets import TableOffsets
 
 
 def describe_table_source(name: str, version: str) -> dict[str, Any]:
-    """Return the fields of a `ConnectorDescription` for sources that are tables. `version`: what it calls versions."""
+    """Return the fields of a `ConnectorDescription` for sources that are tables.
+
+    `name`: the name of the table format. `version`: its word for versions, in the plural, such as "snapshots".
+    """
 
     def text(s: SourceKeys) -> str:
         return f"{name} table {s.query}"

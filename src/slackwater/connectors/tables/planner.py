@@ -1,7 +1,7 @@
 """Plan table sources without Spark: the files of the versions, in order, up to a limit per epoch.
 
-A version that cannot be read ends the run, once everything before it is committed. Examples are versions that rewrite
-rows and versions that no longer exist.
+A version that cannot be read, because it rewrites rows or no longer exists, ends the run once everything before it is
+committed.
 """
 
 from __future__ import annotations
@@ -71,7 +71,10 @@ class TablePlanner:
         return TableFileBatch(self._source, files, selected[-1].offsets_after, sum(w.lost for w in selected))
 
     def _find_versions(self) -> None:
-        """Append the files of new table versions to the pending files. Raises SourceUnavailableError."""
+        """Append the files of new table versions to the pending files.
+
+        Raises SourceUnavailableError if the table does not respond.
+        """
         source = self._source
         try:
             if self._is_inside_version:
@@ -90,7 +93,7 @@ class TablePlanner:
             ) from None
 
     def _add_remaining_files(self) -> None:
-        """Append the unread files of a version that was only read in part."""
+        """Append the unread files of a version that was read only in part."""
         offsets, done = self._position, self._position.files or 0
         end = offsets.fully_read
         if offsets.content:

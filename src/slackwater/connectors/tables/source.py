@@ -2,11 +2,11 @@
 
     version     10       11       12        13        14
                 ├────────┼────────┼─────────┼─────────┼───▶
-    first start ▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓         │         │        the content of the table at version 12
-    later                          ▒▒▒▒▒▒▒▒▒ ▒▒▒▒▒▒▒▒▒         the files that each version adds, in a fixed order
+    first start ▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓         │         │        reads the content of the table at version 12
+    later                          ▒▒▒▒▒▒▒▒▒ ▒▒▒▒▒▒▒▒▒         reads the files that each version adds, in a fixed order
 
-An offset is a version and the number of its files that were read. The library of the table's format lists versions and
-files (`TableLog`: `delta_log`, `iceberg_log`). Spark reads the files. `table_planner` plans the epochs.
+An offset is a version and the number of its files that were read. A `TableLog` (`delta.log`, `iceberg.log`) lists
+versions and files, and Spark reads the files. `tables.planner` plans the epochs.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class TableVersion:
     Args:
         offsets: The offsets after the complete version.
         files: The files that it adds.
-        rewrites: Why the version counts as a rewrite (it removes or rewrites rows). None if it only adds rows.
-        rows: The number of rows in `files` if it is a rewrite; else 0.
+        rewrites: How the version removes or rewrites rows, as text for messages. None if it only adds rows.
+        rows: The number of rows in `files` if the version removes or rewrites rows; else 0.
         columns: The columns of the table, if this version changed them.
     """
 
@@ -74,9 +74,9 @@ class TableSnapshot:
     """The current state of a table.
 
     Args:
-        offsets: Its newest version.
+        offsets: The offsets after its newest version.
         columns: Its columns, with the ids that identify them in files, if any.
-        partitions: Columns that its files do not contain.
+        partitions: The names of the partition columns, which its files do not contain.
     """
 
     offsets: TableOffsets
@@ -89,7 +89,7 @@ class VersionGoneError(Exception):
 
 
 class TableLog(Protocol):
-    """The versions of a table, from the library of its format.
+    """The versions of a table. Implementations use the library of the table format.
 
     Its methods may raise VersionGoneError or SlackwaterError. Any other exception means that the table is unavailable.
     """
@@ -121,7 +121,7 @@ class TableLog(Protocol):
         ...
 
     def offsets_before(self, version: int) -> TableOffsets:
-        """Return the offsets just before a version. Raises StartError if it does not exist."""
+        """Return the offsets just before a version. Raises StartError if that version does not exist."""
         ...
 
     def error_reason(self, error: BaseException) -> str:
@@ -131,7 +131,7 @@ class TableLog(Protocol):
 
 @dataclass(frozen=True)
 class TableSource(Seekable):
-    """A table as a source, planned by `table_planner`.
+    """A table as a source, planned by `tables.planner`.
 
     `snapshot`: the table at the start of the run. All rows have its columns.
     """
@@ -155,7 +155,7 @@ class TableSource(Seekable):
         return self._query_log(self.log.snapshot).offsets
 
     def configured_start(self) -> TableOffsets:
-        """Return the offsets that the config specifies, unless it says "latest"."""
+        """Return the offsets at which the config says to start. For "latest", call `latest` instead."""
         if self.spec.starting_version is not None:
             version = self.spec.starting_version
             return self._query_log(lambda: self.log.offsets_before(version))
@@ -171,7 +171,7 @@ class TableSource(Seekable):
         )
 
     def start_offsets(self, record: SourceRecord) -> TableOffsets:
-        """Return the offsets at which the state ends, or those of the config if nothing has been read.
+        """Return the offsets in the state, or those that the config specifies if nothing has been read.
 
         Raises StartError if this is not the table that was read before.
         """
@@ -195,7 +195,7 @@ class TableSource(Seekable):
         return read
 
     def with_source_name(self, error: SlackwaterError) -> SlackwaterError:
-        """Prefix an error of the log with the name of the source."""
+        """Return an error of the log, prefixed with the name of the source."""
         return error if str(error).startswith("source ") else type(error)(f'source "{self.name}": {error}')
 
     def _query_log(self, ask: Callable[[], Any]) -> Any:
@@ -221,7 +221,7 @@ class TableSource(Seekable):
     def read(self, session: SparkSession, files: Sequence[DataFile]) -> DataFrame:
         """Return the rows of these files with all columns of the table, even those that a file lacks.
 
-        Raises EpochError.
+        Raises EpochError if a file no longer exists or cannot be read.
         """
         if not files:
             return session.createDataFrame([], self.schema)
@@ -236,7 +236,7 @@ class TableSource(Seekable):
         return frame
 
     def _reader(self, session: SparkSession) -> Any:
-        """Return the reader for all epochs. Options that never change are set once per Spark session."""
+        """Return the reader that all epochs share. Options that never change are set once per Spark session."""
         if self._cache.get("session") is not session:
             from pyspark.sql.types import StructType
 
@@ -295,7 +295,7 @@ class TableFileBatch:
 
 
 def make_file_namer(files: Sequence[DataFile]) -> Callable[[int], str | None]:
-    """Return a function that names the files that match a fingerprint, for messages. It compares their sizes."""
+    """Return a function that names the files that match a fingerprint, for messages. Only sizes are compared."""
 
     def name_files(fingerprint: int) -> str | None:
         paths = [f.path for f in files if f.size % SIZE_MODULUS == fingerprint % SIZE_MODULUS]
