@@ -1,7 +1,7 @@
-"""The table of connectors: one description per kind of system, loaded when a kind is used for the first time.
+"""The table of connectors: one description per kind of system, loaded when the kind is first used.
 
-built in              kind -> "module:attribute": `connectors/built_in.py`, which the package `slackwater` registers here
-entry points          the same, from installed packages: group `slackwater.connectors`, name = kind
+built in       kind -> "module:attribute", from `connectors/built_in.py`, which the package `slackwater` registers here
+entry points   kind -> "module:attribute", from installed packages (entry-point group `slackwater.connectors`)
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ GROUP = "slackwater.connectors"
 
 
 class BrokenConnectorError(Exception):
-    """Raised if the package of a connector cannot provide its description. The message names the package."""
+    """Raised if a package cannot provide the description of its connector. The message names the package."""
 
 
 class ConnectorTable(Mapping[str, Any]):
     """The descriptions of all connectors, by kind.
 
-    Iterating yields the kinds of this project and those that were used so far. Only a kind that is not among them
-    makes the table read the entry points of installed packages, once per process.
+    Iterating yields the built-in kinds and those used so far. The entry points of installed packages are read when
+    another kind is first looked up, once per process.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,10 @@ class ConnectorTable(Mapping[str, Any]):
         self._find_built_in = find
 
     def __getitem__(self, kind: str) -> Any:
-        """Return the description of a kind. Raises KeyError for an unknown kind, and BrokenConnectorError."""
+        """Return the description of a kind.
+
+        Raises KeyError if the kind is unknown, and BrokenConnectorError if its package cannot provide the description.
+        """
         if kind not in self._loaded:
             path = self._find_built_in().get(kind)
             self._loaded[kind] = self._load_installed(kind) if path is None else load_object(path)
@@ -50,11 +53,11 @@ class ConnectorTable(Mapping[str, Any]):
         return len(list(iter(self)))
 
     def installed_kinds(self) -> list[str]:
-        """Return the kinds of this project and of all installed packages. This reads the entry points."""
+        """Return the built-in kinds and those of all installed packages. This reads the entry points."""
         return list(dict.fromkeys([*self, *self._entry_points()]))
 
     def load_installed(self) -> list[Any]:
-        """Return the descriptions of all kinds. Packages that cannot provide theirs are left out."""
+        """Return the descriptions of all kinds. Those that their package cannot provide are left out."""
         descriptions = []
         for kind in self.installed_kinds():
             try:

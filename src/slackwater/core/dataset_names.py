@@ -9,7 +9,7 @@ _WILD = re.compile(r"[*?\[{]")
 
 
 def path_dataset(path: str) -> tuple[str, str]:
-    """Return the dataset (namespace, name) of a file or directory; for a glob, the directory above it."""
+    """Return the dataset (namespace, name) of a file or directory; for a glob, that of the directory above it."""
     parts = path.split("/")
     fixed = next((i for i, part in enumerate(parts) if _WILD.search(part)), len(parts))
     path = "/".join(parts[:fixed])

@@ -63,5 +63,5 @@ class LetterFilter:
 
     @property
     def columns_to_read(self) -> list[str]:
-        """The columns to read: those selected, and those needed for filtering and sorting."""
+        """Return the columns to read: those selected, and those needed for filtering and sorting."""
         return [n for n in SCHEMA if n in {*self.columns, "pipeline", "reason", "source", "group_key", *NEWEST}]

@@ -1,7 +1,7 @@
 """Exact sums of doubles, compiled by Numba. The total does not depend on the order or grouping of the values.
 
-    values ─▶ sum + rest, two doubles         while these two hold the total exactly, which is the usual case
-           └▶ limbs of a superaccumulator     else: 32-bit integers over the whole range of doubles and of their squares
+    values ─▶ sum + rest, two doubles         if these two hold the total exactly, which is the usual case
+           └▶ limbs of a superaccumulator     otherwise: 32-bit integers that cover all doubles and their squares
 
 `sum` is the correctly rounded total, and `rest` is the remainder of the exact total. Both are functions of the exact
 total alone, and so are the limbs. Doubles are added exactly by Knuth's TwoSum. The superaccumulator is a variant
@@ -174,10 +174,9 @@ def _take(limbs: Int64s, sums: Floats, rests: Floats, group: int, values: Int64s
 
 @compiled
 def sum_pairs(sums: Floats, rests: Floats, wide: Bools, heads: Int64s) -> tuple[Floats, Floats, Int64s]:
-    """Return sum and rest of each group of totals, and the groups for which two doubles were not exact.
+    """Return sum and rest of each group of totals, and the groups whose exact total needs more than two doubles.
 
-    The totals of a group are adjacent and begin at `heads`. `wide` marks totals with limbs; it is empty if there are
-    none.
+    The totals of each group are adjacent, beginning at `heads`. `wide` marks totals with limbs; empty if there are none.
     """
     groups = len(heads)
     total_of, rest_of = np.empty(groups), np.empty(groups)
@@ -213,7 +212,7 @@ def sum_limbs(
     total_of: Floats,
     rest_of: Floats,
 ) -> tuple[Int64s, Int64s]:
-    """Write sums and rests of groups to `total_of` and `rest_of`; return all limbs and the end of each group's limbs.
+    """Write sum and rest of each group to `total_of` and `rest_of`; return all limbs and where each group's limbs end.
 
     The limbs of total `i` begin at `offsets[i]`; there may be none. `offsets` is empty if no total has limbs.
     """
@@ -251,7 +250,7 @@ def sum_limbs(
 
 @compiled
 def add_squares(values: Floats, sums: Floats, rests: Floats) -> tuple[Int64s, Int64s, Int64s]:
-    """Write squares to `sums` and `rests`; return positions with limbs, the limbs, and the end of each one's limbs."""
+    """Write the squares to `sums` and `rests`. Return the positions with limbs, the limbs, and where each one's end."""
     count = 0
     for i in range(len(values)):
         size = abs(values[i])
@@ -280,9 +279,9 @@ def add_squares(values: Floats, sums: Floats, rests: Floats) -> tuple[Int64s, In
 def grid_totals(
     counts: Int64s, outside: Floats, parts: Int64s, exponents: Int64s, sums: Floats, rests: Floats
 ) -> tuple[Int64s, Int64s]:
-    """Write the totals of rows of integers to `sums` and `rests`. Return the limbs, and where each row's limbs end.
+    """Write the total of each row to `sums` and `rests`. Return all limbs, and where each row's limbs end.
 
-    Row `i` is the sum of `parts[i, j]` * 2^`exponents[j]`, plus `counts[i]` times `outside[i]` (finite).
+    The total of row `i` is the sum of `parts[i, j]` * 2^`exponents[j]`, plus `counts[i]` times `outside[i]` (finite).
     """
     values, used = np.empty(LIMBS, np.int64), 0
     ends = np.empty(len(counts), np.int64)
@@ -319,7 +318,7 @@ def write_variances(
 ) -> Int64s:
     """Write the sample variances of groups: (n * squares - sum^2) / (n * (n - 1)). Return the undecided groups.
 
-    Doubles cannot decide a group if its values, or the differences between them, are extreme.
+    A group remains undecided if its values, or the differences between them, are too extreme for doubles.
     """
     undecided, count = np.empty(len(n), np.int64), 0
     work = np.zeros(LIMBS, np.int64)
@@ -369,7 +368,7 @@ def write_variances(
 def wide_variances(
     groups: Int64s, n: Int64s, sums: Floats, rests: Floats, offsets: Int64s, limbs: Int64s, variances: Floats
 ) -> Int64s:
-    """Write variances of groups whose squares have limbs, from `offsets[i]` on. Return the groups still undecided."""
+    """Write the variances of groups whose squares have limbs (from `offsets[i]` on). Return those still undecided."""
     undecided, count = np.empty(len(groups), np.int64), 0
     work = np.zeros(LIMBS, np.int64)
     for i in range(len(groups)):

@@ -3,7 +3,7 @@
 duration    format_duration   90 seconds      in its largest whole unit, as a word
             format_ms         90s             as a config spells it
             format_age        90.0 s          rounded, in one unit
-            format_span       1 min 30 s      exact to its second unit
+            format_span       1 min 30 s      in its two largest units
             format_estimate   90 s            rounded to two or three digits
 time        format_time       2024-03-01 09:02:00Z
             format_exact_time 2024-03-01 09:02:00.5Z
@@ -66,7 +66,7 @@ def format_rate(count: float) -> str:
 
 
 def format_percent(share: float) -> str:
-    """Format a share as a percentage, rounded down: `98.2 %`, and `99.97 %` rather than 100."""
+    """Format a share as a percentage, rounded down: `98.2 %`, and `99.97 %` rather than `100 %`."""
     for digits in (1, 2, 3, 4):
         cut = math.floor(share * 100 * 10**digits + 1e-6) / 10**digits
         if share <= 0.999 or cut > 99.9:
@@ -157,7 +157,7 @@ def format_datetime(moment: dt.datetime) -> str:
 
 
 def format_iso(us: int) -> str:
-    """Format a time (µs, UTC) as ISO 8601; `none yet` if there is no watermark."""
+    """Format a time (µs, UTC) as ISO 8601; `none yet` for NO_WATERMARK."""
     moment = _moment(us)
     return "none yet" if us <= NO_WATERMARK else _unusual_time(us) if moment is None else moment.isoformat() + "Z"
 
@@ -169,7 +169,7 @@ def format_stamp(us: int | None) -> str:
 
 
 def _moment(us: int) -> dt.datetime | None:
-    """Return a time; None if it is outside the calendar."""
+    """Return a time (µs, UTC) as a datetime; None if it is outside Python's calendar."""
     try:
         return _EPOCH + dt.timedelta(microseconds=us)
     except OverflowError:

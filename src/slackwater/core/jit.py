@@ -30,6 +30,6 @@ def compiled(function: F) -> F:
 def inlined(function: F) -> F:
     """Inline a function into the compiled functions that call it.
 
-    Within a loop, pass it only numbers: for arrays, Numba would count references.
+    In a loop, call it with numbers only: for arrays, Numba would count references.
     """
     return cast(F, njit(inline="always")(function))

@@ -1,4 +1,4 @@
-"""Convert values to JSON text for systems that lack their types, and map over nested scalars."""
+"""Convert values to JSON text for systems that lack their types, and apply functions to nested scalars."""
 
 from __future__ import annotations
 

@@ -26,7 +26,8 @@ NEVER = "never"  # key for the rows that no lateness would have kept
 def build_lateness_histogram(missed_us: Int64s, rows: Int64s | None = None) -> dict[str, int]:
     """Count late rows by histogram step, that is, by the additional lateness that would have kept them.
 
-    `missed_us`: the additional lateness (µs) that would have kept each entry. `rows`: the number of rows in each entry.
+    `missed_us`: for each entry, the additional lateness (µs) that its rows needed. `rows`: the number of rows of each
+    entry; None for one each.
     """
     weights = np.ones(len(missed_us), dtype=np.int64) if rows is None else rows
     totals = np.zeros(STEPS + 1, dtype=np.int64)
@@ -41,7 +42,7 @@ def update_histogram(
 
     Args:
         before: The counts of the previous commit.
-        judged: The number of rows that were compared with the watermark since then.
+        judged: The number of rows that the epoch compared with the watermark.
         late: Histograms of the late rows among them.
         of_us: The lateness of each source (µs).
     """
@@ -54,10 +55,10 @@ def update_histogram(
 
 @dataclass(frozen=True)
 class LatenessOption:
-    """The effect of `more_us` additional lateness (µs) for every source: at most `late` rows would still be late.
+    """The effect of adding `more_us` (µs) to the lateness of every source: at most `late` rows would still be late.
 
-    `share`: the share of all rows that would have been kept. `lateness_us`: the resulting lateness; None if the sources
-    have different ones.
+    `share`: the share of all rows that would not have been late. `lateness_us`: the resulting lateness; None if it
+    differs between sources.
     """
 
     more_us: int
@@ -68,11 +69,11 @@ class LatenessOption:
 
 @dataclass(frozen=True)
 class LatenessStats:
-    """Late rows, and the options that would have kept them.
+    """Late rows, and the effect of more lateness on them.
 
     `rows`: rows compared with the watermark at the current lateness; `late`: the late ones among them; `share`: the
-    share of rows that were not late. `chances`: one option per step, up to the option that keeps every row. `advice`:
-    the first option that keeps ENOUGH of the late rows; None if no row was late.
+    share of rows that were not late. `chances`: one option per step of the histogram, up to the one that keeps the
+    most rows. `advice`: the first option that keeps ENOUGH of the late rows; None if there is none.
     """
 
     rows: int
@@ -88,7 +89,7 @@ NOTHING = LatenessStats(0, 0, 1.0, (), None)
 def compute_lateness_stats(counters: Mapping[str, Any], waits_us: int = 0) -> LatenessStats:
     """Compute statistics from a commit's counts, as written by `update_histogram`. Return NOTHING if there are none.
 
-    `waits_us`: the part of each source's lateness that is not `lateness_ms` (see `next_commit.input_clocks`).
+    `waits_us`: how much of each recorded lateness does not come from `lateness_ms` (see `next_commit.final_wait_us`).
     """
     by_step = counters.get("late", {})
     counts = {int(step): n for step, n in by_step.items() if step != NEVER}

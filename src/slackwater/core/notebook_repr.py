@@ -1,6 +1,7 @@
 """Representations of values in notebooks and terminals.
 
-The packages that render values import this one. Therefore, `slackwater/__init__.py` registers their functions here.
+This module cannot import the packages that render values, because they import it. Instead, `slackwater/__init__.py`
+registers their functions here.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ def register_renderers(*, html: Renderer, terminal: Renderer) -> None:
 
 
 class NotebookRepr:
-    """Mixin for an HTML representation. `slackwater.ui.notebook` renders each class that derives from it."""
+    """Mixin for values that notebooks show as HTML. `slackwater.ui.notebook` renders every class derived from it."""
 
     def _repr_html_(self) -> str:
         return _renderers["html"](self)
 
 
 class TerminalRepr:
-    """Mixin that makes `str()` return the output of the command of the same name (`slackwater.cli.terminal_rendering`).
+    """Mixin that makes `str()` format a value as the commands print it (see `slackwater.cli.terminal_rendering`).
 
     `repr()` shows the fields.
     """

@@ -1,4 +1,4 @@
-"""Names of files and directories: local files as users write them, and directories that Slackwater creates."""
+"""Paths of local files as users write them, and names of directories that Slackwater creates."""
 
 from __future__ import annotations
 

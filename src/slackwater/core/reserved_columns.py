@@ -1,6 +1,6 @@
 """Column names that Slackwater adds to frames of source rows.
 
-A source with a column of such a name is rejected at the start. Stages cannot read or emit names that begin with `__`;
+A source that has a column of such a name is rejected. Stages cannot read or emit names that begin with `__`;
 see `config.value_parsers.find_name_problem`.
 """
 
@@ -36,7 +36,8 @@ ROW_COLUMNS = frozenset(
 def find_reserved_collisions(columns: Iterable[str], declared: bool = False) -> list[str]:
     """Return the columns of a source that have a reserved name. Case is ignored, as in Spark.
 
-    `declared`: the columns come from a config, to which no reader has added `_corrupt_record` yet.
+    `declared`: whether the columns are those of a config. Otherwise, `_corrupt_record` may be
+    the column that a reader has added.
     """
 
     def is_taken(name: str) -> bool:

@@ -49,9 +49,9 @@ def _zone(name: str) -> dt.tzinfo | None:
 
 
 def parse_timestamp_us(text: str) -> int | None:
-    """Parse a string that is a time to microseconds since 1970 (UTC); return None for other strings.
+    """Parse a time such as `2024-03-01 09:02:00+01:00` to microseconds since 1970 (UTC); return None for other strings.
 
-    Such a string is a four-digit year, month and day, then a time of day, then a zone. docs/semantics.md has the rule.
+    The date is required, with a year of four digits. The time of day and the zone are optional; see docs/semantics.md.
     A time without a zone is in UTC.
     """
     match = _TIMESTAMP.fullmatch(text)

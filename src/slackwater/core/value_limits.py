@@ -15,9 +15,9 @@ YEARS = (-62_135_596_800_000_000, 253_402_300_799_999_999)
 class ValueLimits:
     """The values that a system can hold.
 
-    `allows_nul`: text may contain U+0000, and bytes may be invalid UTF-8. `time_range`: first and last time (µs UTC,
-    both inclusive); None for any. `key_bytes`: the maximum total size of the columns that identify a row.
-    `covers_state`: the limits also apply to values that are only kept in the state.
+    `allows_nul`: whether text may contain U+0000, and bytes may be invalid UTF-8. `time_range`: the first and the last
+    time (µs UTC, both inclusive). `key_bytes`: the maximum total size of the columns that identify a row. None means no
+    limit. `covers_state`: whether the limits also apply to values that are stored only in the state.
     """
 
     allows_nul: bool = True
@@ -41,9 +41,9 @@ ANYTHING = ValueLimits()
 
 
 def find_value_limits(holder: object) -> ValueLimits:
-    """Return the limits that a target or store declares as `capacity`.
+    """Return the limits that a target or store declares as its attribute `capacity`.
 
-    Without such a declaration, any value is allowed.
+    Without this attribute, any value is allowed.
     """
     limits = getattr(holder, "capacity", ANYTHING)
     return limits if isinstance(limits, ValueLimits) else ANYTHING

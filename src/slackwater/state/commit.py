@@ -2,8 +2,8 @@
 
 Commit ─┬─ stages   name, description, input clocks, watermark, segments per shard, counters
         ├─ sources  the offsets at which reading continues
-        ├─ output   staged results and dead letters, published within the commit or after it
-        └─ targets  which stage feeds each target, where it writes, and which targets already hold this epoch
+        ├─ output   staged results and dead letters, published in the transaction of the commit or after it
+        └─ targets  for each target: its stage, its location, and whether it already holds this epoch
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class CommitModel(BaseModel):
 
 
 class SegmentMeta(CommitModel):
-    """One immutable file of state rows of one shard, sorted by `__h`. Times are microseconds since 1970, UTC.
+    """The metadata of one immutable file with state rows of one shard. Times are microseconds since 1970, UTC.
 
-    Postgres has the same metadata: there, `file` is the token of staged rows, or empty for rows in the state table.
+    Postgres uses the same metadata: there, `file` is the token of staged rows, or empty for rows in the state table.
     """
 
     file: Name
@@ -84,7 +84,7 @@ class SegmentMeta(CommitModel):
 
 
 class OutputMeta(CommitModel):
-    """One staged output file (Arrow): the columns of the results and `__reason`. `stage` is empty for dead letters."""
+    """An Arrow file of staged output: the columns of the results and `__reason`. `stage`: empty for dead letters."""
 
     file: Name
     rows: Amount
@@ -93,7 +93,7 @@ class OutputMeta(CommitModel):
 
 
 class TargetMarker(CommitModel):
-    """The marker that a target stores with its rows: the last epoch it holds, and the state and commit that wrote it.
+    """The marker that a target stores with its rows: the last written epoch, and the ids of the state and the commit.
 
     `state` is the commit's `lineage`. `commit` is empty if an earlier version wrote the marker.
     """
@@ -136,7 +136,7 @@ class PartitionRecord(CommitModel):
 
 
 class ClockRecord(CommitModel):
-    """The clock of one input of a stage at the end of an epoch, and the numbers of rows that were read and usable."""
+    """The clock of one input of a stage at the end of an epoch, with the counts of all rows and of usable rows."""
 
     max_event_us: Time | None = None
     quiet_us: Amount = 0
@@ -250,7 +250,7 @@ class StageState(CommitModel):
 
 
 class Commit(CommitModel):
-    """One commit, which is one epoch of the whole pipeline."""
+    """The commit of one epoch, for all stages of a pipeline."""
 
     format: StrictInt = Field(default=FORMAT, ge=1, le=FORMAT)
     pipeline: str
@@ -302,7 +302,7 @@ class Commit(CommitModel):
 
     @property
     def marker(self) -> TargetMarker:
-        """Return the marker that a target stores with its rows of this commit."""
+        """Return the marker that targets store with the rows of this commit."""
         return TargetMarker(state=self.lineage, epoch=self.epoch, commit=self.commit_id)
 
     @property
@@ -312,7 +312,7 @@ class Commit(CommitModel):
 
     @property
     def published_stages(self) -> list[StageState]:
-        """Return the stages whose results are written to a target; the last stage if no target names a stage."""
+        """Return the stages whose results are written to a target, or only the last stage if no target is recorded."""
         target_stages = {t.stage for t in self.targets.values()}
         return [s for s in self.stages if s.name in target_stages] or [self.stages[-1]]
 
@@ -322,17 +322,20 @@ class Commit(CommitModel):
 
     @property
     def recipients(self) -> list[str]:
-        """Return the names of the targets with output in this epoch. LETTERS comes first if there are dead letters."""
+        """Return the names of the targets with output in this epoch, preceded by LETTERS if there are dead letters."""
         staged = {o.stage for o in self.output}
         return [*([LETTERS] if self.letters else []), *(n for n, t in self.targets.items() if t.stage in staged)]
 
     def rows_of(self, part: str) -> int:
-        """Return the number of rows that this epoch has for one recipient, `part`."""
+        """Return the number of rows that this epoch has for `part`, which is one of `recipients`."""
         outputs = self.letters if part == LETTERS else self.output_of(self.targets[part].stage)
         return sum(o.rows for o in outputs)
 
     def missing(self, reached: Collection[str]) -> list[str]:
-        """Return the recipients that do not hold this epoch yet. `reached`: those that received it after the commit."""
+        """Return the recipients that do not hold this epoch yet.
+
+        `reached`: the recipients that received it after the commit.
+        """
         return [name for name in self.recipients if name not in self.reached and name not in reached]
 
     @property
@@ -358,7 +361,7 @@ class Commit(CommitModel):
 
     @property
     def offset_lists(self) -> list[str]:
-        """Return the names of the lists that the offsets refer to."""
+        """Return the names of the lists that the sources' offsets refer to."""
         return [name for s in self.sources.values() if s.offsets is not None for name in s.offsets.lists]
 
     @property
@@ -383,8 +386,8 @@ def new_commit_id() -> str:
 def parse_commit(record: Mapping[str, Any], version: int, label: str) -> Commit:
     """Parse the record of a commit in the format `version`.
 
-    Raises RecordError for a value that does not fit, and StateError if the format cannot be migrated. `label` names
-    the record in messages.
+    Raises RecordError if a value is invalid, and StateError if the format cannot be migrated. `label` names the record
+    in messages.
     """
     try:
         check_json(record)

@@ -1,7 +1,7 @@
 """Types of the fields of a commit record: numbers, names, counters, fingerprints and descriptions.
 
-A state directory or database row may be damaged or foreign even if its checksum is right. Therefore, every value is
-checked against these types when the record is read.
+A state directory or a database row may be damaged, or written by another program, even if its checksum is right.
+Therefore, every value is checked against these types when the record is read.
 """
 
 from __future__ import annotations
@@ -68,7 +68,10 @@ Column = Annotated[str, AfterValidator(_check_column)]
 
 
 def check_json(value: Any, path: tuple[str, ...] = ()) -> None:
-    """Check that a record is JSON with finite numbers, 64-bit integers and valid Unicode. Raises RecordError."""
+    """Raise RecordError unless `value` is JSON with finite numbers, 64-bit integers and valid Unicode.
+
+    `path`: its path in the record.
+    """
     if isinstance(value, Mapping):
         for key, item in value.items():
             check_json(key, path)
@@ -116,7 +119,7 @@ class LatenessCounters(TypedDict, total=False):
 class CounterTable(TypedDict, total=False):
     """The counters of a stage, or of the whole pipeline, in a commit. `engine.status.Counters` explains each counter.
 
-    Declare a new counter in both classes.
+    Declare each new counter in both classes.
     """
 
     rows_in: Amount
@@ -166,7 +169,9 @@ OfSides = Annotated[list[list[Column]], Field(min_length=2, max_length=2)]
 
 @with_config(CLOSED)
 class JoinFingerprint(TypedDict):
-    """The settings that the buffered rows of a join depend on. Lists have an entry for the left and the right side."""
+    """The settings that the buffered rows of a join depend on.
+
+    `keys` and `columns` have one entry for the left and one for the right side."""
 
     kind: Literal["join"]
     outer: list[Side]
@@ -210,7 +215,7 @@ class EmissionTable(TypedDict, total=False):
 
 @with_config(ConfigDict(extra="allow"))
 class WindowDescription(TypedDict, total=False):
-    """The window table of a config, without its SQL."""
+    """The table of a config that declares a window, without its SQL."""
 
     aggregations: list[dict[str, Any]]
 
@@ -219,7 +224,7 @@ class WindowDescription(TypedDict, total=False):
 class DescriptionTable(TypedDict, total=False):
     """The config of a stage without its SQL, and the types of the columns that the stage reads.
 
-    `assumed` lists keys that states in older formats do not store.
+    `assumed`: the keys whose values were assumed, because an older format did not store them.
     """
 
     window: WindowDescription
@@ -230,7 +235,7 @@ class DescriptionTable(TypedDict, total=False):
 
 
 def _checked_as(shape: Any) -> Any:
-    """Return an annotation that validates against a declared shape, while type checkers see a mapping."""
+    """Return an annotation that makes Pydantic validate a mapping against `shape`. Type checkers ignore it."""
     return GetPydanticSchema(lambda _, handler: handler(shape))
 
 

@@ -4,8 +4,8 @@
                              └─ fork
     sessions-2              41 ─ 42 ─▶ another target, without the results emitted up to 41
 
-Epochs keep their numbers because dead letters refer to them. The fork has a new state id, so a target can distinguish it
-from the original.
+Epochs keep their numbers because dead letters refer to them. The fork has a new state id, by which targets distinguish
+it from the original.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ def name_taken_error(name: str, epoch: int, place: str) -> StateError:
 def forked_commit(
     commit: Commit, name: str, rename_list: Callable[[str], str] = lambda name: name, renames: bool = False
 ) -> Commit:
-    """Return the commit as a commit of the pipeline `name`, without output.
+    """Return a copy of the commit for the pipeline `name`, without output.
 
     Args:
         rename_list: A function that maps the name of a list to its name in the copy.
-        renames: Whether to keep the targets, because the copy replaces this pipeline under a new name.
+        renames: Whether the copy replaces this pipeline under a new name, and thus keeps its targets.
     """
     held = {n: t.model_copy(update={"marks": t.marks[-1:]}) for n, t in commit.targets.items()} if renames else {}
     update = {

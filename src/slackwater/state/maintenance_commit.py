@@ -1,7 +1,7 @@
 """Commits that change a state without reading rows. The caller must hold the runner's lock.
 
 with edit_state(store) as commit:                              the latest commit, locked and published
-    store.commit(next_maintenance_commit(commit, clock, …))    the same state as the next epoch, with changes
+    store.commit(next_maintenance_commit(commit, clock, …))    commits the next epoch: the same state with changes
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from slackwater.state.protocol import StateStore
 def edit_state(store: StateStore) -> Iterator[Commit]:
     """Lock a state and yield its latest commit.
 
-    Raises StartError if there is no state, and LockHeldError or StateError.
+    Raises StartError if there is no state, LockHeldError if a runner is active, and StateError if the state is damaged
+    or its output is unpublished.
     """
     if store.stored_record() is None:  # `open` would create one
         raise missing_state_error()
@@ -53,7 +54,10 @@ def pending_epoch_error(pipeline: str, epoch: int) -> StateError:
 
 
 def next_maintenance_commit(commit: Commit, clock_us: int, **changed: Any) -> Commit:
-    """Return the next commit: the same state without output, with the fields in `changed` replaced."""
+    """Return the next commit: the same state without output, with the fields in `changed` replaced.
+
+    `clock_us`: the time of the commit (µs).
+    """
     update = {
         "epoch": commit.epoch + 1,
         "commit_id": new_commit_id(),

@@ -1,4 +1,4 @@
-"""Migrations of state from earlier formats: one chain of pure functions over the record of a commit, for all stores.
+"""Migrations of state from earlier formats: one chain of pure functions over commit records, which all stores use.
 
     record in format 1 ── step 1 ──▶ format 2 ── step 2 ──▶ …        always forward, without gaps
 
@@ -103,7 +103,7 @@ def _typed(text: str) -> tuple[str, str]:
 
 
 def _aggregation(text: str) -> tuple[Record, dict[str, str]] | None:
-    """Parse a string such as `sum amount bigint` to an aggregation and its columns; None if settings are missing."""
+    """Parse a string such as `sum amount bigint` to an aggregation and its columns; None if it lacks settings."""
     agg, _, rest = text.partition(" ")
     if (agg, rest) == ("count", "*"):
         return {"agg": agg}, {}
@@ -121,7 +121,7 @@ def _aggregation(text: str) -> tuple[Record, dict[str, str]] | None:
 
 
 def _row_version(version: int) -> Callable[[StateTables], Sequence[str]]:
-    """Return a function that returns the SQL statements which set the format number of new rows."""
+    """Return a function that returns SQL statements to set the format number of new rows."""
     return lambda tables: [
         f"ALTER TABLE IF EXISTS {tables.state} ALTER COLUMN state_version SET DEFAULT {version}",
     ]
@@ -246,7 +246,7 @@ def migration_route(version: int, label: str) -> list[int]:
 
 
 def migrate_record(record: Record, version: int, label: str) -> Record:
-    """Return a record in the current format. Raises StateError."""
+    """Return a record in the current format. Raises StateError if it cannot be migrated."""
     for number in migration_route(version, label):
         try:
             record = {**STEPS[number].change(record), "format": number + 1}

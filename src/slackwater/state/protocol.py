@@ -1,6 +1,6 @@
 """The protocol that the engine requires of a state store.
 
-Commits have two phases, so that workers write in parallel and the driver makes an epoch visible at once:
+Commits have two phases: workers write in parallel, and then the driver makes the epoch visible in one step:
 
     workers   shard.stage(rows) ─▶ SegmentMeta       not visible yet
     driver    store.commit(Commit)                   one atomic step; fenced: the previous epoch must be the latest
@@ -37,7 +37,7 @@ class StateLayout(Protocol):
 
 
 class NoState:
-    """The logic of a stage without stored rows."""
+    """The logic of a stage that stores no rows."""
 
     pipeline: str
 
@@ -46,11 +46,11 @@ class StateReader(Protocol):
     """Reads the state rows of one shard. All rows with the same `__h` form a unit."""
 
     def units(self, hashes: Int64s) -> pl.DataFrame:
-        """Return all rows of the units with these hashes (sorted, unique)."""
+        """Return all rows whose `__h` is one of these hashes (sorted, unique)."""
         ...
 
     def due(self, when: DueRowFilter) -> pl.DataFrame:
-        """Return all rows of the units with at least one due row."""
+        """Return all rows of each unit (rows with the same `__h`) that has at least one due row."""
         ...
 
     def nearest(self, after: int, count: int) -> Int64s | None:
@@ -121,7 +121,7 @@ class ShardState(Protocol):
     def epoch(self) -> int: ...
 
     def with_metas(self, metas: tuple[SegmentMeta, ...]) -> ShardState:
-        """Return this shard with other segments."""
+        """Return this shard with these segments instead of its own."""
         ...
 
     def reader(self, logic: KeyedStateLayout) -> StateReader: ...
@@ -129,7 +129,7 @@ class ShardState(Protocol):
     def stage(
         self, logic: KeyedStateLayout, rows: pl.DataFrame, before: pl.DataFrame, watermark: int
     ) -> tuple[SegmentMeta, ...]:
-        """Stage new versions of units and return the segments of the shard.
+        """Stage new versions of units (rows with the same `__h`), and return the segments of the shard.
 
         Nothing is visible until a commit references the returned segments. This may run twice for the same epoch.
 
@@ -145,7 +145,7 @@ class ShardState(Protocol):
     ) -> tuple[SegmentMeta, ...]:
         """Replace the contents of the shard with `rows`, sorted by `__h`, after a reshard or a migration.
 
-        `before`: the previous rows of these keys, sorted by `__h`, if they differ from `rows`.
+        `before`: the previous rows of these keys, sorted by `__h`; None if they equal `rows`.
         """
         ...
 
@@ -158,14 +158,14 @@ class ShardState(Protocol):
         ...
 
     def write_changes(self, logic: CompiledJoin, changes: Changes, watermark: int) -> tuple[SegmentMeta, ...]:
-        """Stage an epoch's changes to the buffers, as `stage` does for units.
+        """Stage an epoch's changes to the buffers of a join, as `stage` does for state rows.
 
         Rows that have expired at `watermark` may be dropped.
         """
         ...
 
     def replace_buffers(self, logic: CompiledJoin, changes: Changes) -> tuple[SegmentMeta, ...]:
-        """Replace the contents of the buffers with the rows of these changes, as `replace_rows` does for units."""
+        """Replace the contents of the buffers of a join with the rows of these changes; see `replace_rows`."""
         ...
 
 
@@ -193,10 +193,10 @@ class StateStore(Protocol):
         ...
 
     def peek(self, epoch: int | None = None) -> AbstractContextManager[Snapshot | None]:
-        """Open the latest commit for reading; None if there is no state. It can be read within the block.
+        """Open the latest commit for reading within the block; None if there is no state.
 
-        This takes no lock, does not block a runner and changes nothing. Raises StartError or StateError. `epoch`: an
-        earlier commit, if it is still kept (see `epochs`).
+        This takes no lock, does not block a runner and changes nothing. Raises StartError or StateError. `epoch`: open
+        the commit of this epoch instead, if it is still kept (see `epochs`).
         """
         ...
 
@@ -205,7 +205,7 @@ class StateStore(Protocol):
         ...
 
     def stored_record(self) -> StoredRecord | None:
-        """Return the latest commit as it is stored, in any format; None if there is no state. Raises StateError."""
+        """Return the latest commit as stored, in any supported format; None if there is none. Raises StateError."""
         ...
 
     def runner(self) -> str | None:
@@ -213,7 +213,7 @@ class StateStore(Protocol):
         ...
 
     def runs(self) -> tuple[Run, ...]:
-        """Return the recorded runs, oldest first; empty if the history is damaged. Raises StateError."""
+        """Return the recorded runs, oldest first, without damaged entries. Raises StateError if they cannot be read."""
         ...
 
     def save_run(self, run: Run) -> None:
@@ -232,17 +232,17 @@ class StateStore(Protocol):
         ...
 
     def pipelines(self) -> list[str]:
-        """Return the pipelines with a state in this location, except those put aside. Raises StartError."""
+        """Return the pipelines with a state in this location, except states that were put aside. Raises StartError."""
         ...
 
     def put_aside(self) -> str:
-        """Rename the state, so that the pipeline no longer has a state. Return the new location."""
+        """Rename the state, so that the pipeline no longer has one. Return the new location."""
         ...
 
     def prepare(self, logic: StateLayout, stage: int = 0, begins: bool = False) -> None:
-        """Create the storage of a stage before the first epoch.
+        """Prepare the storage of a stage before the first epoch of a run.
 
-        `begins`: whether the stage is new, so that the latest commit does not contain it.
+        `begins`: whether the stage is new although the state is not, so that the latest commit does not contain it.
         """
         ...
 
@@ -273,7 +273,7 @@ class StateStore(Protocol):
     def commit(self, commit: Commit, publish: Publish | None = None) -> Commit:
         """Commit an epoch atomically, and return the commit as it is stored.
 
-        The segments differ if staged rows were merged.
+        If staged rows were merged, its segments differ from those of `commit`.
 
         Args:
             commit: The commit of the next epoch. `commit.reached` names the targets to which `publish` writes.
@@ -290,7 +290,7 @@ class StateStore(Protocol):
     def fork(self, name: str, epoch: int | None = None, renames: bool = False) -> Commit | None:
         """Copy the latest commit, or the one of `epoch`, to the state of the pipeline `name`. See `state.fork`.
 
-        Return None while the output of that commit is unpublished, because both pipelines would publish it. Raises
+        Return None if the output of that commit is unpublished, because both pipelines would publish it. Raises
         StateError if the commit does not exist or `name` already has a state, and LockHeldError if `name` is running.
         `renames`: whether the copy keeps the targets, because it replaces this pipeline under a new name.
         """
@@ -309,7 +309,7 @@ class StateStore(Protocol):
         ...
 
     def delivered_targets(self) -> frozenset[str]:
-        """Return the targets that are recorded to hold the latest commit."""
+        """Return the targets that are recorded to hold the latest epoch."""
         ...
 
     def mark_delivered(self, epoch: int, target: str) -> None:
@@ -334,7 +334,7 @@ class StateStore(Protocol):
 
 
 def missing_epoch_error(epoch: int, epochs: Sequence[int], place: str) -> StateError:
-    """Return the error for a commit that does not exist or is no longer kept."""
+    """Return the error for a commit that is not, or no longer, among the `epochs` kept in `place`."""
     available = (
         f"epochs {epochs[0]} to {epochs[-1]}" if epochs[1:] else f"epoch {epochs[0]}" if epochs else "no state yet"
     )

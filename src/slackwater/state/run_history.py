@@ -1,7 +1,7 @@
 """The history of a pipeline's runs, stored next to its commits: start, end, outcome and error of each run.
 
-    start, with the lock held     ──▶ save_run(run)              no end yet: the run is in progress or was killed
-    end, before the lock is freed ──▶ save_run(run with its end) replaces the entry above
+    at the start, with the lock    ──▶ save_run(run)              no end yet: the run is in progress or was killed
+    before the lock is released    ──▶ save_run(run with its end) replaces the entry above
 
 Nothing depends on the history: if it is damaged, it counts as empty, and a run continues if its entry cannot be
 written.
@@ -55,7 +55,7 @@ def one_line(text: str) -> str:
 
 
 def add_or_replace_run(runs: Sequence[Run], run: Run) -> tuple[Run, ...]:
-    """Return the history with this run added or replaced, limited to MOST_RUNS entries."""
+    """Return the history with this run added or replaced, limited to the last MOST_RUNS entries."""
     return (*(r for r in runs if not r.is_same(run)), run)[-MOST_RUNS:]
 
 
@@ -65,7 +65,7 @@ def encode_runs(runs: Sequence[Run]) -> str:
 
 
 def parse_runs(lines: Sequence[str | dict[str, Any]]) -> tuple[Run, ...]:
-    """Parse a history of one JSON object per line, oldest first. Damaged lines are skipped."""
+    """Parse runs from lines of JSON or from mappings, and return them oldest first. Damaged entries are skipped."""
     runs = list[Run]()
     for line in lines[-10 * MOST_RUNS :]:
         try:

@@ -8,7 +8,7 @@ from slackwater.state.protocol import StateStore
 
 
 def create_store(pipeline: Pipeline) -> StateStore:
-    """Create the state store of the config, or an in-memory store if the config has none."""
+    """Create the state store of the config, or a temporary one if it has none or asks for an in-memory store."""
     store = pipeline.state_store
     if store is None or store.kind == "in_memory":
         return TemporaryFilesStore(pipeline.name)

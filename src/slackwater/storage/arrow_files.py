@@ -87,7 +87,7 @@ def write_synced(path: Path, content: Any) -> None:
 
 @contextmanager
 def _open_synced(path: Path) -> Iterator[IO[bytes]]:
-    """Open a new file, and sync it to disk at the end. If anything fails, the file is deleted. Raises EpochError."""
+    """Open a new file, and sync it to disk at the end. If that fails, delete the file and raise EpochError."""
     created = False
     try:
         # do not follow a symbolic link of this name
@@ -128,7 +128,7 @@ def verify_file(path: Path, expected: str, size: int | None = None, shown: str =
 
 
 def find_damage(path: Path, expected: str, size: int | None = None) -> str:
-    """Describe how a file is damaged: missing, truncated or changed. Empty if it is intact."""
+    """Describe how a file is damaged: missing, truncated or changed. Return "" if it is intact."""
     try:
         with pa.memory_map(str(path)) as source:
             content = source.read_buffer()
@@ -155,7 +155,7 @@ def read_arrow(path: Path, expected: str, shown: str = "") -> pl.DataFrame:
 
 
 def open_arrow(path: Path, shown: str = "") -> pa.Table:
-    """Open an Arrow file memory-mapped. Raises StateError."""
+    """Open an Arrow file memory-mapped. Raises StateError if it cannot be read."""
     try:
         with pa.memory_map(str(path)) as source:
             return pa.ipc.open_file(source).read_all()

@@ -1,10 +1,10 @@
 """The protocol for storing a state's files. The files store accesses files only through it.
 
-                   directory (`local.py`)                   prefix of an object store (`object_store.py`)
-file with a name   written, synced, memory-mapped       put; mapped from a copy in a local cache
+                   directory (`local.py`)               prefix of an object store (`object_store.py`)
+immutable file     written, synced, memory-mapped       put; mapped from a copy in a local cache
 commit             hard link: fails if it exists        put if absent
 marker             replaced by a rename                 put if unchanged since it was read
-lock               flock (`file_lock.py`)               a lease (`object_store_lease.py`)
+lock               flock (`file_lock.py`)               lease (`object_store_lease.py`)
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class FileRef(NamedTuple):
 
 
 class StoredFile(Protocol):
-    """What a commit records of a file."""
+    """What a commit records about a file."""
 
     @property
     def file(self) -> str: ...
@@ -53,14 +53,14 @@ def file_ref(meta: StoredFile) -> FileRef:
 
 
 class VersionedContent(NamedTuple):
-    """The content of a small file, and its version in an object store."""
+    """The content of a small file, and its version in an object store (empty on disk)."""
 
     content: bytes
     version: str = ""
 
 
 class StorageLock(Protocol):
-    """The lock of a runner. `token` identifies the runner; it is empty if the storage does not need one."""
+    """The lock of a runner. `token` identifies the runner; empty if the storage needs no token."""
 
     @property
     def token(self) -> str: ...
@@ -73,9 +73,9 @@ class StorageLock(Protocol):
 
 
 class Storage(Protocol):
-    """The files of one pipeline's state, by relative name such as "segments/x.arrow". Can be pickled for workers.
+    """The files of one pipeline's state, by relative name such as "segments/x.arrow". It can be pickled for workers.
 
-    Read and write errors are OSError or errors of this project. A missing file raises FileNotFoundError.
+    Failed reads and writes raise OSError or SlackwaterError. A missing file raises FileNotFoundError.
     """
 
     @property
@@ -112,23 +112,23 @@ class Storage(Protocol):
         ...
 
     def put(self, file: str, content: bytes) -> None:
-        """Write a file. Raises EpochError."""
+        """Write a file. Raises EpochError if this fails."""
         ...
 
     def local_path(self, file: FileRef) -> Path:
-        """Return a local file with this content. It remains readable while it is open. Raises StateError."""
+        """Return the path of a local file with this content. Once opened, it stays readable. Raises StateError."""
         ...
 
     def fetch(self, files: Sequence[FileRef]) -> None:
-        """Fetch files to this machine in parallel, if they are not on a file system."""
+        """Fetch files to this machine in parallel, unless they are in a file system."""
         ...
 
     def find_damage(self, file: FileRef) -> str:
-        """Describe how a file is damaged: missing, truncated or changed. Empty if it is intact."""
+        """Describe how a file is damaged: missing, truncated or changed. Return "" if it is intact."""
         ...
 
     def check(self, files: Sequence[FileRef]) -> None:
-        """Raise StateError if one of the files is missing or damaged. Only the checks of a start are made."""
+        """Raise StateError if one of the files is missing or damaged. In an object store, only sizes are checked."""
         ...
 
     # -- commits and markers
@@ -136,7 +136,7 @@ class Storage(Protocol):
     def read(self, file: str) -> VersionedContent: ...
 
     def create(self, file: str, content: bytes) -> bool:
-        """Write a file durably if it does not exist. Return False if it exists."""
+        """Write a file durably if it does not exist. Return False if it already exists."""
         ...
 
     def replace(self, file: str, content: bytes, version: str | None) -> str:
@@ -147,7 +147,7 @@ class Storage(Protocol):
         ...
 
     def sizes(self, folder: str) -> Mapping[str, int]:
-        """Return the files in a folder, by name, with their sizes in bytes."""
+        """Return the size in bytes of each file in a folder, by file name."""
         ...
 
     def has(self, file: str) -> bool: ...
@@ -157,32 +157,32 @@ class Storage(Protocol):
     # -- the whole state
 
     def prepare(self) -> None:
-        """Create the folders. Raises StateError."""
+        """Create the folders. Raises StateError if this fails."""
         ...
 
     def lock(self) -> StorageLock:
-        """Take the lock. Raises LockHeldError or StateError."""
+        """Take the lock. Raises LockHeldError if another process holds it, or StateError."""
         ...
 
     def holder(self) -> str | None: ...
 
     def is_fresh(self) -> bool:
-        """Return whether the location contains nothing at all."""
+        """Return whether nothing is stored at the location."""
         ...
 
     def copy_from(self, origin: Storage, file: str) -> None:
-        """Copy a file from another state. Raises FileNotFoundError, whose `filename` is the missing file."""
+        """Copy a file from another state. If it is missing, raise FileNotFoundError with its name as `filename`."""
         ...
 
     def put_aside(self, name: str) -> str:
-        """Rename the state to an unused name, and return the new location.
+        """Rename the state to an unused name, and return the new location. Requires the lock.
 
-        The caller holds the lock. Raises StateError.
+        Raises StateError if this fails.
         """
         ...
 
     def remove(self) -> None:
-        """Delete the whole state, as far as possible."""
+        """Delete the whole state. In a file system, errors are ignored."""
         ...
 
 

@@ -11,7 +11,7 @@ from slackwater.storage.local import LocalStorage
 
 
 def storage_for(path: str | Path, pipeline: str, options: Mapping[str, str]) -> Storage:
-    """Return the storage of a pipeline below a path or URL. Raises StartError."""
+    """Return the storage of a pipeline below a path or URL. Raises StartError for invalid options."""
     if isinstance(path, Path) or is_local(path):
         return LocalStorage(str(Path(path).resolve() / pipeline))
     from slackwater.storage.object_store import ObjectStorage

@@ -1,8 +1,8 @@
 """Local copies of immutable objects: each object is fetched at most once and can be memory-mapped.
 
 A missing copy is fetched again. A copy is trusted once this process has written it or verified its checksum.
-`SLACKWATER_CACHE_DIR` sets the directory, by default below the temporary directory. `SLACKWATER_CACHE_BYTES` limits its
-size.
+`SLACKWATER_CACHE_DIR` sets the directory; by default, it is below the temporary directory. `SLACKWATER_CACHE_BYTES`
+limits its size.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _added = 0
 
 
 class FileCache:
-    """The cached files of one state. `name`: a name that no other state has."""
+    """Cached files in one subdirectory of the cache. `name`: the subdirectory; two states never have the same."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -35,7 +35,7 @@ class FileCache:
 
     @cached_property
     def home(self) -> Path:
-        """Return the cache directory, and create it on first use. Raises StateError."""
+        """Return the cache directory, and create it on first use. Raises StateError if this fails."""
         return _cache_directory()
 
     def path(self, file: str) -> Path:
@@ -56,7 +56,7 @@ class FileCache:
         return True
 
     def add(self, file: str, content: Any) -> None:
-        """Store a copy of a file whose bytes are verified. Raises StateError."""
+        """Store a copy of a file whose bytes are known to be correct. Raises StateError if this fails."""
         global _added
         path = self.path(file)
         temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
@@ -86,7 +86,7 @@ class FileCache:
 
 
 def trim_cache(home: Path) -> None:
-    """Delete the least recently used copies until the cache fits its limit. Mapped files stay readable."""
+    """Delete the least recently used copies until the cache is within its limit. Mapped files stay readable."""
     most = int(os.environ.get("SLACKWATER_CACHE_BYTES") or BYTES)
     files = []
     for path in home.rglob("*"):
@@ -104,7 +104,10 @@ def trim_cache(home: Path) -> None:
 
 
 def _cache_directory() -> Path:
-    """Return a directory that only this user can write, because its files are mapped as state. Raises StateError."""
+    """Return a directory to which only this user can write, because its files are mapped as state.
+
+    Raises StateError if there is no such directory.
+    """
     configured = os.environ.get("SLACKWATER_CACHE_DIR")
     home = Path(configured) if configured else Path(tempfile.gettempdir()) / f"slackwater-cache-{os.getuid()}"
     try:

@@ -1,4 +1,4 @@
-"""The lock of a pipeline in a file system: a file that names the runner's process, which locks it with flock.
+"""The lock of a pipeline in a file system: a file that names the runner's process, and is locked by it with flock.
 
     state/<pipeline>/        locked as well, so that deleting the file below does not admit a second runner
                      lock    "process 4711 on host"
@@ -23,7 +23,7 @@ LOCK_S = 0.2  # how long a start waits for the lock, because `lock_holder` holds
 
 
 class Flock:
-    """The lock of this process. `directory` is the descriptor of the directory if it is locked as well."""
+    """The lock of this process. `directory`: the descriptor of the directory; None if it cannot be locked."""
 
     token = ""
 
@@ -31,7 +31,10 @@ class Flock:
         self._path, self._file, self._directory = path, file, directory
 
     def confirm(self, doing: str) -> None:
-        """Raise FencedError if the locked directory has been replaced, or the locked file if no directory is locked."""
+        """Raise FencedError if the locked directory or, if no directory is locked, the locked file has been replaced.
+
+        `doing` describes the forbidden action in the error message.
+        """
         descriptor = self._file.fileno() if self._directory is None else self._directory
         path = self._path if self._directory is None else self._path.parent
         try:
@@ -52,7 +55,10 @@ class Flock:
 
 
 def take_lock(path: Path) -> Flock:
-    """Lock this file and its directory, and write the process into the file. Raises LockHeldError or StateError."""
+    """Lock this file and its directory, and write the name of the process into the file.
+
+    Raises LockHeldError if another process holds one of the locks, or StateError.
+    """
     file = _open_lock_file(path)
     end = time.monotonic() + LOCK_S
     if not _try_lock(file.fileno(), end):
@@ -83,7 +89,7 @@ def take_lock(path: Path) -> Flock:
 
 
 def lock_holder(path: Path) -> str | None:
-    """Return the process that holds the lock; None if nobody does. Raises StateError."""
+    """Return the process that holds the lock; None if no process does. Raises StateError if the lock cannot be read."""
     try:
         with path.open(errors="replace") as file:
             if not _is_free(file.fileno()):
@@ -106,7 +112,7 @@ def lock_holder(path: Path) -> str | None:
 
 
 def _open_directory(path: Path) -> int | None:
-    """Open a directory and return its descriptor; None if this user may not read it."""
+    """Open a directory and return its descriptor; None if this user cannot read it."""
     try:
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:
@@ -114,9 +120,9 @@ def _open_directory(path: Path) -> int | None:
 
 
 def _try_lock(descriptor: int, end: float) -> bool:
-    """Lock a descriptor. Return False if another process still holds the lock at `end`, on the monotonic clock.
+    """Lock a descriptor. Return False if another process still holds the lock at `end` (monotonic clock).
 
-    Raises OSError.
+    Raises OSError if the file system cannot lock it.
     """
     while True:
         try:

@@ -1,7 +1,7 @@
-"""An object-store client that counts requests and raises errors with a remedy.
+"""An object-store client that counts requests. Its error messages suggest a remedy.
 
-A put whose response was lost may have succeeded, and its retry then finds the object. So a rejected writer reads the
-object and compares it with its own bytes. Different writers never put equal bytes, because these include their tokens.
+A put whose response was lost may have succeeded, so that its retry is rejected. A rejected writer therefore reads the
+object and compares it with its own bytes. Two writers never put equal bytes, because the bytes include their tokens.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class ObjectClient:
         return self._conditional(file, content, json.loads(version))
 
     def rewrite(self, file: str, content: bytes, version: str | None) -> str | None:
-        """Put an object if it has this version (None: no object).
+        """Put an object if its current version is `version` (None: if it does not exist).
 
         This also succeeds if an earlier `rewrite`, whose response was lost, has already put this content.
 
@@ -128,9 +128,10 @@ class ObjectClient:
             return new_version
 
     def _conditional(self, file: str, content: bytes, mode: Any) -> str | None:
-        """Put an object on a condition. Return its version, or None if the condition does not hold.
+        """Put an object on a condition. Return its new version, or None if the condition does not hold.
 
-        An object that an earlier attempt has written, whose response was lost, also counts as written.
+        If an earlier attempt has written the content and its response was lost, this counts as success. `mode`:
+        "create", or the version that the object must have.
         """
         ends = time.monotonic() + PATIENCE_S
         while True:
@@ -165,7 +166,7 @@ class ObjectClient:
             return None
 
     def get(self, file: str, size: int | None = None) -> StoredObject:
-        """Read an object, in ranges if `size` in bytes is large. Raises FileNotFoundError or StateError."""
+        """Read an object; if `size` (bytes) is large, in ranges. Raises FileNotFoundError or StateError."""
         try:
             if size is not None and size > 2 * PART:
                 starts = range(0, size, PART)
@@ -196,7 +197,7 @@ class ObjectClient:
         return True
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """Return the objects below a folder and their sizes in bytes.
+        """Return the size in bytes of each object below a folder, by name.
 
         This costs one request per thousand objects. Raises StateError.
         """
@@ -258,7 +259,7 @@ class ObjectClient:
             raise self._wrap_error(error, f"{file} cannot be copied", StateError) from None
 
     def _retry(self, work: Callable[[], object], is_transient: Callable[[str], bool] | None = None) -> None:
-        """Run an idempotent request, retrying it after transient errors. obstore itself retries only some of them."""
+        """Run an idempotent request, retrying it after transient errors. obstore retries only some errors itself."""
         is_transient = is_transient or _is_transient
         ends = time.monotonic() + PATIENCE_S
         while True:
@@ -272,7 +273,7 @@ class ObjectClient:
                 time.sleep(0.1)
 
     def _wrap_error(self, error: Exception, problem: str, kind: Callable[[str], SlackwaterError]) -> SlackwaterError:
-        """Wrap an error: one line of the store's message, and a remedy."""
+        """Return the error to raise instead of `error`: one line with `problem`, the reason, and a remedy."""
         if isinstance(error, SlackwaterError):
             return error
         text = str(error)
@@ -323,12 +324,12 @@ def _status(text: str) -> str:
 
 
 def _is_transient(text: str) -> bool:
-    """Return whether a retry may help: the bucket exists and access was not denied."""
+    """Return whether a retry may help: the error is not about a missing bucket, credentials or denied access."""
     return not (_no_bucket(text) or _denied(text) or _no_credentials(text))
 
 
 def _is_interrupted(text: str) -> bool:
-    """Return whether an upload was incomplete, or another request has already assembled its parts."""
+    """Return whether an upload was incomplete, or another request is assembling or has assembled its parts."""
     return any(code in text for code in ("RequestTimeout", "IncompleteBody", "NoSuchUpload", "OperationAborted"))
 
 

@@ -1,12 +1,12 @@
 """State in an object store, below a URL: s3://bucket/prefix, gs://bucket/prefix, abfss://container@account.dfs…/prefix.
 
     segment, output   put once, under a unique name; read via a memory-mapped copy in the local cache
-    manifest          put if absent: that is the commit
-    published         put if this runner wrote the stored version
+    manifest          put if absent; this put is the commit
+    published         put if unchanged since this runner read or wrote it
     lock              the lease
 
 An epoch costs one put per file that a shard writes, one for the manifest, one for `published` and one for a list of
-read files. A runner does not request content that it already knows. Files written on other machines are fetched once.
+read files. A runner does not request what it has read or written before. Files from other machines are fetched once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _making = threading.Lock()
 
 @dataclass(frozen=True)
 class ObjectStorage:
-    """A `Storage` in an object store. It can be pickled for workers, including the options to reach the store."""
+    """A `Storage` in an object store. It can be pickled for workers, together with its options."""
 
     url: str  # location of the states of all pipelines
     name: str
@@ -46,7 +46,7 @@ class ObjectStorage:
 
     @classmethod
     def from_url(cls, url: str, name: str, options: Mapping[str, str]) -> ObjectStorage:
-        """Return the storage of a pipeline below a URL, after checking its options. Raises StartError."""
+        """Return the storage of a pipeline below a URL, after checking the options. Raises StartError."""
         storage = cls(url.rstrip("/"), name, tuple(sorted((str(k), str(v)) for k, v in options.items())))
         _ = storage.client  # raises errors about wrong options here instead of at the first request
         return storage
@@ -205,7 +205,7 @@ class ObjectStorage:
         parent.client.copy(f"{origin.name}/{file}", f"{self.name}/{file}")
 
     def put_aside(self, name: str) -> str:
-        """Copy the state to another name, and delete it under this name.
+        """Copy the state to another name, and delete it under its current name.
 
         Commits are copied last, so that an interrupted copy is not mistaken for a state. The next start completes an
         interrupted deletion.
@@ -221,7 +221,7 @@ class ObjectStorage:
         return aside.root
 
     def _clear(self) -> None:
-        """Delete everything except the lease. The marker for this deletion is deleted last."""
+        """Delete everything except the lease. The object MOVED, which marks this deletion, is deleted last."""
         self.delete([f for f in self.client.sizes("") if f not in ("lock", MOVED)])
         self.delete([MOVED])
 
@@ -236,13 +236,13 @@ def _content_damage(content: memoryview, file: FileRef) -> str:
 
 
 def pipeline_names(url: str, options: Mapping[str, str]) -> list[str]:
-    """Return the pipelines with a state below a URL. Raises StartError."""
+    """Return the pipelines with a state below a URL. Raises StartError for invalid options, or StateError."""
     client = ObjectClient(url.rstrip("/"), options)
     return [name for name in client.list_folder()[0] if _has_state(client, name)]
 
 
 def is_state(url: str, name: str, options: Mapping[str, str]) -> bool:
-    """Return whether a pipeline has a state below a URL. Raises StartError."""
+    """Return whether a pipeline has a state below a URL. Raises StartError for invalid options, or StateError."""
     return _has_state(ObjectClient(url, options), name)
 
 

@@ -1,13 +1,14 @@
 """The lease of a pipeline whose state is in an object store: an object that its runner replaces regularly.
 
-    runner   put if absent ── replace if unchanged ── replace ── … ── released
-    another  reads the lease. It takes over if the lease was released, its process is gone, it expired
-             LEASE_S + SKEW_S ago by the local clock, or it did not change for that long while being watched
-             ──▶ replace if unchanged
+    holder   put if absent ── replace if unchanged ── replace ── … ── released
+    other    reads the lease, and replaces it if unchanged and one of these is true: it was released, its process is
+             gone, it expired more than SKEW_S ago by the local clock, or it did not change for LEASE_S + SKEW_S
+             while being watched
 
-If two runners try at the same time, the store decides. A runner that stalled for longer than its lease renews it before
-it commits, and again after a commit that took longer. It stops if it finds another runner's lease. Clocks only affect
-how long a start waits. Commits are safe whatever the clocks show, because an epoch is one object that is put if absent.
+If two runners put the lease at the same time, the store accepts only one. A runner that stalled for longer than its
+lease renews it before it commits, and again after a commit that took longer. It stops if it finds another runner's
+lease. Clocks affect only how long a start waits. Commits are safe whatever the clocks show, because an epoch is one
+object that is put if absent.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _held: set[str] = set()  # tokens of the leases that this process holds
 
 
 class ObjectStoreLease:
-    """A `StorageLock` that `take` acquires. A thread renews the lease until it is closed or garbage-collected."""
+    """A `StorageLock` that `take` acquires. A thread renews it until it is closed or garbage-collected."""
 
     def __init__(self, client: ObjectClient, file: str) -> None:
         self._client, self._file = client, file
@@ -58,7 +59,7 @@ class ObjectStoreLease:
         return f"{self._client.url}/{self._file}"
 
     def take(self) -> None:
-        """Take the lease, and wait for an old lease to expire. Raises LockHeldError, StateError or EpochError."""
+        """Wait for an abandoned lease to expire, and take the lease. Raises LockHeldError, StateError or EpochError."""
         watched, since = None, time.monotonic()
         while True:
             began = time.monotonic()
@@ -131,7 +132,7 @@ class ObjectStoreLease:
             )
 
     def close(self) -> None:
-        """Release the lease, and wait at most RELEASE_S seconds for this. If it fails, the lease expires by itself."""
+        """Release the lease within RELEASE_S seconds. If this fails, the lease expires by itself."""
         self._ended.set()
         release = threading.Thread(target=self._release, daemon=True)
         release.start()
@@ -163,7 +164,7 @@ def _renew_on(lease: weakref.ref[ObjectStoreLease], ended: threading.Event) -> N
 
 
 def lease_holder(client: ObjectClient, file: str) -> str | None:
-    """Return the process that holds the lease; None if nobody does. Raises StateError."""
+    """Return the process that holds the lease; None if no process does. Raises StateError."""
     try:
         content = parse_lease(bytes(client.get(file).content))
     except FileNotFoundError:
@@ -188,7 +189,7 @@ def _is_over(content: dict[str, Any]) -> bool:
 
 
 def _same_machine(content: dict[str, Any]) -> bool:
-    """Return whether the process that holds a lease runs, or ran, on this machine, where this process can see it."""
+    """Return whether the holder of a lease runs, or ran, on this machine and in the same process namespace."""
     here = _machine()
     return bool(here["boot"]) and all(content.get(k) == here[k] for k in ("boot", "processes"))
 
@@ -207,7 +208,7 @@ def _is_alive(content: dict[str, Any]) -> bool:
 
 
 def _machine() -> dict[str, Any]:
-    """Return what identifies this process across machines: those of its properties that the system provides."""
+    """Return properties that identify this process across machines. Those that the system lacks are empty."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         processes = str(Path("/proc/self/ns/pid").readlink())
@@ -217,7 +218,7 @@ def _machine() -> dict[str, Any]:
 
 
 def _process_start(pid: int) -> str:
-    """Return the start time of a process as the kernel counts it; empty if the process has ended or is a zombie."""
+    """Return the start time of a process in clock ticks since boot; empty if it has ended or is a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (OSError, ValueError):

@@ -3,8 +3,8 @@
     files   {"segments": ["offsets/000000007-…jsonl"], "count": 3, "changed": {"count": 1, "last": ["/in/a.json"]}}
     Kafka   {"clicks": {"0": 1200, "1": 1180}}
     tables  {"table": "8a1c…", "version": 12}                                     version 12 and all earlier ones
-            {"table": "8a1c…", "version": 12, "files": 3, "content": true}        three files of the content of version 12
-    others  {"#connector": "journal", …}                                          as the class of that connector writes them
+            {"table": "8a1c…", "version": 12, "files": 3, "content": true}        three of the files of version 12
+    others  {"#connector": "journal", …}                                          as the connector writes them
 
 A source that only Spark's checkpoint can resume has no offsets here.
 """
@@ -58,7 +58,7 @@ def _parse_named(stored: Mapping[str, Any]) -> Offsets:
 
 
 def offsets_to_json(offsets: Offsets) -> dict[str, Any]:
-    """Return offsets as a commit stores them, with the name of their connector if their keys do not show it."""
+    """Return offsets as a commit stores them, with the name of their connector unless their keys identify it."""
     return {**({CONNECTOR: offsets.connector} if offsets.connector else {}), **offsets.to_json()}
 
 

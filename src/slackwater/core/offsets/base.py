@@ -20,9 +20,9 @@ class ChangedFiles:
 
 
 class OffsetChange(NamedTuple):
-    """The effect of new offsets on one part of a source, as text.
+    """Describes the effect of new offsets on one part of a source.
 
-    `rereads`: rows will be read again. `skips_rows`: rows will never be read.
+    `rereads`: whether rows will be read again. `skips_rows`: whether rows will never be read.
     """
 
     part: str
@@ -40,9 +40,9 @@ NEEDS_FILE = "pass the pipeline's TOML file as WHERE"
 class Offsets(ABC):
     """The position up to which one source was read, as an immutable value.
 
-    A new instance without arguments means that nothing has been read. `connector`: the kind of system whose
-    description names this class. A commit stores it, so that a state can be read without its config. The offsets of
-    files, Kafka and tables are recognised by their keys and leave it empty.
+    A new instance without arguments means that nothing has been read. `connector`: the kind of the connector that uses
+    this class. A commit stores the kind, so that a state can be read without its config. The offsets of files, Kafka
+    and tables leave it empty, because they are recognized by their keys.
     """
 
     connector: ClassVar[str] = ""
@@ -86,14 +86,14 @@ class Offsets(ABC):
         Args:
             prefix: The prefix of error messages, which names the option.
             start: "earliest", "latest" or a time (µs).
-            lookup: Requests offsets from the source's system; None if its config is missing.
+            lookup: A function that requests offsets from the source's system; None if its config is missing.
 
         Raises StartError, for example if this kind does not support `start`.
         """
 
     @property
     def lists(self) -> tuple[str, ...]:
-        """Names of the lists next to the state that are part of these offsets.
+        """Names of the lists that are part of these offsets and are stored next to the commits.
 
         Empty if the commit contains the offsets entirely.
         """
@@ -105,7 +105,7 @@ class Offsets(ABC):
         return None
 
     def with_list_names(self, listed: Callable[[str], str]) -> Offsets:
-        """Return these offsets with renamed lists."""
+        """Return these offsets with renamed lists. `listed` returns the new name of a list."""
         return self
 
 

@@ -40,7 +40,7 @@ class KafkaOffsets(Offsets):
         return cls(topics, _parse_ids(stored.get(_IDS, {})))
 
     def replaced_topics(self, ids: Mapping[str, str]) -> list[str]:
-        """Return the topics whose id has changed. Topics whose id is unknown on either side do not count."""
+        """Return the topics whose ids here and in `ids` differ. Topics that lack an id in one of them are left out."""
         return sorted(t for t in self.topics if self.ids.get(t) and ids.get(t) and self.ids[t] != ids[t])
 
     def next_offset(self, topic: str, partition: int | str) -> int | None:

@@ -45,12 +45,12 @@ class TableOffsets(Offsets):
 
     @property
     def is_unread(self) -> bool:
-        """Return whether nothing was read yet. Reading then begins with the current content of the table."""
+        """Return whether nothing has been read yet. Reading then begins with the current content of the table."""
         return not self.table
 
     @property
     def fully_read(self) -> TableOffsets:
-        """Return these offsets with all files of the version read."""
+        """Return the offsets after all files of this version are read."""
         return replace(self, files=None, content=False)
 
     def to_json(self) -> dict[str, Any]:

@@ -1,11 +1,12 @@
 """Background merging of segments, in a thread of the driver's process while epochs continue.
 
-    commit 12   [a][b][c][d][e][f][g][h]       eight of one size: the thread writes [m]
+    commit 12   [a][b][c][d][e][f][g][h]       eight segments of one size class: the thread merges them into [m]
     epoch  13   [a][b][c][d][e][f][g][h][i]    does not wait for [m]
-    epoch  14   [m][i][j]                      shards opened later have [m] instead
+    epoch  14   [m][i][j]                      shards opened after the merge have [m] instead of [a] to [h]
 
-A merged segment takes effect when a commit references it; unreferenced ones are garbage-collected. If the thread falls
-behind, the task that writes a shard merges it (`FilesShard.stage`) once twice as many segments have piled up.
+A merged segment takes effect when a commit references it; unreferenced segments are garbage-collected. If the thread
+falls behind until twice as many segments of a shard have piled up, the task that writes the shard merges them
+(`FilesShard.stage`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ StageShard = tuple[int, int]  # stage number, shard
 
 @singledispatch
 def merge_segments(logic: StateLayout, shard: FilesShard, watermark: int) -> list[SegmentMerge]:
-    """Merge the segments of a shard that have piled up."""
+    """Merge segments of a shard that have piled up, and return the merges."""
     raise_unregistered(logic, "slackwater.state.files.background_merge.merge_segments")
 
 
@@ -68,11 +69,11 @@ class BackgroundMerger:
 
     @property
     def epochs(self) -> Collection[int]:
-        """Return the epochs with files to keep, because these may be merged segments that no commit references yet."""
+        """Return the epochs whose files must be kept: the files may be merged segments without a commit yet."""
         return {epoch for epoch, _ in (*self._running.values(), *self._done.values())}
 
     def apply_merges(self, stage: int, shard: int, metas: tuple[SegmentMeta, ...]) -> tuple[SegmentMeta, ...]:
-        """Return the segments of a shard with finished merges applied. Raises the error of a merge that failed."""
+        """Return the segments of a shard after applying finished merges. Raises the error of a merge that failed."""
         for merge in self._collect_finished((stage, shard)):
             metas = merge.apply(metas, self._watermarks[stage])
         return metas
@@ -85,9 +86,9 @@ class BackgroundMerger:
         return self._done.get(stage_shard, (0, []))[1]
 
     def schedule_merges(self, commit: Commit) -> None:
-        """Start merging the segments that have piled up in a new commit, and drop merges that the commit contains.
+        """Start merging the segments of a new commit that have piled up, and forget merges that it already contains.
 
-        An error in a merge does not affect the commit, so `apply_merges` raises it later.
+        A failed merge does not affect the commit: only `apply_merges` raises its error.
         """
         self._watermarks = [stage.watermark_us for stage in commit.stages]
         segments = {

@@ -1,4 +1,4 @@
-"""The commits of a pipeline: one file per epoch, which is created only if it does not exist.
+"""The commits of a pipeline: one file per epoch, which is never overwritten.
 
 The last line of each file is a checksum. The newest file describes the current state.
 """
@@ -25,7 +25,7 @@ class CommitLog:
     storage: Storage
 
     def epochs(self) -> list[int]:
-        """Return the stored epochs, ascending. Raises ExhaustedError."""
+        """Return the stored epochs, ascending. Raises ExhaustedError if no file descriptor is left."""
         try:
             sizes = self.storage.sizes("manifests")
         except OSError as error:
@@ -35,7 +35,7 @@ class CommitLog:
     def list_all_epochs(self) -> list[int]:
         """Return the stored epochs, including those that an object store's listing does not show yet.
 
-        This costs at least one additional request. Raises StateError.
+        This costs at least one additional request. Raises StateError if the store cannot be read.
         """
         epochs = self.epochs()
         while self.storage.is_remote and self.storage.has(self.file(following := epochs[-1] + 1 if epochs else 0)):
@@ -85,10 +85,11 @@ class CommitLog:
         return commit
 
     def put(self, commit: Commit, latest: int, writer: str = "") -> None:
-        """Write a commit if epoch `latest` still exists (-1 if there is none). Raises FencedError or EpochError.
+        """Write a commit. On disk, the file of epoch `latest` must still exist (-1: there is no earlier epoch).
 
-        `writer` is a token of the runner. It shows whether an existing file for this epoch comes from this runner, whose
-        response was lost, or from another runner.
+        `writer`: a token of this runner. If the file of the epoch exists, its token shows whether this runner wrote it
+        (and the response was lost) or another runner did. Raises FencedError if another runner took over, and
+        EpochError if the file cannot be written.
         """
         text, storage = commit.model_dump_json(), self.storage
         sealed = f"{text}\n{file_checksum(text.encode())}{f' {writer}' if writer else ''}\n".encode()

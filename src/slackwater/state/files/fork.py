@@ -1,4 +1,4 @@
-"""Forks of a files store: both states share immutable files as hard links, or as copies if links are not possible."""
+"""Forks of a files store: the fork gets hard links to the immutable files, or copies if links are not possible."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ def fork_state(store: ForkOrigin, copy: ForkCopy, epoch: int | None, renames: bo
 
 
 def _copy_files(store: ForkOrigin, to: Storage, epoch: int | None, copied: list[str]) -> Commit | None:
-    """Copy the files of a commit, and append their names to `copied`. Return None while its output is unpublished.
+    """Copy the files of a commit, and append their names to `copied`. Return None if its output is unpublished.
 
-    If a runner deletes one of the files during the copy, copying restarts with a later commit.
+    If a runner deletes one of the files during the copy, copying restarts, with the latest commit if `epoch` is None.
     """
     missing = ""
     for _ in range(ATTEMPTS):

@@ -1,9 +1,9 @@
-"""The buffers of a join in files: append-only segments per side, sorted by (`__kh`, `__ts`), memory-mapped.
+"""The buffers of a join in files: append-only, memory-mapped segments for each side, sorted by (`__kh`, `__ts`).
 
 left     [rows 1-8] [9] [10]         rows; a segment is dropped once all of its rows have expired
-left+    [ids] [ids]                 matched rows (outer sides only), sorted
-left-    [ids]                       rows that were evicted before they expired, sorted
-right    [rows 1-8] [9]              …
+left+    [ids] [ids]                 ids of matched rows (outer sides only), sorted
+left-    [ids]                       ids of rows that were evicted before they expired, sorted
+right    [rows 1-8] [9]              … and so on for the right side
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from slackwater.watermark import NO_WATERMARK
 
 @dataclass(frozen=True)
 class JoinSegment:
-    """One file with rows of a side, or with row ids.
+    """One file with rows of one side of a join, or with ids of such rows.
 
     The file is opened on first use, and remains readable after it is deleted.
     """
@@ -149,7 +149,10 @@ class FilesBuffers:
         return rows.with_columns(pl.Series("__matched", self.matched(which, rows)))
 
     def use_open_tables(self, tables: Mapping[str, pa.Table]) -> FilesBuffers:
-        """Return the buffers with these open tables, by file name. They remain readable after the files are deleted."""
+        """Use tables that are already open, by file name, and return these buffers.
+
+        The buffers thus remain readable after the files are deleted.
+        """
         for segment in (s for side_segments in self._segments.values() for s in side_segments if s.meta.file in tables):
             segment.__dict__["table"] = tables[segment.meta.file]
         return self
@@ -157,7 +160,7 @@ class FilesBuffers:
 
 @dataclass(frozen=True)
 class JoinWriter:
-    """Stages the changes of a shard's buffers as files. File names are unique, so a task may run twice."""
+    """Stages changes to a shard's buffers as files. Their names are unique, so that a task may run twice."""
 
     storage: Storage
     shard: int
@@ -167,7 +170,7 @@ class JoinWriter:
     def stage(self, metas: Sequence[SegmentMeta], changes: Changes, watermark: int) -> tuple[SegmentMeta, ...]:
         """Return the segments after these changes, without expired segments.
 
-        Segments that the background merge has not reached are merged here.
+        If the background merge lags behind, segments that have piled up are merged here.
         """
         segments: list[SegmentMeta] = []
         for side in self.logic.sides:
@@ -183,7 +186,7 @@ class JoinWriter:
         return after
 
     def merges(self, metas: Sequence[SegmentMeta], watermark: int, fan: int) -> list[SegmentMerge]:
-        """Merge the newest segments of each side and kind, once `fan` segments of a size class have piled up."""
+        """Merge the newest segments of each side and kind (rows or ids) if `fan` of a size class have piled up."""
         candidates = [
             self._merge(side, suffix, [m for m in metas if m.kind == side.name + suffix], watermark, fan)
             for side in self.logic.sides
@@ -192,7 +195,7 @@ class JoinWriter:
         return [merge for merge in candidates if merge is not None]
 
     def write(self, side: JoinSide, suffix: str, frame: pl.DataFrame) -> SegmentMeta:
-        """Write a frame of rows, sorted by (`__kh`, `__ts`), or of ids, sorted by `__id`. The caller sorts it."""
+        """Write a frame that the caller has sorted: rows by (`__kh`, `__ts`), or row ids by `__id`."""
         name = f"segments/{self.epoch:09d}-{self.shard:03d}-{uuid.uuid4().hex[:12]}.arrow"
         size, digest = self.storage.write(name, frame)
         return describe_segment(side, suffix, frame, name, size, digest)
@@ -213,9 +216,9 @@ class JoinWriter:
 def describe_segment(
     side: JoinSide, suffix: str, frame: pl.DataFrame, file: str, size: int, digest: str = ""
 ) -> SegmentMeta:
-    """Return the metadata for rows of a side. `suffix` is "" for rows, and "+" or "-" for ids.
+    """Return the metadata of a segment of one side. `suffix` is "" for rows, and "+" or "-" for row ids.
 
-    Rows of an outer side are due until they expire, because they may be emitted without a partner.
+    Only rows of an outer side can become due, because only they are emitted without a partner. `size` is in bytes.
     """
     due = side.due(frame["__ts"].to_numpy())
     first, last = int(due.min()), int(due.max())

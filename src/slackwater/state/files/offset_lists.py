@@ -11,7 +11,7 @@ from slackwater.storage.base import FileRef, Storage, verify_file
 
 
 def write_list(storage: Storage, epoch: int, lines: Sequence[str]) -> str:
-    """Write a list and return its name. Raises EpochError."""
+    """Write a list and return its name. Raises EpochError if it cannot be written."""
     text = "".join(f"{line}\n" for line in lines)
     name = f"offsets/{epoch:09d}-{uuid.uuid4().hex[:12]}-{file_checksum(text.encode())}.jsonl"
     storage.put(name, text.encode())
@@ -25,5 +25,5 @@ def read_list(storage: Storage, name: str) -> list[str]:
 
 
 def list_file(name: str) -> FileRef:
-    """Return the file of a list. Its name ends with the checksum."""
+    """Return a reference to the file of a list. The checksum is taken from the end of the name."""
     return FileRef(name, PurePosixPath(name).stem.rpartition("-")[2])

@@ -1,4 +1,4 @@
-"""Small files next to the commits: the last published epoch, the targets that hold the latest epoch, and the runs.
+"""Small files next to the commits: the last published epoch, the targets that hold the latest epoch, and past runs.
 
 The last published epoch is the last one that all targets hold. Until all targets hold an epoch, a second file lists
 those that already do. Each file has a checksum, except the history of runs.
@@ -35,7 +35,7 @@ class ProgressFile:
         return self.storage.full_name(self.file)
 
     def read(self) -> bytes | None:
-        """Return the current content; None if the file does not exist. Raises OSError."""
+        """Return the current content; None if the file does not exist. Raises OSError if it cannot be read."""
         try:
             stored = self.storage.read(self.file)
         except FileNotFoundError:
@@ -44,25 +44,25 @@ class ProgressFile:
         return None if stored is None else stored.content
 
     def read_cached(self) -> bytes | None:
-        """Return the content as cached by the runner that holds the lock."""
+        """Return the content, from the cache if there is one. Only for the runner that holds the lock."""
         if not (self._is_known and self.storage.is_remote):
             return self.read()
         return None if self._known is None else self._known.content
 
     def write(self, content: bytes) -> None:
-        """Replace the content. Raises EpochError, or FencedError if another runner has written it in the meantime."""
+        """Replace the content. Raises EpochError if this fails, and FencedError if another runner has replaced it."""
         if self.storage.is_remote and not self._is_known:
             self.read()
         version = self.storage.replace(self.file, content, None if self._known is None else self._known.version)
         self._known, self._is_known = VersionedContent(content, version), True
 
     def invalidate(self) -> None:
-        """Drop the cached content, because another runner may have held the state."""
+        """Drop the cached content, which another runner may have replaced."""
         self._known, self._is_known = None, False
 
 
 def parse_epoch(marker: ProgressFile, content: bytes | None) -> int:
-    """Parse the last published epoch, or -1 if there is none. Raises StateError."""
+    """Parse the last published epoch. Return -1 if `content` is None. Raises StateError if the content is damaged."""
     if content is None:
         return -1
     text = content.decode(errors="replace")
@@ -93,9 +93,9 @@ def write_published_epoch(marker: ProgressFile, epoch: int) -> None:
 
 
 def delivered_targets(marker: ProgressFile, epoch: int, held: bool = False) -> frozenset[str]:
-    """Return the targets that hold this epoch.
+    """Return the targets that are recorded to hold this epoch. `held`: use the runner's cache.
 
-    A damaged file counts as empty: most targets ignore an epoch that they already hold.
+    A damaged file counts as empty, because most targets ignore an epoch that they already hold.
     """
     record = None
     try:
@@ -113,7 +113,7 @@ def delivered_targets(marker: ProgressFile, epoch: int, held: bool = False) -> f
 
 
 def mark_delivered(marker: ProgressFile, epoch: int, target: str) -> None:
-    """Record that a target holds an epoch, in addition to those already recorded. Raises EpochError."""
+    """Record that a target holds an epoch, in addition to the targets recorded before. Raises EpochError."""
     text = json.dumps({"epoch": epoch, "targets": sorted({*delivered_targets(marker, epoch, held=True), target})})
     marker.write(f"{text}\n{file_checksum(text.encode())}\n".encode())
 

@@ -15,9 +15,9 @@ MOST = 2 * FAN  # segments of a size class at which an epoch merges them itself,
 def count_segments_to_merge(metas: Sequence[SegmentMeta], fan: int = FAN) -> int:
     """Return how many of the newest segments to merge into one segment; 0 if none should be merged.
 
-    A size class spans a factor of FAN. Once `fan` segments of a class have piled up, they and the smaller segments after
-    them are merged into one segment of the next class. So each row is rewritten about once per class, and a shard has
-    few segments.
+    A size class spans a factor of FAN in rows. Once `fan` segments of a class have piled up, they and the smaller
+    segments after them are merged into one segment of the next class. Thus, each row is rewritten about once per
+    class, and a shard has few segments.
     """
     classes = [int(math.log(max(m.rows, 1), FAN)) for m in metas]
     count = 0
@@ -36,7 +36,7 @@ class SegmentMerge:
     outputs: tuple[SegmentMeta, ...]
 
     def apply(self, metas: tuple[SegmentMeta, ...], watermark: int) -> tuple[SegmentMeta, ...]:
-        """Return the segments with the inputs replaced by the outputs, or unchanged if other merges replaced inputs.
+        """Return the segments with the inputs replaced by the outputs; unchanged if another merge replaced an input.
 
         Inputs that have expired at this watermark may be missing: their rows have expired in the outputs as well.
         """

@@ -1,9 +1,9 @@
 """Segments: immutable, memory-mapped Arrow files of state rows, sorted by `__h`.
 
-All rows with the same `__h` form a unit. The newest version of a unit wins.
+All rows with the same `__h` form a unit. If several segments contain a unit, only the newest version counts.
 
 shard 0   [segment 3: 2 M rows] [segment 17: 80 k] [segment 18: 20 k]   ─▶ newer
-                 a binary search locates units, newest segment first; due rows by scanning one column
+          a unit is found by binary search, beginning with the newest segment; due rows by a scan of their due times
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from slackwater.windows.state_rows import (
 
 @dataclass(frozen=True)
 class SegmentColumns:
-    """The columns of a segment that determine what is due, as arrays over the file."""
+    """The columns of a segment that determine which rows are due, as arrays over the mapped file."""
 
     h: Int64s
     kind: NDArray[np.int8]
@@ -73,7 +73,7 @@ class Segment:
         return frame_of(self.table.take(pl.Series(index).to_arrow()))  # pa.array would import pandas
 
     def find(self, hashes: Int64s) -> tuple[Int64s, Int64s]:
-        """Return where the unit of each hash begins and ends. Both positions are equal if the unit does not exist."""
+        """Return where the rows with each hash begin and end. Both positions are equal if there are no such rows."""
         begin = np.searchsorted(self.columns.h, hashes, "left")
         end = begin.copy()
         hit = begin < len(self.columns.h)
@@ -82,7 +82,10 @@ class Segment:
         return begin, end
 
     def find_units(self, rows: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the start and end positions of the units that contain the rows at `rows` (ascending), once per unit."""
+        """Return the begin and end of each unit (rows with one `__h`) with a row at one of the positions `rows`.
+
+        `rows` must be in ascending order.
+        """
         begin = find_run_starts(self.columns.h)
         if len(begin) == len(self.columns.h):  # every unit has one row
             return rows, rows + 1
@@ -91,7 +94,7 @@ class Segment:
 
 
 class SegmentReader:
-    """Reads the units of one shard from its segments, as of a commit."""
+    """Reads the state rows of one shard from its segments, as of a commit."""
 
     def __init__(self, storage: Storage, metas: Sequence[SegmentMeta], schema: dict[str, pl.DataType]) -> None:
         self.schema, self._storage = schema, storage
@@ -104,7 +107,7 @@ class SegmentReader:
         return reader
 
     def units(self, hashes: Int64s) -> pl.DataFrame:
-        """Return the newest version of all rows of the units with these hashes (sorted, unique)."""
+        """Return the newest version of all rows whose `__h` is one of these hashes (sorted, unique)."""
         frames: list[pl.DataFrame] = []
         for segment in reversed(self.segments):
             if not len(hashes):
@@ -117,7 +120,7 @@ class SegmentReader:
         return self._concat_visible(frames)
 
     def due(self, when: DueRowFilter) -> pl.DataFrame:
-        """Return all rows of the units with at least one visible due row."""
+        """Return all rows of each unit (rows with one `__h`) whose newest version has a due row."""
         frames: list[pl.DataFrame] = []
         for age, segment in enumerate(self.segments):
             if not when.may_select(segment.meta.first_due, segment.meta.last_due):
@@ -142,11 +145,11 @@ class SegmentReader:
         return np.sort(np.concatenate(candidates))[:count]
 
     def scan(self) -> pl.DataFrame:
-        """Return all visible rows."""
+        """Return all rows of the newest version of each unit (rows with one `__h`)."""
         return self._concat_visible(_newest_units([s.all_rows() for s in self.segments]))
 
     def outline(self) -> pl.DataFrame:
-        """Return the columns OUTLINE of all visible rows, without reading other columns."""
+        """Return the columns OUTLINE of the rows that `scan` returns, without reading other columns."""
         frames = [pl.DataFrame(schema={n: HIDDEN[n] for n in OUTLINE})]
         seen: Int64s = np.empty(0, dtype=np.int64)
         for segment in reversed(self.segments):
@@ -207,7 +210,7 @@ class FilesShard:
     ) -> tuple[SegmentMeta, ...]:
         """Return the segments, with `rows` added as the newest segment and without expired segments.
 
-        Segments that the background merge has not reached are merged here.
+        If the background merge lags behind, segments that have piled up are merged here.
         """
         metas = list(self.metas)
         while metas and metas[0].dead <= watermark:
@@ -220,7 +223,7 @@ class FilesShard:
         return segments
 
     def merges(self, logic: KeyedStateLayout, watermark: int, fan: int) -> list[SegmentMerge]:
-        """Merge the newest segments, once `fan` segments of a size class have piled up."""
+        """Merge the newest segments if `fan` segments of a size class have piled up."""
         count = count_segments_to_merge(self.metas, fan)
         if not count:
             return []
@@ -248,7 +251,7 @@ class FilesShard:
         return OutputMeta(file=name, rows=frame.height, checksum=digest)
 
     def _write(self, logic: KeyedStateLayout, rows: pl.DataFrame) -> SegmentMeta:
-        """Write a new segment. Its name is unique, so a task may run twice."""
+        """Write a new segment. Its name is unique, so that a task may run twice."""
         name = f"segments/{self.epoch:09d}-{self.shard:03d}-{uuid.uuid4().hex[:12]}.arrow"
         size, digest = self.storage.write(name, rows)
         stats = logic.stats(rows)
@@ -259,8 +262,8 @@ class FilesShard:
     ) -> pl.DataFrame:
         """Merge segments into one frame.
 
-        Expired rows are dropped only from the oldest segments. Elsewhere, dropping them would make older versions
-        visible.
+        `oldest`: whether there are no older segments. Only then are expired rows dropped: otherwise, older versions of
+        them would count again.
         """
         if oldest:
             return _sort_by_unit(logic.drop_expired(self.with_metas(metas).reader(logic).scan(), watermark))
@@ -272,7 +275,7 @@ class FilesShard:
 
 
 def _sort_by_unit(frame: pl.DataFrame) -> pl.DataFrame:
-    """Sort rows by unit hash, as segments require."""
+    """Sort rows by `__h`, as segments require."""
     hashes = frame["__h"].to_numpy()
     if bool((hashes[1:] >= hashes[:-1]).all()):
         return frame
@@ -280,7 +283,7 @@ def _sort_by_unit(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _newest_units(frames: Sequence[pl.DataFrame]) -> list[pl.DataFrame]:
-    """Drop from each frame the units that a later frame contains. The frames are ordered oldest first."""
+    """Drop from each frame the rows whose `__h` a later frame contains. The oldest frame comes first."""
     visible: list[pl.DataFrame] = []
     seen: Int64s = np.empty(0, dtype=np.int64)
     for frame in reversed(frames):
@@ -291,7 +294,7 @@ def _newest_units(frames: Sequence[pl.DataFrame]) -> list[pl.DataFrame]:
 
 
 def _expand_ranges(begin: Int64s, end: Int64s) -> Int64s:
-    """Return the positions begin[0]..end[0], begin[1]..end[1], … as one array."""
+    """Return the positions begin[0]..end[0], begin[1]..end[1], … as one array. The ends are excluded."""
     lengths = end - begin
     offsets = np.repeat(begin - (np.cumsum(lengths) - lengths), lengths)
     return np.arange(int(lengths.sum())) + offsets

@@ -70,7 +70,7 @@ class FilesStore:
 
     @property
     def checkpoint(self) -> Path:
-        """Return a directory next to the state for Spark's checkpoints.
+        """Return the directory for Spark's checkpoints, within the state directory.
 
         For an object store, it is a temporary directory, which suffices for sources that can seek.
         """
@@ -98,7 +98,7 @@ class FilesStore:
             self._clear_attempts()
 
     def _clear_attempts(self) -> None:
-        """Delete the files of epochs that were never committed. The holder of the lock is the only writer.
+        """Delete the files of epochs that were never committed. No other process can be writing such files.
 
         This is skipped in an object store, where the commit of a runner that lost its lease may still arrive. There,
         such files become garbage later.
@@ -126,7 +126,7 @@ class FilesStore:
             marker.invalidate()
 
     def _read_latest(self) -> Commit | None:
-        """Return the latest commit, after checking that it belongs to the surrounding state."""
+        """Return the latest commit, after checking that it belongs to the same state as earlier commits."""
         epochs = self._log.list_all_epochs()
         latest = self._log.read(epochs[-1]) if epochs else None
         self.check_published(self.published_epoch(), latest.epoch if latest else -1)
@@ -146,7 +146,7 @@ class FilesStore:
         return latest
 
     def check_published(self, published: int, latest: int) -> None:
-        """Raise StateError if there is no commit for a published epoch."""
+        """Raise StateError if epoch `published` is later than `latest`, the epoch of the latest commit (-1: none)."""
         if published > latest:
             latest_shown = f"the latest manifest is of epoch {latest}" if latest >= 0 else "there is no manifest"
             raise StateError(
@@ -190,7 +190,7 @@ class FilesStore:
         return [name for name in self.storage.names() if ASIDE not in name]
 
     def _verify(self, commit: Commit) -> None:
-        """Verify all segments and offset lists, once per start. Later files need no check: this process writes them."""
+        """Verify all segments and offset lists, once per start. This process writes all later files itself."""
         self.storage.check([*map(file_ref, commit.metas), *map(offset_lists.list_file, commit.offset_lists)])
 
     def runner(self) -> str | None:
@@ -261,7 +261,7 @@ class FilesStore:
     def create_state(self, commit: Commit) -> None:
         """Create a state from a commit. The commit may have any epoch, and its files must already exist.
 
-        Call this after `open` has returned None.
+        Requires the lock (see `claim`). There must be no commit yet.
         """
         self._verify(commit)
         self._put(commit)

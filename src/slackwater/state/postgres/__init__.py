@@ -1,4 +1,5 @@
 """State as tables that anyone can SELECT from.
 
-Local files only cache staged rows. A module does the same as the one with its name in `state/files`, if there is one.
+The only local files are copies of staged rows. A module in this package has the same purpose as the module of the same
+name in `state/files`, if there is one.
 """

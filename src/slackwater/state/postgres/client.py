@@ -1,4 +1,4 @@
-"""Postgres for the store and the target: connections, identifiers, column types, and transfer of frames.
+"""What the Postgres store and target share: connections, identifiers, column types, and the transfer of frames.
 
 Workers send frames in Arrow format through ADBC. The driver writes within the commit's transaction, so it sends frames
 as CSV through psycopg's COPY.
@@ -53,7 +53,9 @@ _TYPES = {
 
 
 def sql_type(field: Field) -> str:
-    """Return the Postgres type of a column, in the spelling of `format_type`. Types with structs become jsonb."""
+    """Return the Postgres type of a column, in the spelling of `format_type`.
+
+    Nested types other than arrays of scalars become jsonb."""
     if field.element is not None and field.element.is_scalar:
         return f"{sql_type(field.element)}[]"
     if not field.is_scalar:
@@ -115,7 +117,7 @@ def to_datetime(us: int | None) -> dt.datetime | None:
 
 
 def time_literal(us: int) -> str:
-    """Return a time in µs as an SQL literal. Times outside the calendar become infinite."""
+    """Return a time in µs as an SQL literal. Times outside Python's calendar become infinity or -infinity."""
     moment = to_datetime(us)
     if moment is None:
         return f"'{'-' if us < 0 else ''}infinity'::timestamptz"
@@ -123,7 +125,7 @@ def time_literal(us: int) -> str:
 
 
 def _parse_url(url: str) -> dict[str, Any] | None:
-    """Parse a URL or connection string. None if it is invalid, or was misread because of an unescaped character."""
+    """Parse a URL or connection string. Return None if it is invalid, or misread because of unescaped characters."""
     from psycopg import conninfo
 
     try:
@@ -143,7 +145,7 @@ def server_address(url: str) -> str:
 
 
 def role_and_database(url: str) -> tuple[object, ...]:
-    """Return the role and database of a URL. Two URLs can share a transaction if these are equal."""
+    """Return the role, server and database in a URL. If these are equal, two URLs can share a transaction."""
     parameters = _parse_url(url) or {}
     return tuple(parameters.get(k) for k in ("user", "host", "hostaddr", "port", "dbname", "service"))
 
@@ -173,7 +175,7 @@ def error_reason(error: BaseException) -> str:
 def open_connection(url: str, label: str, seconds: int = 10) -> psycopg.Connection[Any]:
     """Connect in autocommit mode, with UTC as the time zone. `label` names the purpose in messages.
 
-    Raises StartError with one line and without secrets.
+    `seconds`: the timeout. Raises StartError, with a message of one line and without secrets.
     """
     import psycopg
 
@@ -219,7 +221,7 @@ def copy_frame(connection: psycopg.Connection[Any], table: str, frame: pl.DataFr
 
 
 def _literal(value: pl.Expr, kind: pl.DataType) -> pl.Expr:
-    """Format a value as text for COPY: `{"a","b"}` for an array of scalars, JSON for types with structs."""
+    """Format a value as text for COPY: `{"a","b"}` for an array of scalars, JSON for other nested types."""
     if not is_nested(kind):
         return _scalar(value, kind)
     if not isinstance(kind, pl.List) or is_nested(kind.inner):  # type: ignore[arg-type]
@@ -238,9 +240,10 @@ def _scalar(value: pl.Expr, kind: pl.DataType) -> pl.Expr:
 
 @contextmanager
 def arrow_cursor(url: str, snapshot: str | None = None) -> Iterator[Any]:
-    """Open an ADBC cursor in autocommit mode. Database errors become one-line ConnectionErrors.
+    """Open an ADBC cursor. Database errors become one-line ConnectionErrors.
 
-    `snapshot`: the snapshot of an open transaction; the cursor sees the same data as that transaction.
+    `snapshot`: a snapshot that an open transaction has exported, so that the cursor sees the same data as that
+    transaction. None for autocommit mode.
     """
     import adbc_driver_postgresql.dbapi as adbc
 
@@ -295,7 +298,10 @@ _lock = threading.Lock()
 
 
 def _take_idle(url: str, kind: str, broken: type[Exception]) -> Any | None:
-    """Return an idle connection to this address that still works, or None."""
+    """Return an idle connection of this kind that still works; None if there is none.
+
+    `broken`: the exceptions that a connection raises if it no longer works.
+    """
     with _lock:
         key = (os.getpid(), url, kind)
         position = next((n for n in reversed(range(len(_idle))) if _idle[n][0] == key), None)
@@ -340,13 +346,13 @@ def close_idle() -> None:
 
 
 def append_frame(cursor: Any, schema: str, table: str, frame: pl.DataFrame) -> None:
-    """Append a frame to a table with COPY."""
+    """Append a frame to the table `schema`.`table` with COPY."""
     arrow = rebuild_empty_lists(frame).to_arrow(compat_level=pl.CompatLevel.oldest())
     cursor.adbc_ingest(table, arrow, mode="append", db_schema_name=schema)
 
 
 def fetch_frame(cursor: Any, query: str, schema: dict[str, pl.DataType]) -> pl.DataFrame:
-    """Run a query and return its rows as a frame with these columns."""
+    """Run a query and return its rows as a frame with the columns of `schema`."""
     import pyarrow as pa
 
     cursor.execute(query)

@@ -65,7 +65,7 @@ class Transaction:
     named: frozenset[str] = frozenset()  # tokens of staged rows that the previous commit references
 
     def run(self, commit: Commit, publish: Publish | None, commit_id: uuid.UUID) -> Commit:
-        """Run the transaction: fence, merge, publish to targets in this database, and write the record.
+        """Run the transaction: claim the epoch, merge rows, publish to targets in this database, and write the record.
 
         Return the stored commit.
         """
@@ -154,7 +154,7 @@ class Transaction:
 
 @dataclass(frozen=True)
 class RowChange:
-    """The changes of a commit to the state of one stage."""
+    """The changes that a commit makes to the state of one stage."""
 
     db: psycopg.Connection[Any]
     tables: TableNames
@@ -166,7 +166,8 @@ class RowChange:
     def run(self, state: StageState) -> Changed:
         """Merge staged rows into the state, and delete expired rows.
 
-        Return the resulting segments, and how many rows the table gained. Raises EpochError.
+        Return the resulting segments, and how many rows the table gained. Raises EpochError if staged rows are
+        missing.
         """
         return self._run(self.logic, state)
 
@@ -205,7 +206,7 @@ class RowChange:
         return state.segments, 0
 
     def rows(self, state: StageState, gained: int) -> int:
-        """Return the number of rows in the table. This counts them only if no commit has recorded their number."""
+        """Return the number of rows in the table after it gained `gained`. Counts them if no commit has."""
         if state.table is not None:
             return state.table.rows + gained
         row = self.db.execute(f"SELECT count(*) FROM {self.tables.state}").fetchone()
@@ -216,7 +217,7 @@ class RowChange:
         return int(row[0]) if row else 0
 
     def _forget(self, logic: KeyedStateLayout, watermark: int) -> int:
-        """Delete units whose rows have all expired, and return the number of deleted rows."""
+        """Delete units (rows with one hash) whose rows have all expired. Return the number of deleted rows."""
         if watermark <= NO_WATERMARK:
             return 0
         rule = logic.expiry_bounds(watermark)

@@ -1,4 +1,4 @@
-"""Cursors that treat a `%` within quotes as a plain character, and as a placeholder only outside of quotes.
+"""Cursors for which a `%` within quotes is a plain character. Only outside of quotes does it begin a placeholder.
 
 SELECT "rate%" FROM "100%s"."t" WHERE k = %s       one placeholder
 """

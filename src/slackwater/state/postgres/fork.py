@@ -41,7 +41,7 @@ def fork_tables(
 
 
 def _check_free(db: psycopg.Connection[Any], new: TableNames, location: str) -> None:
-    """Raise StateError if the new pipeline has a state."""
+    """Raise StateError if the new pipeline already has a state."""
     if not table_exists(db, new.pipelines):
         return
     if row := db.execute(f"SELECT epoch FROM {new.pipelines} WHERE pipeline_name = %s", (new.pipeline,)).fetchone():
@@ -106,7 +106,7 @@ def _fork(
 def _copy_table(db: psycopg.Connection[Any], old: TableNames, new: TableNames) -> None:
     """Copy the table of a stage with its indexes and rows.
 
-    Existing tables under the new name are replaced: without a state, they were left by a failed start.
+    Existing tables under the new name are replaced: as the new pipeline has no state, a failed start left them.
     """
     if not table_exists(db, old.state):
         raise StateError(f"table {old.state} is missing; restore it from a backup")

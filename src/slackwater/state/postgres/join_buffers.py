@@ -1,11 +1,11 @@
 """The buffers of a join in Postgres: one table row per buffered row, indexed by (side, key hash, event time).
 
     side   key_hash  event_time  row_id  matched  left_order_id  left_amount  right_order_id  …
-    left         -7  09:00:01         4  true     o1                   12.50  NULL                  (outer sides only)
+    left         -7  09:00:01         4  true     o1                   12.50  NULL            …
 
-Workers COPY the rows of an epoch into an unlogged table, under one token per side and kind. The commit moves them into
-the state table. Rows are not marked as expired, because this depends only on their event time. Each commit deletes
-expired rows.
+`matched` is NULL for sides that are not outer. Workers COPY the rows of an epoch into an unlogged table, with one
+token for each side and kind of change. The commit moves them into the state table. Rows are not marked as expired,
+because this depends only on their event time. Each commit deletes expired rows.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class JoinTable:
         return self.tables.staged
 
     def names(self, side: JoinSide) -> dict[str, str]:
-        """Map the columns of a buffered row to columns of the table."""
+        """Map the columns of a buffered row of one side to columns of the table."""
         columns = {f.name: f"{side.name}_{f.name}" for f in side.fields}
         return {"__kh": "key_hash", "__ts": "event_time", "__id": "row_id", "__matched": "matched", **columns}
 
@@ -218,7 +218,10 @@ class PostgresBuffers:
 def stage_changes(
     url: str, table: JoinTable, metas: Sequence[SegmentMeta], changes: Changes
 ) -> tuple[SegmentMeta, ...]:
-    """COPY an epoch's changes to the buffers of a shard. Each side and kind has a token, which the commit references."""
+    """With COPY, stage an epoch's changes to the buffers of a shard, and return the segments of the shard.
+
+    Each combination of side and kind of change gets a token, which the commit references.
+    """
     staged = list(metas)
     try:
         with client.arrow_cursor(url) as cursor:
@@ -240,7 +243,7 @@ def stage_changes(
 def replace_buffer_rows(table: JoinTable, changes: Changes) -> tuple[SegmentMeta, ...]:
     """Return the new segments of a shard after a reshard.
 
-    The hash determines the shard, so the rows themselves are not touched.
+    A row's key hash determines its shard, so the rows in the table do not change.
     """
     return tuple(
         describe_segment(side, "", change.rows, "", int(change.rows.estimated_size()))
@@ -250,7 +253,7 @@ def replace_buffer_rows(table: JoinTable, changes: Changes) -> tuple[SegmentMeta
 
 
 def apply_staged(db: psycopg.Connection[Any], table: JoinTable, state: StageState, epoch: int) -> int:
-    """Move the staged rows into the state table, and return how many rows it gained.
+    """Move the staged rows into the state table, and return how many rows the table gained.
 
     Raises EpochError if staged rows are missing.
     """
@@ -303,7 +306,10 @@ def delete_expired(db: psycopg.Connection[Any], table: JoinTable, state: StageSt
 def collapsed_segments(
     logic: CompiledJoin, state: StageState, expired: Mapping[tuple[str, int], int], size: int
 ) -> tuple[tuple[SegmentMeta, ...], ...]:
-    """Return the segments as they are once staged rows are moved into the table and expired rows are deleted."""
+    """Return the segments after staged rows are moved into the table and expired rows are deleted.
+
+    `expired`: the result of `delete_expired`. `size`: the size of the table in bytes.
+    """
     shards = []
     for shard, metas in enumerate(state.segments):
         segments = []

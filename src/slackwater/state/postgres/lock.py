@@ -1,4 +1,4 @@
-"""The lock of a pipeline: an advisory lock. The application_name of its connection identifies the runner."""
+"""The lock of a pipeline: a Postgres advisory lock. The `application_name` of its connection identifies the runner."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Validate state rows that are read from a table.
 
-If another program has changed the table, this raises one clear error, instead of an error inside a library.
+If another program has changed the table, this raises a clear error before another library fails on the rows.
 
-    table ─▶ columns of the expected types ─▶ no NULL where a state has none, known kinds ─▶ rows for the operator
+    table ─▶ check of column types ─▶ check for NULL and for unknown values of `kind` ─▶ rows for the operator
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def report_read_errors(table: str) -> Iterator[None]:
 
 
 def check_rows(frame: pl.DataFrame, table: str, names: Mapping[str, str]) -> None:
-    """Raise StateError for NULL in one of these columns, a time outside the calendar, or an unknown kind.
+    """Raise StateError for NULL in one of the columns `names`, a time out of range, or an unknown `__kind`.
 
     `names` maps columns of the frame to columns of the table.
     """

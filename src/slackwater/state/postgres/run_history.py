@@ -34,7 +34,10 @@ def write_run(db: psycopg.Connection[Any], tables: TableNames, run: Run) -> None
 
 
 def read_runs(url: str, tables: TableNames, location: str) -> tuple[Run, ...]:
-    """Return the runs of a pipeline, oldest first; empty if the table does not exist yet. Raises StateError."""
+    """Return the runs of a pipeline, oldest first; empty if the table does not exist yet.
+
+    Raises StateError if Postgres cannot be read.
+    """
     try:
         with client.borrow_connection(url, "state store") as db:
             return _read(db, tables) if table_exists(db, tables.runs) else ()

@@ -1,4 +1,4 @@
-"""Set up the tables at the start of a pipeline: shared tables and those of each stage, in current format and names."""
+"""Set up tables when a pipeline starts, with the current format and names: shared tables and those of stages."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class SchemaSetup:
         return self.epoch >= 0 and not self.begins
 
     def run(self, logic: StateLayout) -> list[str]:
-        """Set up the tables, and return the statements by which the next commit alters them.
+        """Set up the tables, and return the statements with which the next commit must alter them.
 
         Raises StartError, StateError or psycopg's errors.
         """
@@ -122,7 +122,7 @@ class SchemaSetup:
     def _add_columns(self, table: JoinTable) -> None:
         """Add new columns now: workers read them before the next commit, and other readers ignore them.
 
-        An empty column of another type is replaced, because a start that did not commit has left it.
+        An empty column of another type is replaced: it was left by a start that committed nothing.
         """
         existing_types, types = client.types_of(self.db, table.state), table.types()
         for column in (c for c, t in types.items() if existing_types.get(c, t) != t and not t.endswith("NOT NULL")):
@@ -136,12 +136,12 @@ class SchemaSetup:
             self.db.execute(statement)
 
     def _rename(self) -> None:
-        """Give the state its current name and comment. Raises StateError if the name has another owner."""
+        """Give the stage's tables their current names and comments. Raises StateError if a name has another owner."""
         with self.db.transaction():
             table_ownership.rename_tables(self.db, self._existing_names(), self.tables)
 
     def _begin(self, statements: Sequence[str]) -> None:
-        """Create the table of a new state, and drop what a failed start left behind."""
+        """Create the state table, and drop what a failed start left behind."""
         with self.db.transaction():
             current = self._existing_names()
             if current.stage in current.former:  # left by a state whose record was deleted
@@ -152,7 +152,7 @@ class SchemaSetup:
             table_ownership.sign_table(self.db, self.tables, "state")
 
     def _existing_names(self) -> TableNames:
-        """Return the tables under the names that they have now."""
+        """Return the names that the tables have now, which may be those of an earlier version."""
         return table_ownership.current_names(self.db, self.tables, self.tables.stage + 1)
 
     def _empty_staged(self, logic: KeyedStateLayout) -> None:

@@ -1,6 +1,6 @@
-"""One shard of the Postgres store, in a worker: read units by hash or when they are due, and COPY rows to stage them.
+"""One shard of the Postgres store, in a worker: reads rows by hash or by due time, and stages rows with COPY.
 
-state table ──────────┐  rows of a unit, unless a newer version is staged
+state table ──────────┐  rows of a unit (rows with one hash), unless a newer version is staged
 staged table, tokens ─┴▶ rows that the operator reads
 """
 
@@ -93,9 +93,9 @@ class PostgresShard:
     def replace_rows(
         self, logic: KeyedStateLayout, rows: pl.DataFrame, before: pl.DataFrame | None = None
     ) -> tuple[SegmentMeta, ...]:
-        """Return the new segments after a reshard or a migration.
+        """Stage the rows that a reshard or a migration has changed, and return the new segments.
 
-        The hash determines the shard, so unchanged rows are not touched.
+        A row's hash determines its shard, so unchanged rows stay as they are.
         """
         if before is not None:
             removed = before.unique("__h", keep="first").join(rows.select("__h"), on="__h", how="anti")
@@ -138,9 +138,9 @@ class PostgresShard:
 
 
 def _number_rows(rows: pl.DataFrame) -> pl.DataFrame:
-    """Number the rows of each unit by position. `rows` must be sorted by unit.
+    """Number the rows of each unit (rows with the same `__h`) from 0. `rows` must be sorted by `__h`.
 
-    (unit, ordinal) is the primary key of the table.
+    The primary key of the table consists of the unit and this number.
     """
     unit = rows["__h"].to_numpy()
     position = np.arange(len(unit))
@@ -151,7 +151,7 @@ def _number_rows(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _removed_positions(rows: pl.DataFrame, before: pl.DataFrame) -> pl.DataFrame:
-    """Return TOMBSTONE rows for positions that a new version no longer has."""
+    """Return a TOMBSTONE row for each (unit, position) that is in `before` but not in the new version, `rows`."""
     if before.is_empty():
         return _number_rows(rows.clear())
     old = _number_rows(before.filter(pl.col("__h").is_in(rows["__h"].unique().implode())))
@@ -204,14 +204,14 @@ class PostgresReader:
         return self._overlay(self._staged_versions.outline() if self._staged_versions else None, below)
 
     def _overlay(self, newest: pl.DataFrame | None, below: pl.DataFrame) -> pl.DataFrame:
-        """Overlay the newest staged rows on rows of the state table."""
+        """Return the newest staged rows, and the rows of the state table that they do not replace."""
         return below if newest is None else _concat_sorted(newest, self._staged_versions.select_unstaged(below))
 
     def _has_rows(self) -> bool:
         return any(m.rows for m in self.state.metas)
 
     def _fetch(self, conditions: Sequence[str], shard_only: bool, only: Sequence[str] | None = None) -> pl.DataFrame:
-        """Fetch all rows of the units in the state table with at least one row that meets the conditions.
+        """Fetch from the state table all rows of each unit (rows with one hash) in which a row meets the conditions.
 
         `shard_only`: whether to read only units of this shard. `only`: the columns to fetch; None for all.
         """
@@ -230,9 +230,9 @@ class PostgresReader:
         return frame.sort("__h", _ORDINAL).drop(_ORDINAL)
 
     def _staged(self, metas: Sequence[SegmentMeta], hashes: Int64s | None) -> Mapping[str, pl.DataFrame]:
-        """Fetch the staged rows of these tokens, by token. Tokens without rows are omitted.
+        """Fetch the staged rows of these segments, by token. Tokens without rows are omitted.
 
-        `hashes`: the units to fetch; None for all.
+        `hashes`: fetch only rows with these hashes; None for all rows.
         """
         columns, schema = self._columns()
         tokens = ", ".join(f"'{m.file}'" for m in metas)
@@ -273,7 +273,7 @@ def _array(hashes: Int64s) -> str:
 
 
 def _concat_sorted(newest: pl.DataFrame, below: pl.DataFrame | None) -> pl.DataFrame:
-    """Concatenate rows of different units, sorted by unit. The order within each unit is kept."""
+    """Concatenate two frames without common values of `__h`, and sort the rows by `__h`. The sort is stable."""
     frame = newest if below is None else below if newest.is_empty() else pl.concat([newest, below])
     hashes = frame["__h"].to_numpy()
     if bool((hashes[1:] >= hashes[:-1]).all()):

@@ -1,7 +1,7 @@
 """Read the Postgres store without a lock: the latest record, and the rows as of that record.
 
-REPEATABLE READ, READ ONLY ──┬─ record     the same view of the database for all of them,
-exported snapshot            └─ rows       on as many connections as there are readers
+One transaction (REPEATABLE READ, READ ONLY) reads the record and exports its snapshot. Each reader of rows imports the
+snapshot on a connection of its own, so that it sees the same data.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from slackwater.windows.state_rows import KeyedStateLayout
 def stored_record(db: psycopg.Connection[Any], tables: TableNames, location: str) -> tuple[StoredRecord, int] | None:
     """Return the stored record of a pipeline and its last published epoch; None if the pipeline has no row.
 
-    Raises StateError if the format cannot be migrated.
+    Raises StateError if a value is missing or the format cannot be migrated.
     """
     row = db.execute(
         f"SELECT published_epoch, state_version, record FROM {tables.pipelines} WHERE pipeline_name = %s",
@@ -50,9 +50,9 @@ def stored_record(db: psycopg.Connection[Any], tables: TableNames, location: str
 
 
 def latest_commit(db: psycopg.Connection[Any], tables: TableNames, location: str) -> tuple[Commit, int, int] | None:
-    """Return the latest commit, the last published epoch, and the stored format; None if the pipeline has no row.
+    """Return the latest commit, the last published epoch, and the format of the stored record.
 
-    Raises StateError.
+    Return None if the pipeline has no row. Raises StateError if the record is damaged or cannot be migrated.
     """
     stored = stored_record(db, tables, location)
     if stored is None:

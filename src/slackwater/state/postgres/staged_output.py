@@ -1,4 +1,4 @@
-"""Staged output: one row with an Arrow file per output, until its epoch is published."""
+"""Staged output: for each output, one row that contains an Arrow file, until the epoch is published."""
 
 from __future__ import annotations
 

@@ -30,9 +30,9 @@ def _file(token: str) -> str:
 
 
 def store_copy(token: str, content: Any, owner: tuple[str, str, int], in_use: Collection[str]) -> None:
-    """Store a copy of staged rows. If that fails, readers fetch the rows instead.
+    """Store a copy of staged rows. If that fails, readers fetch the rows from the database.
 
-    Earlier copies of the shard are deleted unless they are in use: their rows were merged, or their epoch was not
+    Earlier copies of the shard that are no longer in use are deleted: their rows were merged, or their epoch was not
     committed.
 
     Args:
@@ -48,7 +48,7 @@ def store_copy(token: str, content: Any, owner: tuple[str, str, int], in_use: Co
 
 
 def find_copy(meta: SegmentMeta) -> pa.Table | None:
-    """Return the rows of a token, sorted by unit, if this machine has a copy."""
+    """Return the rows of a token, sorted by `__h`; None if this machine has no copy."""
     with _lock:
         if (table := _open.get(meta.file)) is not None:
             _open.move_to_end(meta.file)
@@ -72,7 +72,7 @@ def keep_table_open(token: str, table: pa.Table) -> pa.Table:
 
 
 def forget_copies(tokens: Collection[str]) -> None:
-    """Delete copies of rows that have been merged or are no longer needed."""
+    """Delete the copies of the rows with these tokens."""
     with _lock:
         for token in tokens:
             _open.pop(token, None)

@@ -1,4 +1,4 @@
-"""Merge the newest staged version of each unit into the state, within the caller's transaction.
+"""Merge the newest staged version of each unit (rows with one hash) into the state, in the caller's transaction.
 
     state     unit 7   v 1                          v 3
     staged    token a  unit 7  v 2          ──▶     (empty)
@@ -40,7 +40,7 @@ def staged_segments(segments: Segments) -> list[SegmentMeta]:
 
 
 def should_merge(segments: Segments) -> bool:
-    """Return whether the staged rows should be merged now."""
+    """Return whether to merge the staged rows now: if they are few, or if there are too many rows or tokens."""
     rows = sum(m.rows for m in staged_segments(segments))
     most = max((sum(1 for m in metas if m.file) for metas in segments), default=0)
     return rows <= FEW_ROWS or rows > MOST_ROWS or most >= MOST_TOKENS
@@ -65,9 +65,9 @@ def _count(db: psycopg.Connection[Any], staged: str, metas: Sequence[SegmentMeta
 
 
 def merge_versions(db: psycopg.Connection[Any], staged: str, state: str, segments: Segments) -> int:
-    """Write the newest staged version of each unit to the state table, and return how many rows the table gained.
+    """Write the newest staged version of each unit (rows with one hash) to the state table.
 
-    The staged rows are not deleted. Raises StateError if some of them are missing.
+    Return how many rows the table gained. The staged rows are not deleted. Raises StateError if some are missing.
     """
     metas = staged_segments(segments)
     if not metas:
@@ -126,9 +126,9 @@ def merged_commit(commit: Commit) -> Commit:
 
 
 def collapsed_segments(metas: Sequence[SegmentMeta], size: int | None = None) -> tuple[SegmentMeta, ...]:
-    """Return the segments of a shard as they are once its staged rows are merged.
+    """Return the segments of a shard as they will be after its staged rows are merged.
 
-    `size`: the shard's share of the table in bytes, if known.
+    `size`: the shard's share of the table in bytes; None if unknown.
     """
     if not metas:
         return ()
@@ -146,9 +146,9 @@ def collapsed_segments(metas: Sequence[SegmentMeta], size: int | None = None) ->
 
 
 def merge_at_start(db: psycopg.Connection[Any], tables: TableNames, commit: Commit, location: str) -> Commit:
-    """Check the tables, and merge the rows that the latest commit references.
+    """Check the tables, and merge the staged rows that the latest commit references.
 
-    Raises StateError.
+    Raises StateError if a table or staged rows are not as that commit recorded them.
     """
     check_tables(db, tables, commit, location)
     if not any(staged_segments(s.segments) for s in commit.stages):
@@ -186,7 +186,7 @@ def add_merged_row_count(commit: Commit, number: int, gained: int) -> Commit:
 
 
 def staged_tokens(commit: Commit) -> frozenset[str]:
-    """Return the tokens of staged rows in this commit."""
+    """Return the tokens of the staged rows that this commit references."""
     return frozenset(m.file for m in commit.metas if m.file)
 
 
@@ -198,12 +198,12 @@ def clear_merged(
     Args:
         db: A connection in autocommit mode.
         tables: The tables of the pipeline.
-        before: The staged tokens before the commit.
-        commit: The commit as requested.
-        stored: The commit as stored.
+        before: The tokens of the rows that were staged before the commit.
+        commit: The commit before its rows were merged.
+        stored: The same commit as stored, after some rows may have been merged.
 
     Returns:
-        The tokens that are still staged.
+        The tokens of the rows that are still staged.
     """
     waits = staged_tokens(stored)
     staged_row_cache.forget_copies((before | staged_tokens(commit)) - waits)

@@ -1,6 +1,6 @@
-"""The staged versions of a shard's rows, newest last, which overlay the state table.
+"""The staged versions of a shard's rows, which hide older versions and rows of the state table.
 
-  [token c]   newest      each sorted by unit, from a copy on this machine (`staged_row_cache.py`),
+  [token c]   newest      each sorted by hash, from a copy on this machine (`staged_row_cache.py`),
  [token b]               or fetched from the staged table
 [token a]
 ═══════════ state table
@@ -45,7 +45,7 @@ class StagedVersionOverlay:
     """The staged versions of one shard.
 
     Args:
-        metas: All segments of the shard.
+        metas: All segments of the shard, newest last.
         fetch: A function that reads rows from the database.
         is_local: Whether to use the local copies of staged rows.
     """
@@ -61,7 +61,7 @@ class StagedVersionOverlay:
         return bool(self._metas)
 
     def units(self, hashes: Int64s) -> tuple[pl.DataFrame, Int64s]:
-        """Return the newest rows of these units (sorted, unique), and the units that have no staged version."""
+        """Return the newest staged rows with these hashes (sorted, unique), and the hashes without staged rows."""
         if not self._metas:
             return self._reader([]).units(hashes), hashes
         reader = self._reader_for(hashes) if len(hashes) < FEW else self._all()
@@ -97,7 +97,7 @@ class StagedVersionOverlay:
         return self._whole
 
     def _reader_for(self, hashes: Int64s) -> SegmentReader:
-        """Return a reader for a few units. For tokens without a local copy, it fetches only the rows of these units."""
+        """Return a reader for rows with these few hashes. If a token has no local copy, it fetches only these rows."""
         if self._whole is not None:
             return self._whole
         tables_by_token = {m.file: self._find_copy(m) for m in self._metas}
@@ -134,7 +134,7 @@ def _table(frame: pl.DataFrame) -> pa.Table:
 
 
 def _covered(reader: SegmentReader, hashes: Int64s) -> NDArray[np.bool_]:
-    """Return a mask of these hashes: true if one of the segments has a version of the unit."""
+    """Return a mask of these hashes: true for those that occur in one of the segments."""
     covered = np.zeros(len(hashes), dtype=bool)
     for part in reader.segments:
         begin, end = part.find(hashes)

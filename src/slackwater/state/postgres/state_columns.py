@@ -1,4 +1,4 @@
-"""The columns of a stage's table, which depend on the kind of its state: units of windows and keys, or join buffers."""
+"""The columns of a stage's table, by its kind of state: rows of windows or keys, or buffered rows of a join."""
 
 from __future__ import annotations
 

@@ -2,11 +2,11 @@
 
     slackwater_pipelines          one row per pipeline: epoch, watermark, the whole record as JSON
     slackwater_offsets            one row per (pipeline, source, partition): offset and watermark
-    slackwater_outputs, …_lists   staged output and long offset lists, until published or superseded
+    slackwater_outputs, …_lists   staged output and long offset lists, until they are no longer needed
     slackwater_runs               one row per run of a pipeline: start, end and outcome
     slackwater_state_<pipeline>   one row per (group key, open window), typed like the input; later stages: …#2
-    slackwater_staged_<pipeline>  rows that workers COPY during an epoch. Versions of windows count once a commit
-                                  references them; they are merged every few epochs. Rows of joins are unlogged.
+    slackwater_staged_<pipeline>  rows that workers COPY during an epoch. Those of windows take effect when a commit
+                                  references them, and are merged every few epochs. Unlogged for joins.
 
 Workers COPY into the staged table on their own connections. The driver's transaction checks the expected epoch, and
 references the staged rows or merges them. It also writes the output if the target is in the same database.
@@ -60,8 +60,8 @@ PATIENCE_S = 30.0  # how long a lost connection is retried
 class PostgresStore:
     """A `StateStore` in one schema of a database. Nothing is created before `open`.
 
-    `path`: the directory for Spark's checkpoints. By default, it is a temporary directory, which suffices for sources
-    that can seek.
+    `path`: the directory for Spark's checkpoints. None for a temporary directory, which suffices for sources that can
+    seek.
     """
 
     def __init__(self, url: str, schema: str, pipeline: str, path: str | Path | None = None) -> None:
@@ -289,7 +289,7 @@ class PostgresStore:
     def _resolve_lost_commit(
         self, commit: Commit, publish: Publish | None, commit_id: uuid.UUID, error: psycopg.Error
     ) -> Commit:
-        """Find out whether a commit took effect although its connection broke. Repeat it if it did not."""
+        """Find out whether a commit took effect before its connection broke, and repeat it if it did not."""
         epoch, reason = commit.epoch, client.error_reason(error)
         log.warning("%s: the connection was lost during the commit of epoch %d: %s", self._pipeline, epoch, reason)
         self._reconnect(commit.epoch)
@@ -393,7 +393,7 @@ class PostgresStore:
             )
 
     def discard_attempt(self, epoch: int) -> None:
-        """Do nothing: staged rows only count once a commit references them."""
+        """Do nothing: staged rows have no effect unless a commit references them."""
 
     @report_database_errors
     def collect_garbage(self) -> None:

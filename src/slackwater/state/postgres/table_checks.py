@@ -1,6 +1,6 @@
 """Check at each start that the state tables have the rows and columns that the latest commit recorded.
 
-The checks cost one count and one catalog query per stage. `slackwater state verify` reads every row.
+The checks cost one count and one catalog query per stage. `slackwater state verify` checks the values in every row.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ REQUIRED = {
 def check_tables(db: psycopg.Connection[Any], tables: TableNames, commit: Commit, location: str) -> None:
     """Raise StateError for a table that lacks rows or columns, or has rows that no commit wrote.
 
-    Missing tables are left to `prepare`. States of earlier versions, which did not record their tables, are not checked.
+    `prepare` reports missing tables. States of earlier versions, which did not record their tables, are not checked.
     """
     current = table_ownership.current_names(db, tables, len(commit.stages))
     for number, stage in enumerate(commit.stages):
@@ -42,7 +42,7 @@ def check_tables(db: psycopg.Connection[Any], tables: TableNames, commit: Commit
 
 
 def table_differences(db: psycopg.Connection[Any], table: str, record: TableRecord) -> Iterator[str]:
-    """Describe how a table differs from its record: the actual and the expected value."""
+    """Describe each difference between a table and its record, with the actual and the expected value."""
     types = client.types_of(db, table)
     for name, type_ in record.columns.items():
         expected = type_.removesuffix(" NOT NULL")
@@ -52,7 +52,7 @@ def table_differences(db: psycopg.Connection[Any], table: str, record: TableReco
 
 
 def row_difference(db: psycopg.Connection[Any], table: str, record: TableRecord) -> Iterator[str]:
-    """Describe differences in the number of rows, and columns that contain NULL."""
+    """Describe a wrong number of rows, and each required column that contains NULL."""
     existing_columns = client.columns_of(db, table)
     required = [c for c in record.columns if c in REQUIRED and c in existing_columns]
     counts = "".join(f", count({client.quote_name(c)})" for c in required)

@@ -43,7 +43,7 @@ MARK = "#"  # never part of a pipeline's name: separates the name from suffixes
 class TableNames:
     """The quoted SQL names of a pipeline's tables, and their columns.
 
-    Table names of later stages include the number of the stage.
+    The names for later stages include the number of the stage.
 
     `former`: the stages whose tables still have names from earlier versions. A start renames these tables.
     """
@@ -193,7 +193,7 @@ class TableNames:
         return f"CREATE INDEX {client.quote_name(self.name_of('state', 'due'))} ON {self.state} (closes_at)"
 
     def complete_state(self, logic: KeyedStateLayout) -> str:
-        """Return a statement that adds missing revision columns to a table; empty if the window has no revisions."""
+        """Return a statement that adds missing columns for revisions; empty if the window has no revisions."""
         types = {c: client.sql_type_of(t) for c, t in REVISED.items() if logic.revises}
         defaults = {"__rev": "0", "__out": "'{}'"}
         added = [
@@ -203,9 +203,9 @@ class TableNames:
         return f"ALTER TABLE {self.state} {', '.join(added)}" if added else ""
 
     def alter_state(self, logic: KeyedStateLayout, existing_columns: Sequence[str]) -> list[str]:
-        """Return the statements that alter a table with these columns, and its view, for a changed window.
+        """Return the statements that alter the table and its view for a changed window; empty if nothing changes.
 
-        Empty if nothing changes.
+        `existing_columns`: the columns that the table has now.
         """
         types = self.types(logic)
         expected_columns = {*types, *_READABLE.values(), *_OWN}
@@ -223,7 +223,7 @@ class TableNames:
         ]
 
     def create_staged(self, logic: KeyedStateLayout) -> list[str]:
-        """Return the statements that create the table for versions that are not merged yet."""
+        """Return the statements that create the table of staged rows."""
         columns = ", ".join(f"{client.quote_name(c)} {t}" for c, t in self.types(logic).items())
         return [
             f'CREATE TABLE {self.staged} (token text COLLATE "C" NOT NULL, {columns}, ordinal integer NOT NULL, epoch bigint NOT'
@@ -239,9 +239,10 @@ class TableNames:
         return f"ALTER TABLE {self.staged} {', '.join(added)}" if added else ""
 
     def newest(self, columns: str) -> str:
-        """Return the SQL for all rows as of the latest commit: the staged versions it references, or the state table.
+        """Return a query for all rows as of the latest commit.
 
-        `columns`: columns that both tables have.
+        These are the newest staged versions, and the rows of the state table that have none. `columns`: the columns to
+        select, which both tables have.
         """
         return (
             "WITH named AS (SELECT m.meta ->> 'file' AS token, m.place FROM"
@@ -255,7 +256,7 @@ class TableNames:
         )
 
     def create_view(self, logic: KeyedStateLayout) -> str:
-        """Return the statement that creates the view of open windows, without hashes."""
+        """Return the statement that creates the view of open windows, without the hash columns."""
         names = self.columns(logic)
         shown = client.quote_names([names[n] for n in (*logic.key_names, *TIMES, *logic.accumulators)])
         return (

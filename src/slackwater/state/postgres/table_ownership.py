@@ -5,8 +5,9 @@ The owner is checked before a table is dropped, renamed or reused, because a tab
     slackwater_state_orders      COMMENT 'Slackwater: state of pipeline "orders", stage 1'
     slackwater_state_orders#2    COMMENT 'Slackwater: state of pipeline "orders", stage 2'
 
-Tables of earlier versions have no comment. For a state, the default of the column `pipeline_name` is the owner; a view
-belongs to the owner of the table that it reads. Such tables get current names and comments when their pipeline starts.
+Tables of earlier versions have no comment. For a state table, the default of the column `pipeline_name` is the name
+of the owner; a view belongs to the owner of the table that it reads. Such tables get current names and comments when
+their pipeline starts.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ _COMMENT = re.compile(r'Slackwater: (\w+) of (pipeline ".*", stage \d+)')
 
 
 class TableOwner(NamedTuple):
-    """A Postgres relation that has one of the pipeline's names.
+    """A Postgres relation that has the name of one of a pipeline's tables.
 
-    `owner`: a description of the owner; None if the owner is this pipeline.
+    `owner`: a description of its owner; None if that is the pipeline.
     """
 
     name: str  # quoted SQL name
@@ -38,7 +39,7 @@ class TableOwner(NamedTuple):
 
 
 def _find_owner(db: psycopg.Connection[Any], tables: TableNames, table_kind: str) -> TableOwner | None:
-    """Return the owner of the table with this name, or None if there is no such table."""
+    """Return the name and the owner of one of the pipeline's tables; None if there is no such table."""
     name = f"{client.quote_name(tables.schema)}.{client.quote_name(tables.name_of(table_kind))}"
     row = db.execute(
         "SELECT c.relkind::text, obj_description(c.oid, 'pg_class'), pg_get_expr(d.adbin, d.adrelid), c.relpersistence::text,"
@@ -69,7 +70,7 @@ def _find_owner(db: psycopg.Connection[Any], tables: TableNames, table_kind: str
 
 
 def _owner_of_view(db: psycopg.Connection[Any], view: str, tables: TableNames) -> str | None:
-    """Return the owner of a view, which is the owner of the state table that it reads."""
+    """Describe the owner of a view: the owner of the state table that it reads. None if it is this pipeline."""
     state = _find_owner(db, tables, "state")
     if state is None or state.owner is not None:
         return "another program, because it does not read this pipeline's table" if state is None else state.owner
@@ -82,7 +83,7 @@ def _owner_of_view(db: psycopg.Connection[Any], view: str, tables: TableNames) -
 
 
 def _literal(default: str | None) -> str | None:
-    """Return the value of a literal such as `'orders'::text`."""
+    """Return the value of a literal such as `'orders'::text`; None for any other expression."""
     match = re.fullmatch(r"'((?:[^']|'')*)'::text", default or "")
     return match[1].replace("''", "'") if match else None
 
@@ -103,7 +104,7 @@ def find_table(db: psycopg.Connection[Any], tables: TableNames, table_kind: str)
 
 
 def _is_free(db: psycopg.Connection[Any], tables: TableNames) -> bool:
-    """Return whether none of the pipeline's names has another owner."""
+    """Return whether no table with one of the pipeline's names belongs to another owner."""
     return all((owned := _find_owner(db, tables, table_kind)) is None or owned.owner is None for table_kind in KINDS)
 
 
@@ -123,7 +124,7 @@ def sign_table(db: psycopg.Connection[Any], tables: TableNames, table_kind: str)
 
 
 def current_names(db: psycopg.Connection[Any], tables: TableNames, stages: int) -> TableNames:
-    """Return the tables under the names that they have now, which may be names from earlier versions."""
+    """Return the names that the tables have now, which may be those of an earlier version."""
     former = set()
     for stage in range(stages):
         old = replace(tables, stage=stage, former=frozenset({stage}))
@@ -137,9 +138,9 @@ def current_names(db: psycopg.Connection[Any], tables: TableNames, stages: int) 
 
 
 def rename_tables(db: psycopg.Connection[Any], tables: TableNames, new: TableNames) -> None:
-    """Rename the state of a stage, or move it to another pipeline.
+    """Rename the tables of a stage, or move them to another pipeline.
 
-    Views and unlogged staged rows are dropped. Requires a transaction.
+    Views and unlogged staged rows are dropped. The caller must have opened a transaction.
 
     Raises StateError if one of the names has another owner.
     """
@@ -199,7 +200,7 @@ def name_indexes(db: psycopg.Connection[Any], tables: TableNames) -> None:
 
 
 def put_aside(db: psycopg.Connection[Any], tables: TableNames, aside: str) -> None:
-    """Rename everything in this schema that belongs to the pipeline."""
+    """Rename the pipeline to `aside` in all tables of this schema, and in the names of its own tables."""
     for shared in tables.shared_tables:
         db.execute(f"UPDATE {shared} SET pipeline_name = %s WHERE pipeline_name = %s", (aside, tables.pipeline))
     current = current_names(db, tables, len(STAGES))
