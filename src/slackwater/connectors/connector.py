@@ -94,11 +94,11 @@ class Connector(Generic[C]):
         """Create the target if that is possible without knowing its columns. Raises StartError if it fails."""
 
     def existing_target(self, spec: TargetSpec, table: TargetTable) -> HasPreviousOutput | None:
-        """Return the target for inspecting the output of another state; None if the system does not keep output."""
+        """Return the target, to inspect output of another state in it; None if the system does not keep output."""
         return None
 
     def target_with_marker(self, spec: TargetSpec, table: TargetTable) -> TargetWithMarker | None:
-        """Return the target for reading its marker; None if it does not store one."""
+        """Return the target, to read its marker; None if it does not store one."""
         return None
 
     # -- reading a target back -----------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Plan the next epoch without Spark: list files, and request offsets from brokers and versions from tables.
 
     offsets of the state ─▶ planner ─▶ next(): new input, within the limits ─▶ planned batch ─▶ rows, new offsets
-                              its position, in memory; only a commit makes it durable
+                              tracks its position in memory; only a commit makes it durable
 
 A source has a planner if it can report its input without Spark. If any source of a pipeline cannot, a Spark streaming
 query plans all of them.

@@ -28,7 +28,7 @@ class ColumnStats(NamedTuple):
     Args:
         rows: The number of rows.
         nulls: The number of rows in which the column is NULL.
-        unit_us: The unit of the column in microseconds; 0 for a plain number.
+        unit_us: The unit of a time column in microseconds; 0 for a column of integers.
         least: The minimum. None if no row has a value.
         greatest: The maximum. None if no row has a value.
         newest_file: The file with the maximum.
@@ -63,7 +63,8 @@ class ReplayRecord:
     Args:
         record: The name of the stored list of applied letters; None if no letter was applied.
         count: The number of applied letters.
-        tried: The name of the stored list of remaining letters and their attempts; None if there is no such list.
+        tried: The name of the stored list that says how many times each of the other letters was tried; None if there
+            is no such list.
         late: The number of applied letters that are late rows and therefore correct windows.
     """
 
@@ -161,7 +162,7 @@ class Seekable(ABC):
         Args:
             letters: The letters, with the columns of `core.dead_letter_schema`.
             letter: The name of the column that numbers the letters; the rows keep it.
-            file: For sources that track files, the name of the column with the file of a row.
+            file: The name of the column for the file of each row; used only by sources that read files.
         """
 
 

@@ -159,13 +159,13 @@ def _spark_planned(source: Seekable) -> SparkPlannedSource:
 
 
 def _streaming_leaves(frame: DataFrame) -> int:
-    """Return how many of Spark's own sources a DataFrame reads."""
+    """Return the number of Spark sources from which a DataFrame reads."""
     leaves = frame._jdf.queryExecution().analyzed().collectLeaves()
     return sum(bool(leaves.apply(i).isStreaming()) for i in range(leaves.size()))
 
 
 def rebind_to_session(session: SparkSession, frame: DataFrame) -> DataFrame:
-    """Rebind a DataFrame to `session`, which has the SQL views. A Connect DataFrame is returned unchanged."""
+    """Rebind a DataFrame to the session that has the SQL views. A Connect DataFrame is returned unchanged."""
     if spark_connect.is_connect(frame):
         return frame
     from pyspark.sql import DataFrame

@@ -171,7 +171,7 @@ class TextTimestampSchema:
 
 
 def find_time_zone(options: Mapping[str, str], zone: str | None) -> str:
-    """Return the time zone of times in strings: the reader's own option, or that of the window or join, or UTC."""
+    """Return the time zone for times in strings: the reader option `timeZone`, else `zone`, else UTC."""
     reader_zone = next((v for k, v in options.items() if k.lower() == "timezone"), None)
     return reader_zone or zone or UTC
 

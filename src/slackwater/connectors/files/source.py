@@ -80,7 +80,7 @@ class FileEntry:
         return FileEntry(self.path, status.st_mtime_ns // 1_000_000, status.st_size)
 
     def has_fingerprint(self, fingerprint: int) -> bool:
-        """Return whether a fingerprint (from modification time and size) matches this file."""
+        """Return whether a file fingerprint, computed from modification time and size, matches this file."""
         time, size = divmod(fingerprint, SIZE_MODULUS)
         return time == self.timestamp and (self.size is None or self.size % SIZE_MODULUS == size)
 
@@ -365,7 +365,7 @@ def store_file_list(store: StateStore, epoch: int, before: FileOffsets, files: S
 
 
 def make_file_namer(files: Sequence[FileEntry]) -> Callable[[int], str | None]:
-    """Return a function that names the files that match a fingerprint, for messages."""
+    """Return a function that returns, for messages, the names of the files that match a file fingerprint."""
 
     def name_files(fingerprint: int) -> str | None:
         return " or ".join(file_uri_to_path(f.path) for f in files if f.has_fingerprint(fingerprint)) or None

@@ -1,7 +1,7 @@
 """A Kafka topic as a target: every row is one message. With exactly_once, an epoch and its marker are one transaction.
 
     begin ─ row ─ row ─ row ─ marker ─ commit       readers with isolation.level = read_committed see all or none
-            └──── topic ────┘ └ _slackwater_epochs: key "writer|topic", value the epoch; compacted
+            └──── topic ────┘ └ _slackwater_epochs (compacted): key "writer|topic", value "state:epoch"
 
 The key of a message is the identity of its row, so that a compacted topic keeps one record per window. A superseded row
 is written as its key with a NULL value (a tombstone). If the key columns do not identify windows, the topic is a log:

@@ -30,7 +30,7 @@ class AvroPayload(Payload):
     """Decodes Avro records.
 
     Args:
-        writers: The writers' schemas (JSON) by registry id; the key None means a single schema.
+        writers: The writers' schemas (JSON) by their id in the registry. The key None stands for the schema file.
         reader: The schema (JSON) of the rows, with the field `_MARK` added.
     """
 

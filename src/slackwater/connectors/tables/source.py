@@ -295,7 +295,10 @@ class TableFileBatch:
 
 
 def make_file_namer(files: Sequence[DataFile]) -> Callable[[int], str | None]:
-    """Return a function that names the files that match a fingerprint, for messages. Only sizes are compared."""
+    """Return a function that returns, for messages, the names of the files that match a file fingerprint.
+
+    Only the sizes in the fingerprint are compared.
+    """
 
     def name_files(fingerprint: int) -> str | None:
         paths = [f.path for f in files if f.size % SIZE_MODULUS == fingerprint % SIZE_MODULUS]
