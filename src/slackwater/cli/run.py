@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MetricsAddress:
-    """Where a run serves its metrics. `names`: further host names that requests may use."""
+    """The address at which a run serves its metrics. `names`: further host names that requests may use."""
 
     port: int
     host: str = "127.0.0.1"

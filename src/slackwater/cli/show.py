@@ -173,7 +173,7 @@ def _run_state(pipeline: Pipeline) -> tuple[bool, bool]:
 
 
 class _Printer:
-    """Prints rows as lines. Later rows keep the column widths as long as they fit."""
+    """Prints rows as lines. The column widths stay the same as long as later rows fit."""
 
     def __init__(self, pipeline: Pipeline, view: ShowOptions) -> None:
         window = pipeline.target_stage.transform.window

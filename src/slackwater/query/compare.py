@@ -142,7 +142,7 @@ def _choose_identity(a: LabeledRows, b: LabeledRows, by: Sequence[str] | None) -
 
 
 def _latest_revisions(rows: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
-    """Keep the newest revision of each row, without superseded rows. Rows without revisions are returned unchanged."""
+    """Return the newest revision of each row, except superseded rows. Rows without revisions are returned unchanged."""
     if not {"_revision", "_emit_reason"} <= set(rows.columns):
         return rows
     standalone = pl.col("_emit_reason") == "standalone"

@@ -67,7 +67,7 @@ class StageInspector:
 
     Args:
         pipeline: The pipeline reduced to this stage.
-        snapshot: The whole snapshot.
+        snapshot: The snapshot, with all stages.
         number: The index of the stage in the commit.
         read: The inspectors of the stages that this stage reads, by name.
     """

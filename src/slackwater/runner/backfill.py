@@ -189,7 +189,7 @@ class _HistoryRunner:
     def _rows_of_range(self, name: str, frame: DataFrame) -> DataFrame:
         """Return the rows whose event time is in the range.
 
-        Rows without a usable time are kept: the engine treats them as bad rows.
+        Rows without a usable time are included, and the engine treats them as bad rows.
         """
         low, high = self.span.rows_us
         time_sql = f"unix_micros({self.engine.rows.times[name]})"

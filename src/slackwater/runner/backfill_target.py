@@ -34,7 +34,7 @@ class RangeFilterTarget:
     """A target writer that passes on only the windows of the range.
 
     Args:
-        clock_us: The time of the start (µs UTC); windows that end later are unfinished.
+        clock_us: When the backfill was started (µs UTC). Windows that end later are unfinished.
         partial: Also pass on windows that extend into the range or are unfinished.
         written: The counts, which `publish` updates.
     """

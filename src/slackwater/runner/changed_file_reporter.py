@@ -1,5 +1,4 @@
-"""Watch the files that a run has read. Changed files are logged, counted and recorded in a commit, but not read
-again."""
+"""Watch the files that a run has read. Changed files are logged and recorded in a commit, but not read again."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ class ChangedFileReporter:
 
     @property
     def read(self) -> Mapping[str, Collection[FileEntry]]:
-        """The files in the state, by source, with their sizes and modification times as of when they were read."""
+        """The files that have been read, by source, with the sizes and modification times that they had then."""
         return {name: tracker.entries.values() for name, tracker in self._trackers.items()}
 
     def remember(self, names: Iterable[str]) -> None:

@@ -52,7 +52,7 @@ def find_connection_problems(pipeline: Pipeline) -> list[str]:
 
 
 def find_connection_notes(pipeline: Pipeline) -> list[str]:
-    """Return notes that are not problems: what a start would create, and files that changed after they were read."""
+    """Return notes about what a start would create, and about files that changed after they were read."""
     from slackwater.connectors.files import file_change_tracker
     from slackwater.state.store_creation import create_store
 

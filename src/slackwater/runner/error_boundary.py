@@ -186,7 +186,7 @@ class _LogFilter(logging.Filter):
 
 
 def _hide_bridge() -> Callable[[], None]:
-    """Keep stack traces that Py4J logs out of the user's log, until the returned function is called.
+    """Prevent stack traces of Py4J from reaching the user's log, until the returned function is called.
 
     Filters are added to Py4J's loggers and to the root logger; the user's handlers and levels are unchanged. A root
     logger without handlers would get one when its first line is logged, and then every line of Slackwater would appear
@@ -207,9 +207,9 @@ def _hide_bridge() -> Callable[[], None]:
 
 
 def hide_stack_traces(spark: SparkSession) -> Callable[[], None]:
-    """Keep Spark's log of failed analyses off standard error, until the returned function is called.
+    """Prevent Spark from logging failed analyses to standard error, until the returned function is called.
 
-    Spark must be running. It writes that log to standard error regardless of the user's logging. An error of the thread
+    Spark must be running. It writes them to standard error regardless of the user's logging. An error of the thread
     that receives Spark's accumulators goes to the debug log of Slackwater.
     """
     from pyspark.logger import PySparkLogger

@@ -174,7 +174,7 @@ class PipelineRunner:
     def _open_targets(self, targets: Mapping[str, TargetWriter], letters: TargetWriter | None) -> dict[str, StartError]:
         """Open the targets, and return the errors of those that cannot be opened, by name.
 
-        These errors fail the start, but only after the other targets have received their pending output.
+        These errors make the start fail, but only after the other targets have received their pending output.
         """
         errors = {}
         for name, writer in ((LETTERS, letters), *targets.items()):

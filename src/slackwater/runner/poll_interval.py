@@ -50,14 +50,11 @@ class PollInterval:
             self._change(new_pause_ms)
 
     def polled_until(self, now: float) -> float:
-        """Return the time up to which the sources have certainly been polled, given the current time `now` (both in
-        seconds).
-        """
+        """Return the time up to which the sources have certainly been polled. `now`: the current time (seconds)."""
         return now - self.pause_ms / 1000
 
     def check_seconds(self, quiet_s: float) -> float:
-        """Return the seconds until the next check of the query. `quiet_s`: for how many seconds no rows have
-        arrived."""
+        """Return the seconds until the next check of the query. `quiet_s`: how long no rows have arrived (seconds)."""
         return min(max(quiet_s * _SHARE, 0.02), 0.2)
 
     def _change(self, pause_ms: int) -> None:

@@ -100,7 +100,7 @@ def run(  # noqa: PLR0913 -- one argument per option
             "earliest", "latest" or offsets; `{}` uses the positions of the config.
         former_output: What to do if this run creates a new state, but an append-only target holds rows of an
             earlier state. "aside" moves its files away, "keep" adds rows to them, and None makes the start fail.
-        observers: Called from the beginning to the end of the run; see `slackwater.observe`.
+        observers: Objects that are notified during the run; see `slackwater.observe`.
         background: Return a `Handle` immediately, which reports on the run, stops it and raises its error. Then only
             warnings are logged, unless there is an `on_notice`.
 

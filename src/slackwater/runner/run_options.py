@@ -31,7 +31,7 @@ class RunOptions:
         stop: An event that ends the run after the epoch in progress.
         rebuild: Start over with a new state. Maps sources to the positions where they begin; None continues the state.
         former_output: What to do with rows of an earlier state in an append-only target.
-        observers: Called from the beginning to the end of the run.
+        observers: Objects that are notified during the run.
     """
 
     available_now: bool = False
