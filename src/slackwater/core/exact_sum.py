@@ -250,7 +250,7 @@ def sum_limbs(
 
 @compiled
 def add_squares(values: Floats, sums: Floats, rests: Floats) -> tuple[Int64s, Int64s, Int64s]:
-    """Write the squares to `sums` and `rests`. Return the positions with limbs, the limbs, and where each one's end."""
+    """Write squares to `sums` and `rests`. Return positions with limbs, the limbs, and each position's end in them."""
     count = 0
     for i in range(len(values)):
         size = abs(values[i])

@@ -24,7 +24,7 @@ NEVER = "never"  # key for the rows that no lateness would have kept
 
 
 def build_lateness_histogram(missed_us: Int64s, rows: Int64s | None = None) -> dict[str, int]:
-    """Count late rows by histogram step, that is, by the additional lateness that would have kept them.
+    """Count late rows by step of the histogram: by the additional lateness that would have kept them.
 
     `missed_us`: for each entry, the additional lateness (µs) that its rows needed. `rows`: the number of rows of each
     entry; None for one each.

@@ -18,5 +18,5 @@ def quote_identifier_if_needed(name: str) -> str:
 
 
 def quote_string(value: str) -> str:
-    """Return a string as a literal."""
+    """Return a string as an SQL literal."""
     return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"

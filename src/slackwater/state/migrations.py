@@ -103,7 +103,10 @@ def _typed(text: str) -> tuple[str, str]:
 
 
 def _aggregation(text: str) -> tuple[Record, dict[str, str]] | None:
-    """Parse a string such as `sum amount bigint` to an aggregation and its columns; None if it lacks settings."""
+    """Parse a string such as `sum amount bigint` to an aggregation and its columns.
+
+    Return None if the string does not contain all settings of the aggregation.
+    """
     agg, _, rest = text.partition(" ")
     if (agg, rest) == ("count", "*"):
         return {"agg": agg}, {}

@@ -54,7 +54,7 @@ class StateReader(Protocol):
         ...
 
     def nearest(self, after: int, count: int) -> Int64s | None:
-        """Return the `count` smallest values of `__due` that are greater than `after`, in microseconds.
+        """Return the `count` smallest values of `__due` (µs) that are greater than `after`.
 
         Values of rows that have been replaced may be included. Returns None if the store would have to read all rows.
         """
@@ -259,7 +259,7 @@ class StateStore(Protocol):
         ...
 
     def outputs(self, metas: Sequence[OutputMeta]) -> list[pl.DataFrame]:
-        """Read the staged output of several shards; in parallel if the state is in an object store."""
+        """Read the staged output of several shards, in parallel if the state is in an object store."""
         ...
 
     def write_list(self, epoch: int, lines: Sequence[str]) -> str:

@@ -115,7 +115,7 @@ def file_checksum(content: Any) -> str:
 
 
 def verify_file(path: Path, expected: str, size: int | None = None, shown: str = "") -> None:
-    """Raise StateError if a file is missing, truncated or changed. `shown` is used instead of the path in messages."""
+    """Raise StateError if a file is missing, truncated or changed. `shown` replaces the path in messages."""
     if damage := find_damage(path, expected, size):
         try:
             path.open("rb").close()
@@ -155,7 +155,7 @@ def read_arrow(path: Path, expected: str, shown: str = "") -> pl.DataFrame:
 
 
 def open_arrow(path: Path, shown: str = "") -> pa.Table:
-    """Open an Arrow file memory-mapped. Raises StateError if it cannot be read."""
+    """Memory-map an Arrow file and return its table. Raises StateError if it cannot be read."""
     try:
         with pa.memory_map(str(path)) as source:
             return pa.ipc.open_file(source).read_all()

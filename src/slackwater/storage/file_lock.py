@@ -1,4 +1,4 @@
-"""The lock of a pipeline in a file system: a file that names the runner's process, and is locked by it with flock.
+"""The lock of a pipeline in a file system: a file that names the runner's process and is locked by it with flock.
 
     state/<pipeline>/        locked as well, so that deleting the file below does not admit a second runner
                      lock    "process 4711 on host"

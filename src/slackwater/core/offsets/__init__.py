@@ -31,7 +31,7 @@ CONNECTOR = "#connector"  # the key with the name of the connector; no topic has
 def parse_offsets(stored: Any) -> Offsets | None:
     """Return the offsets that a commit stores.
 
-    The state is not trusted: raises ValueError for anything that a commit cannot contain.
+    Raises ValueError for anything that a commit cannot contain, because the state is not trusted.
     """
     if stored is None or isinstance(stored, Offsets):
         return stored

@@ -1,4 +1,4 @@
-"""Offsets of file sources. Files have no order, so every file that was read is listed next to the state."""
+"""Offsets of file sources. Files have no order, so every file that was read is named in a list next to the commits."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ class TableOffsets(Offsets):
 
     `table`: the id of the table; "" if it is to be read from its first row. `version`: the version of a Delta table or
     the id of an Iceberg snapshot; -1 before the first. `sequence`: the sequence number of the snapshot. `files`: the
-    number of files that were read; None for all. `content`: `files` counts files of the version's content, not files
-    that the version added.
+    number of files that were read; None for all. `content`: whether `files` counts the files that the version
+    consists of, and not those that it added.
     """
 
     table: str = ""

@@ -69,7 +69,7 @@ class BackgroundMerger:
 
     @property
     def epochs(self) -> Collection[int]:
-        """Return the epochs whose files must be kept: the files may be merged segments without a commit yet."""
+        """Return epochs whose files must be kept, because they may be merged segments that no commit references."""
         return {epoch for epoch, _ in (*self._running.values(), *self._done.values())}
 
     def apply_merges(self, stage: int, shard: int, metas: tuple[SegmentMeta, ...]) -> tuple[SegmentMeta, ...]:

@@ -25,7 +25,7 @@ class ForkOrigin(Protocol):
 
 
 class ForkCopy(ForkOrigin, Protocol):
-    """The files store of a new pipeline that receives the copy of a state."""
+    """The files store that receives the copy of a state, for a new pipeline."""
 
     def claim(self) -> None: ...
     def check_begins(self) -> None: ...

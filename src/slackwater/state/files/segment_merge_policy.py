@@ -38,7 +38,8 @@ class SegmentMerge:
     def apply(self, metas: tuple[SegmentMeta, ...], watermark: int) -> tuple[SegmentMeta, ...]:
         """Return the segments with the inputs replaced by the outputs; unchanged if another merge replaced an input.
 
-        Inputs that have expired at this watermark may be missing: their rows have expired in the outputs as well.
+        Inputs that have expired at this watermark may be missing in `metas`, because their rows in the outputs have
+        expired as well.
         """
         remaining = [m for m in self.inputs if m in metas]
         if not remaining or any(m.dead > watermark for m in self.inputs if m not in remaining):

@@ -3,7 +3,7 @@
 All rows with the same `__h` form a unit. If several segments contain a unit, only the newest version counts.
 
 shard 0   [segment 3: 2 M rows] [segment 17: 80 k] [segment 18: 20 k]   ─▶ newer
-          a unit is found by binary search, beginning with the newest segment; due rows by a scan of their due times
+          units are found by binary search, newest segment first; due rows are found by a scan of all due times
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ class Segment:
         return begin, end
 
     def find_units(self, rows: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the begin and end of each unit (rows with one `__h`) with a row at one of the positions `rows`.
+        """Return the start and end of each unit (rows with one `__h`) that contains one of the rows at `rows`.
 
-        `rows` must be in ascending order.
+        `rows`: positions in ascending order.
         """
         begin = find_run_starts(self.columns.h)
         if len(begin) == len(self.columns.h):  # every unit has one row

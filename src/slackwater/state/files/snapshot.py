@@ -21,7 +21,7 @@ from slackwater.storage.base import file_ref, verify_file
 
 
 class SnapshotReader:
-    """Opens commits of a log. It remembers which segments it has already verified."""
+    """Opens the commits of a `CommitLog`, and remembers which segments it has already verified."""
 
     def __init__(self, log: CommitLog) -> None:
         self._log, self._storage = log, log.storage

@@ -98,7 +98,7 @@ def quote_names(names: Sequence[str]) -> str:
 
 
 def check_names(names: Sequence[str], where: str) -> None:
-    """Raise StartError if a name is too long for Postgres or contains U+0000."""
+    """Raise StartError if a column name is too long for Postgres or contains U+0000. `where` begins the message."""
     for name in names:
         if len(name.encode()) > NAME_BYTES or "\0" in name:
             raise StartError(
@@ -298,7 +298,7 @@ _lock = threading.Lock()
 
 
 def _take_idle(url: str, kind: str, broken: type[Exception]) -> Any | None:
-    """Return an idle connection of this kind that still works; None if there is none.
+    """Return an idle connection of this kind to this address that still works; None if there is none.
 
     `broken`: the exceptions that a connection raises if it no longer works.
     """

@@ -206,7 +206,7 @@ class RowChange:
         return state.segments, 0
 
     def rows(self, state: StageState, gained: int) -> int:
-        """Return the number of rows in the table after it gained `gained`. Counts them if no commit has."""
+        """Return how many rows the table has after gaining `gained`. Counts them if the number was never recorded."""
         if state.table is not None:
             return state.table.rows + gained
         row = self.db.execute(f"SELECT count(*) FROM {self.tables.state}").fetchone()

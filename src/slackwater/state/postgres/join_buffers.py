@@ -68,7 +68,7 @@ class JoinTable:
         return types
 
     def check(self, where: str) -> None:
-        """Raise StartError for a column that Postgres cannot store without changing its values."""
+        """Raise StartError for a column whose name or values Postgres cannot store unchanged."""
         client.check_names(list(self.types()), where)
         for side in self.logic.sides:
             for f in side.fields:

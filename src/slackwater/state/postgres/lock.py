@@ -35,7 +35,7 @@ def connect_locked(url: str, tables: TableNames, location: str) -> psycopg.Conne
 
 
 def take_lock(db: psycopg.Connection[Any], tables: TableNames) -> bool:
-    """Take the lock of a pipeline until the connection is closed. Return False if another session holds it."""
+    """Take the lock of a pipeline until the connection is closed. Return False if another connection holds it."""
     row = db.execute("SELECT pg_try_advisory_lock(%s)", (lock_key(tables),)).fetchone()
     return bool(row and row[0])
 

@@ -1,6 +1,6 @@
 """Validate state rows that are read from a table.
 
-If another program has changed the table, this raises a clear error before another library fails on the rows.
+If another program has changed the table, a clear error is raised here, before a library fails on the rows.
 
     table ─▶ check of column types ─▶ check for NULL and for unknown values of `kind` ─▶ rows for the operator
 """

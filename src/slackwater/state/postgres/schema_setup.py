@@ -158,7 +158,7 @@ class SchemaSetup:
     def _empty_staged(self, logic: KeyedStateLayout) -> None:
         """Empty the table of staged rows. `open` has already merged the rows that the latest commit references.
 
-        A table with the expected columns is kept, because other sessions may be reading from it.
+        A table with the expected columns is kept, because other connections may be reading from it.
         """
         t = self.tables
         existing_columns = client.columns_of(self.db, t.staged)

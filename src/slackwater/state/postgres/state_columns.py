@@ -1,4 +1,4 @@
-"""The columns of a stage's table, by its kind of state: rows of windows or keys, or buffered rows of a join."""
+"""The columns of a stage's table, for each kind of state: rows of windows and keys, or buffered rows of a join."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _(logic: NoState, tables: TableNames) -> dict[str, str]:
 
 @singledispatch
 def check_columns(logic: StateLayout, tables: TableNames, where: str) -> None:
-    """Raise StartError for a column that Postgres cannot store without changing its values."""
+    """Raise StartError for a column whose name or values Postgres cannot store unchanged."""
     raise_unregistered(logic, "slackwater.state.postgres.state_columns.check_columns")
 
 

@@ -31,7 +31,7 @@ _COMMENT = re.compile(r'Slackwater: (\w+) of (pipeline ".*", stage \d+)')
 class TableOwner(NamedTuple):
     """A Postgres relation that has the name of one of a pipeline's tables.
 
-    `owner`: a description of its owner; None if that is the pipeline.
+    `owner`: a description of its owner; None if the pipeline itself owns it.
     """
 
     name: str  # quoted SQL name
