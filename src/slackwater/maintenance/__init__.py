@@ -1,6 +1,6 @@
-"""State maintenance: sizes, history, verification, compaction and offsets.
+"""State maintenance: sizes, history, verification, compaction and offset resets.
 
-Operations that would disturb a runner do not run while one is active.
+Operations that would disturb a runner fail while one is active.
 
 May import: config, connectors, core, engine, errors, evolution, joins, operators, query, state, storage, watermark,
 windows.

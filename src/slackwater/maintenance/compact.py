@@ -3,7 +3,8 @@
     shard 0   [seg 3] [seg 17] [seg 18]     ─▶  [seg 19]        epoch + 1; sources, offsets and watermark unchanged
     shard 1   [seg 5] [seg 18]              ─▶  [seg 19]
 
-The command takes the runner's lock. In a database, it deletes expired rows and runs VACUUM to make their space reusable.
+The command holds the lock on the pipeline's state, so it fails while a runner is active. In a database, it deletes
+expired rows and runs VACUUM to make their space reusable.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class CompactionResult:
 
 
 def compact_state(store: StateStore) -> CompactionResult:
-    """Merge all segments, commit, and collect garbage. Closes the store.
+    """Rewrite a state without its expired rows, commit it, and collect garbage. Closes the store.
 
     Raises LockHeldError while a runner is active, and StartError or StateError if the state cannot be compacted.
     """
@@ -74,7 +75,7 @@ def _stage_operator(commit: Commit, number: int) -> Operator:
 
 
 def _compact_stage(step: Operator, store: StateStore, state: StageState, epoch: int, number: int) -> StageState:
-    """Return the compacted state of a stage, with the same number of shards."""
+    """Write the state of a stage without its expired rows, in the same number of shards, and return its description."""
     compacted = state_migration.read_stage(step, store, state, epoch, number).write_shards(store, state.shards)
     # changed windows still have to be emitted
     return compacted.model_copy(update={"waiting": state.waiting})

@@ -1,4 +1,4 @@
-"""`slackwater state history`: the kept commits of a state, and the rows in and out between them."""
+"""`slackwater state history`: the kept commits of a state, and how many rows each of them read and emitted."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from slackwater.state.protocol import StateStore
 
 @dataclass(frozen=True)
 class CommitSummary:
-    """One kept commit. Times are microseconds since 1970, UTC.
+    """A summary of one kept commit. Times are microseconds since 1970, UTC.
 
-    The row counts cover the time since the previous commit. They are None if the previous commit is not kept. `open`
-    counts the open windows of the last stage, or the buffered rows if it is a join.
+    The row counts cover the epoch of this commit alone; they are None if the previous commit is not kept. `open`: the
+    number of open windows in the last stage, or of buffered rows if that stage is a join.
     """
 
     epoch: int
@@ -30,9 +30,9 @@ class CommitSummary:
 
 
 def commit_history(store: StateStore) -> list[CommitSummary]:
-    """Return the commits that are kept, oldest first, without damaged ones. Takes no lock.
+    """Summarize the kept commits, oldest first, except for damaged ones. Takes no lock.
 
-    Raises StartError or StateError.
+    Raises StartError or StateError if the state store cannot be read.
     """
     summaries, commits = list[CommitSummary](), list_kept_commits(store)
     for number, commit in enumerate(commits):
@@ -67,9 +67,9 @@ def _totals(commit: Commit) -> tuple[int, int, int, int]:
 
 
 def count_open_windows(commit: Commit) -> int:
-    """Return the number of open windows of the last stage: sessions, or pairs of key and pane.
+    """Return the number of open windows in the last stage, counted as sessions or as pairs of key and pane.
 
-    For a join, this is the number of buffered rows.
+    If the last stage is a join, return the number of its buffered rows.
     """
     last = commit.stages[-1]
     if last.fingerprint.get("kind") == "join":

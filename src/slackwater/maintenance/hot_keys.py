@@ -1,4 +1,4 @@
-"""The largest keys of a state, by their rows, and by the events that their windows counted."""
+"""The largest keys of a state: those with the most rows, and those whose windows counted the most events."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from slackwater.windows.state_rows import OPEN
 
 @dataclass(frozen=True)
 class HotKey:
-    """A key in the state of a stage (stages are numbered from 0).
+    """A key in the state of a stage. Stages are numbered from 0.
 
-    `events` is the total count in its open and retained windows; None if no aggregation counts rows.
+    `events`: how many events its open and retained windows counted in total; None if no aggregation counts rows.
     """
 
     stage: int
@@ -36,9 +36,9 @@ class HotKey:
 
 
 def find_hot_keys(store: StateStore, snapshot: Snapshot, count: int) -> list[HotKey]:
-    """Return the `count` keys with the most rows, followed by other keys with the most events.
+    """Return the `count` keys with the most rows, then the `count` keys with the most events, without repetitions.
 
-    Raises StateError if the state does not describe its window.
+    Raises StateError if the state does not describe the operator of a stage.
     """
     candidates = list[HotKey]()
     for number in range(len(snapshot.commit.stages)):
@@ -50,7 +50,7 @@ def find_hot_keys(store: StateStore, snapshot: Snapshot, count: int) -> list[Hot
 
 
 def _keys(store: StateStore, snapshot: Snapshot, number: int, count: int) -> Iterator[HotKey]:
-    """Yield the candidates of each shard of a stage. Each key belongs to exactly one shard."""
+    """Yield the largest keys in each shard of a stage. A key belongs to exactly one shard."""
     step = restore_operator(snapshot.commit, number)
     for shard in range(snapshot.commit.shards):
         yield from _shard_keys(step, store, snapshot, number, shard, count)
@@ -95,7 +95,7 @@ def _(
 def _(
     logic: KeyedOperator, store: StateStore, snapshot: Snapshot, number: int, shard: int, count: int
 ) -> Iterator[HotKey]:
-    """Yield the keys with the most rows of state. Among keys with equally many rows, those with the latest rows win."""
+    """Yield the keys with the most rows of state. Among keys with equally many rows, prefer those with later rows."""
     rows = logic.drop_expired(snapshot.reader(shard, logic, number).scan(), snapshot.commit.stages[number].watermark_us)
     grouped = rows.group_by(logic.key_names).agg(pl.len().alias("__rows"), pl.col("__last").max())
     for row in grouped.top_k(count, by=["__rows", "__last"]).iter_rows(named=True):

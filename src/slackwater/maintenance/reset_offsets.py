@@ -1,10 +1,11 @@
 """Changes the offsets of a state's sources. Windows, clocks and counters stay unchanged.
 
-    --offsets earliest                                   every source from its beginning
-    --offsets clicks=latest                              one source; or a time, as in clicks=2026-03-01T12:00:00Z
-    --offsets '{"clicks": {"topic": {"0": 42}}}'         Kafka: other partitions stay unchanged
+    --offsets earliest                                   move every source to its beginning
+    --offsets clicks=latest                              move one source to its end
+    --offsets clicks=2026-03-01T12:00:00Z                move one source to a time
+    --offsets '{"clicks": {"topic": {"0": 42}}}'         move one Kafka partition; the others stay unchanged
 
-Resolving words and times needs the broker, and thus the config. A files source can restart only from its beginning.
+Resolving a word or a time requires the broker, and thus the config. A files source can restart only from its beginning.
 A table source restarts from its current content or from the next change.
 """
 
@@ -32,7 +33,7 @@ _EXPECTED = '"earliest", "latest", a time such as 2026-03-01T12:00:00Z, or {"top
 
 @dataclass(frozen=True)
 class OffsetMove:
-    """The offsets of one source before and after a reset."""
+    """The offsets of one source before and after a reset. `before` is None if no row was ever read."""
 
     source: str
     before: Offsets | None
@@ -40,11 +41,11 @@ class OffsetMove:
 
 
 def plan_moves(commit: Commit, arguments: Sequence[str], pipeline: Pipeline | None) -> list[OffsetMove]:
-    """Return the new offsets of each source that the arguments name.
+    """Return the offset change of each source that the `--offsets` arguments name.
 
-    `pipeline`: the config, for resolving words with the broker.
+    `pipeline`: the config, which is needed to resolve words and times; None if there is no config.
 
-    Raises StartError or EpochError.
+    Raises StartError or EpochError if an argument is invalid or cannot be resolved.
     """
     for name, source in commit.sources.items():
         if source.offsets is None and commit.clocks[name].rows:
@@ -59,7 +60,7 @@ def plan_moves(commit: Commit, arguments: Sequence[str], pipeline: Pipeline | No
 
 
 def apply_moves(commit: Commit, moves: Sequence[OffsetMove]) -> Mapping[str, SourceRecord]:
-    """Return the sources of a commit with new offsets."""
+    """Return the sources of a commit, with the new offsets of those that `moves` contains."""
     new_offsets = {m.source: m.after for m in moves}
     return {
         n: s.model_copy(update={"offsets": new_offsets[n]}) if n in new_offsets else s
@@ -108,9 +109,9 @@ def _parse_position(name: str, value: Any) -> str | int:
 
 
 def _resolve(commit: Commit, name: str, position: Position, pipeline: Pipeline | None) -> Offsets:
-    """Resolve a position to offsets of the kind that the config reads.
+    """Resolve a position to offsets of the kind that the source uses.
 
-    Without a config, the kind is that of the offsets in the state.
+    The config determines this kind; without a config, the offsets in the state do.
     """
     where, before = f'--offsets: source "{name}"', commit.sources[name].offsets
     spec = next((s for s in pipeline.sources if s.name == name), None) if pipeline else None
@@ -146,7 +147,10 @@ def _resolve_partitions(
 
 
 def _parse_offsets(where: str, offsets: Mapping[str, Any]) -> dict[str, dict[str, int]]:
-    """Validate offsets by topic and partition. Raises StartError."""
+    """Validate and return offsets by topic and partition. Raises StartError if they are invalid.
+
+    `where`: how the error message begins.
+    """
     for topic, parts in offsets.items():
         if not isinstance(parts, dict) or not parts:
             raise StartError(f'{where}: topic "{topic}": ' + mismatch(json.dumps(parts), 'partitions, as in {"0": 42}'))

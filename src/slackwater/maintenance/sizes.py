@@ -1,9 +1,9 @@
-"""`slackwater state sizes`: the size of a state by part, its largest keys, and its writes to an object store.
+"""`slackwater state sizes`: the size of a state in total and by shard or table, its largest keys, and its writes.
 
-The writes are counted from the objects that exist:
+Writes are reported only for an object store. They are counted from the objects that exist:
 
-per shard and epoch   objects whose name begins with the epoch's number, including unreferenced ones
-per commit            lists of files, the manifest, and `published` if the epoch had output
+per shard and epoch   segments and outputs whose names begin with the epoch's number, including unreferenced ones
+per commit            lists of offsets or dead letters, the manifest, and `published` if the epoch had output
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HOT, ENOUGH_ROWS = 2, 100  # factor of the mean; minimum of mean rows per shard 
 
 @dataclass(frozen=True)
 class ShardSize:
-    """One shard of one stage, both numbered from 0.
+    """The size of one shard of a stage. Stages and shards are numbered from 0.
 
     In a database, `segments` is 0 and `bytes` is None, because only the sizes of entire tables are known.
     """
@@ -43,7 +43,7 @@ class ShardSize:
 
 @dataclass(frozen=True)
 class TableSize:
-    """A table with its indexes. `dead`: Postgres' estimate of the number of rows that a VACUUM would remove."""
+    """The size of a table with its indexes. `dead`: the number of rows that VACUUM would remove (an estimate)."""
 
     table: str
     rows: int
@@ -53,7 +53,7 @@ class TableSize:
 
 @dataclass
 class Sizes:
-    """The sizes of a state: bytes, or pairs of (files, bytes)."""
+    """The sizes of a state. Each pair is a number of files and their total size in bytes."""
 
     pipeline: str
     epoch: int
@@ -72,7 +72,9 @@ class Sizes:
 
 
 def measure_sizes(store: StateStore, hot: int = 0) -> Sizes:
-    """Measure a state without taking its lock. `hot`: how many keys to report, by rows and by events each.
+    """Measure a state without taking its lock.
+
+    `hot`: how many keys to report by their rows, and how many by their events; 0 for none.
 
     Raises StartError if there is no state, and StateError if the state cannot be read.
     """
@@ -91,10 +93,10 @@ def measure_sizes(store: StateStore, hot: int = 0) -> Sizes:
 
 
 def find_hot_shards(shards: Sequence[ShardSize]) -> list[ShardSize]:
-    """Return the shards with at least twice the mean row count of their stage, largest first. Each epoch waits for them.
+    """Return the shards that have at least twice as many rows as the mean shard of their stage, largest first.
 
-    Hashes spread keys evenly, so such a shard contains a few keys with very many rows. A stage with few rows has no hot
-    shards.
+    Each epoch waits for these shards. Hashes spread keys evenly, so such a shard contains a few keys with very many
+    rows. A stage with fewer than ENOUGH_ROWS rows per shard has no hot shards.
     """
     hot: list[ShardSize] = []
     for stage in {s.stage for s in shards}:
@@ -134,7 +136,7 @@ def _measure_files(store: FilesStore, latest: Commit, sizes: Sizes) -> None:
 
 
 def list_kept_commits(store: StateStore) -> list[Commit]:
-    """Return the commits that are kept, oldest first. Damaged commits, and those deleted while they are read, are omitted."""
+    """Return the kept commits, oldest first. Damaged commits and those that are deleted in the meantime are omitted."""
     commits = []
     for epoch in store.epochs():
         try:
@@ -214,13 +216,13 @@ def _table(db: psycopg.Connection[Any], name: str) -> TableSize:
 
 @dataclass(frozen=True)
 class WriteCounts:
-    """Mean number of writes over the epochs that are kept.
+    """How often the kept epochs wrote to an object store.
 
     Args:
-        epochs: Number of epochs that are kept.
-        per_shard: Writes of one shard's files in an epoch.
-        per_commit: Writes of the driver in an epoch.
-        seconds: Mean time between two commits (s); None if there are fewer than two.
+        epochs: The number of kept epochs.
+        per_shard: The mean number of writes for one shard in an epoch.
+        per_commit: The mean number of writes by the driver in an epoch.
+        seconds: The mean time between two commits (s); None if there are fewer than two.
     """
 
     epochs: int
@@ -230,11 +232,11 @@ class WriteCounts:
 
 
 def count_writes(commits: Sequence[Commit], files: Collection[str]) -> WriteCounts | None:
-    """Count the writes of the epochs that are kept; None if there are no commits.
+    """Count the writes of the kept epochs; return None if there are no commits.
 
     Args:
-        commits: The commits that are kept, oldest first.
-        files: Existing objects, such as "segments/000000012-003-….arrow".
+        commits: The kept commits, oldest first.
+        files: The names of the existing objects, such as "segments/000000012-003-….arrow".
     """
     if not commits:
         return None

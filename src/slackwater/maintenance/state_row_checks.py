@@ -1,6 +1,7 @@
-"""Integrity checks of state rows against their window, join or key.
+"""Integrity checks of the state rows of windows, joins and keyed functions.
 
-Each check describes a problem with its number of rows.
+Each check yields one description per problem, usually with the number of affected rows. The rows of a key, or of a key
+in one pane, form a unit.
 """
 
 from __future__ import annotations
@@ -51,10 +52,10 @@ _OF_PANES = (CLEAN, DIRTY, TOMBSTONE)
 def check_segment_rows(
     operator: Operator, kind: str, rows: pl.DataFrame, shard: int, shards: int, exact: bool = True
 ) -> Iterator[str]:
-    """Describe the problems of one shard's rows, which must be in their stored order. `kind`: the kind of the segment.
+    """Describe the problems in the rows of one shard (of `shards`), which must be given in their stored order.
 
-    `exact`: the rows were written with the current emission settings; otherwise, checks that depend on these settings
-    are skipped.
+    `kind`: the kind of the segment; used only for joins. `exact`: whether the rows were stored for the emission
+    settings of the operator; if not, checks that depend on these settings are skipped.
     """
     raise_unregistered(operator, "slackwater.maintenance.state_row_checks.check_segment_rows")
 
@@ -77,7 +78,7 @@ def _(
 
 @singledispatch
 def _check_units(operator: Operator, rows: pl.DataFrame, exact: bool) -> Iterator[str]:
-    """Describe problems in the units, kinds and times of a window's state rows."""
+    """Describe the problems in the units, kinds and times of a window's state rows."""
     raise_unregistered(operator, "slackwater.maintenance.state_row_checks.check_segment_rows")
 
 
@@ -111,7 +112,7 @@ def _(operator: SessionOperator, rows: pl.DataFrame, exact: bool) -> Iterator[st
 
 @singledispatch
 def rows_counted_by_commit(operator: Operator, state: ShardState) -> pl.DataFrame | None:
-    """Return the rows of a shard that a commit counts; None if it counts only rows of segments."""
+    """Return the rows of a shard to compare with a commit's counts; None if it counts only the rows of segments."""
     raise_unregistered(operator, "slackwater.maintenance.state_row_checks.rows_counted_by_commit")
 
 
@@ -129,7 +130,7 @@ def _(operator: Operator, state: ShardState) -> None:
 
 @singledispatch
 def check_row_counts(operator: Operator, rows: pl.DataFrame, state: StageState, shard: int) -> Iterator[str]:
-    """Describe differences between a commit's counts for a shard and the shard's `rows`."""
+    """Describe the differences between the counts that a commit records for a shard and the shard's `rows`."""
     raise_unregistered(operator, "slackwater.maintenance.state_row_checks.check_row_counts")
 
 
@@ -180,7 +181,7 @@ def _(operator: KeyedOperator, rows: pl.DataFrame, state: StageState, shard: int
 def _(
     operator: IntervalJoinOperator, kind: str, rows: pl.DataFrame, shard: int, shards: int, exact: bool = True
 ) -> Iterator[str]:
-    """Describe problems of buffered rows of one side, or of row ids (`left+`, `left-`)."""
+    """Describe the problems in a side's buffered rows, or in its ids of matched (`left+`) or evicted (`left-`) rows."""
     side, suffix = _parse_side(operator, kind)
     if side is None:
         yield f"rows of an unknown kind: {kind!r}"
@@ -209,19 +210,22 @@ def _(
 
 
 def _parse_side(operator: IntervalJoinOperator, kind: str) -> tuple[JoinSide | None, str]:
-    """Return the side of a segment (None if unknown), and "+" for ids of matched rows or "-" for ids of evicted rows."""
+    """Return the side of a segment (None if unknown), and the suffix of its kind.
+
+    The suffix is "+" for ids of matched rows, "-" for ids of evicted rows, and "" for the rows themselves.
+    """
     name, suffix = kind.rstrip("+-"), kind[len(kind.rstrip("+-")) :]
     return next((s for s in operator.sides if s.name == name and suffix in ("", "+", "-")), None), suffix
 
 
 def _shared_keys(operator: IntervalJoinOperator) -> list[Field]:
-    """Return the keys of both sides, with the types by which they are hashed."""
+    """Return the key columns with the types in which both sides hash them."""
     pairs = zip(operator.left.keys, operator.right.keys, strict=True)
     return [a if a.type == b.type else Field(a.name, "bigint") for a, b in pairs]
 
 
 def check_segment_times(operator: Operator, rows: pl.DataFrame, meta: SegmentMeta) -> Iterator[str]:
-    """Describe differences between the metadata of a segment and its rows."""
+    """Describe the differences between the metadata of a segment and the same values computed from its rows."""
     for name, value in _segment_figures(operator, rows, meta).items():
         if getattr(meta, name) != value:
             yield f"its rows have {name} {value}, but the commit says {getattr(meta, name)}"

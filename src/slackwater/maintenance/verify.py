@@ -10,7 +10,7 @@ from slackwater.state.protocol import StateStore
 
 
 def verify_state(store: StateStore) -> VerifyReport:
-    """Check everything that the commits of a state need, without taking a lock or changing anything.
+    """Check all files or tables that the commits of a state need, without taking a lock or changing anything.
 
     Raises StartError or StateError only if nothing can be checked, for example if the database is unreachable.
     """

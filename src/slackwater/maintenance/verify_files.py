@@ -1,10 +1,13 @@
 """Checks of a state directory: every manifest, every referenced file, and whether they are consistent.
 
-    manifests ─▶ readable, of this pipeline and epoch, one chain ─▶ referenced files ─▶ bytes ─▶ rows ─▶ counts
-    published ─▶ not after the latest epoch                         unpublished outputs, lists of offsets
+    manifests             readable; they describe this pipeline and the epoch in their name; none is missing
+    referenced segments   bytes, rows, and the counts in the latest commit
+    unpublished outputs   bytes and number of rows
+    lists of offsets      bytes; likewise for lists of replayed dead letters
+    published             not after the latest epoch
 
-No lock is taken. Files that a runner deletes during the check are not problems: only commits that still exist at
-the end count.
+No lock is taken. A file that a runner deletes during the check is not a problem: only problems of commits that still
+exist at the end are reported.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ COPY = "a copy of the state directory"
 
 @dataclass
 class _SegmentCheck:
-    """A segment, and the commits that reference it."""
+    """A segment to check, and the epochs of the commits that reference it."""
 
     meta: SegmentMeta
     stage: int
@@ -45,7 +48,7 @@ class _SegmentCheck:
 
 @dataclass
 class _FilesCheck:
-    """One check of a state directory, with what it has found so far."""
+    """A check of a state directory, with its findings so far."""
 
     store: FilesStore
     report: VerifyReport
@@ -85,7 +88,7 @@ class _FilesCheck:
                 )
 
     def check_chain(self, epochs: list[int]) -> None:
-        """Check that consecutive commits follow from each other."""
+        """Check that no manifest is missing, that all belong to one state, and that no watermark moves backward."""
         for missing in sorted(set(range(epochs[0], epochs[-1] + 1)) - set(epochs)):
             self.add_problem(self.path(missing), "is missing, although earlier and later manifests exist", (missing,))
         ids = [m.state_id for m in self.manifests.values()]
@@ -102,7 +105,7 @@ class _FilesCheck:
                 self.add_problem(self.path(after.epoch), problem, (after.epoch,))
 
     def check_published(self, epochs: list[int]) -> int | None:
-        """Return the last published epoch; None if it is unknown."""
+        """Check and return the last published epoch; None if it cannot be read."""
         path = self.storage.full_name("published")
         try:
             published = self.store.published_epoch()
@@ -142,7 +145,7 @@ class _FilesCheck:
             self.add_problem(self.path(epoch), problem, (epoch,))
 
     def step(self, epoch: int, stage: int) -> Operator | None:
-        """Return the operator of a stage; None if the state does not describe it, or this process cannot create it."""
+        """Return the operator of a stage; None if the commit does not describe it, or this process cannot create it."""
         if (epoch, stage) not in self.steps:
             try:
                 self.steps[epoch, stage] = restore_operator(self.manifests[epoch], stage, trusting=True)
@@ -165,7 +168,7 @@ class _FilesCheck:
             self.add_problem(path, problem, check.epochs)
 
     def row_problems(self, check: _SegmentCheck, step: Operator | None, state: StageState) -> Iterator[str]:
-        """Describe problems in the rows of a segment whose bytes are intact."""
+        """Describe the problems in the rows of a segment whose bytes are intact. `step`: the operator of its stage."""
         meta, shard = check.meta, (check.shard, check.shards)
         try:
             table = open_arrow(self.storage.local_path(file_ref(meta)), self.storage.full_name(meta.file))
@@ -185,7 +188,7 @@ class _FilesCheck:
             yield f"cannot be read as the commit describes it ({type(error).__name__})"
 
     def check_counts(self, epoch: int) -> None:
-        """Check the latest commit's row counts for each shard whose segments are all intact."""
+        """Check the row counts in the latest commit for each shard whose segments are all intact."""
         commit = self.manifests[epoch]
         damaged = {p.place for p in self.report.problems}
         for number, stage in enumerate(commit.stages):
@@ -245,7 +248,7 @@ class _FilesCheck:
 
 
 def verify_files(store: FilesStore) -> VerifyReport:
-    """Check everything that the commits need. Damage is reported, never raised."""
+    """Check everything that the commits of a state need. Damage is reported, never raised."""
     check = _FilesCheck(store, VerifyReport(store.storage.name, "files"))
     epochs = store.epochs()
     check.read_manifests(epochs)
@@ -293,7 +296,7 @@ def _conclude(check: _FilesCheck, epochs: list[int]) -> VerifyReport:
 
 
 def _strip_remedy(message: str) -> str:
-    """Return a message of the store without the file name and the remedy."""
+    """Return an error message of the store without its file name and its remedy."""
     fact = message.partition("; ")[0]
     return re.sub(r"^(manifest|state file) \S+ ", "", fact)
 

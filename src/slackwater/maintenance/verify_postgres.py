@@ -1,9 +1,12 @@
-"""Checks of a pipeline's tables: the record, the tables it describes, and every row, in one view of the database.
+"""Checks of a pipeline's tables: the latest commit, the tables that it describes, and every row.
 
-    record ─▶ parses ─▶ tables and columns exist ─▶ rows: hashes, kinds, times, positions ─▶ counts
-                        unpublished outputs, lists, offsets
+    commit                readable; the epoch, watermark and offsets that are stored next to it agree with it
+    tables                they and their columns exist
+    rows                  hashes, kinds, times and numbering, then the counts in the commit
+    unpublished outputs   readable, with the number of rows in the commit
+    lists                 they exist
 
-No lock is taken: everything is one read-only transaction, whose snapshot the readers of the rows share.
+No lock is taken: the checks run in one read-only transaction, whose snapshot the connections that read rows share.
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ RESTORE = "restore it from a backup of the database, or start over under a new n
 
 @dataclass
 class _TablesCheck:
-    """One check of a pipeline's tables. `snapshot`: the id of the snapshot that its transaction exported."""
+    """A check of a pipeline's tables. `snapshot`: the id of the snapshot that its transaction exported."""
 
     db: psycopg.Connection[Any]
     url: str
@@ -88,7 +91,7 @@ class _TablesCheck:
                 )
 
     def check_outputs(self, commit: Commit, published: int) -> None:
-        """Check the unpublished outputs, and the lists."""
+        """Check that the unpublished outputs of a commit are readable, and that its lists exist."""
         t = self.tables
         for meta in (*commit.output, *commit.letters) if published < commit.epoch else ():
             self.report.rows += meta.rows
@@ -112,7 +115,7 @@ class _TablesCheck:
                 self.add_problem(f"{t.lists}, row {name}", "is missing")
 
     def check_stage(self, commit: Commit, number: int) -> None:
-        """Check the table of a stage."""
+        """Check the table of a stage, its columns and its rows."""
         table, state = self.tables.for_stage(number), commit.stages[number]
         if self.fetch_value("SELECT to_regclass(%s)::text", table.state) is None:
             self.add_problem(table.state, "is missing")
@@ -149,7 +152,7 @@ class _TablesCheck:
             self.add_problem(table.state, f"cannot be read as the record describes it ({type(error).__name__})")
 
     def _check_staged(self, table: TableNames, state: StageState) -> None:
-        """Check that the staged rows that the record references exist."""
+        """Check that the staged rows that the commit references exist."""
         expected = {m.file: m.rows for m in state.metas if m.file}
         if not expected:
             return
@@ -189,7 +192,7 @@ class _TablesCheck:
 
     @singledispatchmethod
     def _ordinal_problems(self, operator: Operator, table: TableNames) -> Iterator[str]:
-        """Describe problems in the positions of rows within their units."""
+        """Describe the problems in the numbering of rows within their units (see `state_row_checks`)."""
         raise_unregistered(operator, "slackwater.maintenance.verify_postgres")
 
     @_ordinal_problems.register(WindowOperator)
@@ -206,7 +209,7 @@ class _TablesCheck:
     def _shard_problems(
         self, operator: Operator, state: PostgresShard, stage: StageState, exact: bool
     ) -> Iterator[str]:
-        """Describe problems in the rows of a shard, and differences from the counts in the record."""
+        """Describe the problems in the rows of a shard, and the differences from the counts in the commit."""
         raise_unregistered(operator, "slackwater.maintenance.verify_postgres")
 
     @_shard_problems.register(WindowOperator)
@@ -249,7 +252,10 @@ class _TablesCheck:
 
 
 def verify_postgres(store: PostgresStore) -> VerifyReport:
-    """Check everything that the record needs. Raises StateError, or StartError if the database is unreachable."""
+    """Check everything that the latest commit needs.
+
+    Raises StartError if the database is unreachable, and StateError if reading from it fails.
+    """
     tables, location = store.tables, store.location
     report = VerifyReport(tables.pipeline, "postgres")
     try:

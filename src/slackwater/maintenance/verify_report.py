@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem of a state.
+    """One problem in a state.
 
     Args:
         place: The file or table with the problem.
-        epochs: The commits that it affects.
-        remedy: What to do.
+        what: A description of the problem.
+        epochs: The epochs of the commits that the problem affects.
+        remedy: What the user can do about the problem.
     """
 
     place: str
@@ -27,7 +28,10 @@ class Problem:
 
 @dataclass
 class VerifyReport:
-    """The checks that were made and the problems that they found. `sound`: the last commit without problems."""
+    """What was checked, and the problems that were found.
+
+    `sound`: the epoch of the last commit without problems; None if there is none.
+    """
 
     pipeline: str
     store: str
@@ -42,7 +46,10 @@ class VerifyReport:
 
 
 def format_remedy(problem: Problem, kept_epochs: Sequence[int], sound: int | None, copy: str) -> str:
-    """Return the remedy for a problem. `copy` is the name of the backup that it mentions."""
+    """Return the remedy for a problem.
+
+    `sound`: the epoch of the last commit without problems; None if there is none. `copy`: how to name the backup.
+    """
     if problem.epochs and kept_epochs and kept_epochs[-1] not in problem.epochs:
         which = f"epoch {problem.epochs[0]}" if len(problem.epochs) == 1 else f"epochs {_span(problem.epochs)}"
         return f"it is needed only by {which}, and a run continues without it; restore it from {copy}, or leave it"

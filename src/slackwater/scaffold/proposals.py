@@ -38,7 +38,7 @@ def propose_time_columns(sample: Sample) -> list[TimeColumn]:
 
 
 def _paths(sample: Sample) -> Iterator[tuple[tuple[str, ...], list[Any]]]:
-    """Yield columns, and the fields of struct columns, with their values."""
+    """Yield the path and the values of each column, and of each field of a struct column, that could contain times."""
     for name, kind in sample.columns.items():
         values = [row.get(name) for row in sample.rows]
         if kind.startswith("STRUCT<"):
@@ -51,10 +51,10 @@ def _paths(sample: Sample) -> Iterator[tuple[tuple[str, ...], list[Any]]]:
 
 
 def closest_time_column(sample: Sample, name: str | None = None) -> tuple[str, int, Any] | None:
-    """Return the column that looks most like a time, for explaining why none is usable.
+    """Return the column that looks most like an event time, to explain to the user why no column is usable.
 
-    Returns its name, the position of its first row without a valid time, and that row's value. `name` restricts the
-    search to one column. None if no column is named like a time or contains one.
+    The result is its name, the index of its first row without a valid time, and the value in that row. It is None if no
+    column is named like a time or contains a time. `name`: restricts the search to one column.
     """
     candidates = []
     for path, values in _paths(sample):
@@ -127,7 +127,7 @@ class KeyColumn:
 def propose_key_columns(sample: Sample, time: TimeColumn | None) -> list[KeyColumn]:
     """Return the columns that could be a key, most likely first.
 
-    A key is set in nearly all rows, and several rows have the same value.
+    These columns have a value in nearly all rows. Those in which several rows have the same value come first.
     """
     candidates = []
     for name, kind in sample.columns.items():
@@ -149,7 +149,7 @@ def propose_key_columns(sample: Sample, time: TimeColumn | None) -> list[KeyColu
 
 
 def propose_measure_column(sample: Sample, *taken: str) -> str | None:
-    """Return a numeric column that is worth summing; None if there is none."""
+    """Return a numeric column that is worth summing; None if there is none. `taken`: columns to ignore."""
     for name, kind in sample.columns.items():
         if kind not in _NUMBERS or name in taken or not _ADDS_UP.search(name) or _ID.search(name):
             continue
@@ -160,7 +160,7 @@ def propose_measure_column(sample: Sample, *taken: str) -> str | None:
 
 
 def declare_event_time(sample: Sample, time: TimeColumn | None) -> Sample:
-    """Declare the event time of a sample as TIMESTAMP if it is a string in JSON or CSV."""
+    """Return the sample with the type TIMESTAMP for its event-time column, if this is a string in JSON or CSV."""
     if time is None or time.unit is not None or time.name not in sample.columns or sample.format == "parquet":
         return sample
     return replace(sample, columns={**sample.columns, time.name: "TIMESTAMP"})

@@ -59,7 +59,7 @@ class ConfigDraft:
 
 
 def _toml_string(text: str) -> str:
-    """Format a string as a TOML string."""
+    """Format a string as a TOML string, in which `${` is escaped."""
     return json.dumps(text.replace("${", "$${"), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -208,12 +208,12 @@ def draft_side(
     """Return a source for the files of a sample, or for a topic with similar records.
 
     Args:
-        sample: The rows that the schema was inferred from.
+        sample: The sample from which the schema was inferred.
         config_directory: The directory of the config; the query is relative to it.
         name: The name of the source.
-        time: The event time column; None for the record's timestamp.
+        time: The event-time column; None to use the timestamp of the record.
         keys: The key columns.
-        topic: The topic, or None for the files of the sample.
+        topic: The topic; None to read the files of the sample.
     """
     notes = [
         f"from {plural(len(sample.rows), 'row')} of {json.dumps(sample.path.name, ensure_ascii=False)}; correct it where you know better"
@@ -234,7 +234,7 @@ def draft_side(
 
 
 def lateness_note(disorder: OutOfOrderness | None) -> str:
-    """Return a comment that explains how the lateness was chosen."""
+    """Return a comment that explains how the lateness was chosen. `disorder`: None if the sample was not measured."""
     if disorder is None:
         return "rows may be this much out of order"
     if not disorder.most_us:
@@ -248,7 +248,7 @@ def lateness_note(disorder: OutOfOrderness | None) -> str:
 
 
 def describe_disorder(disorder: OutOfOrderness) -> list[str]:
-    """Return lines that describe how far rows of a sample lag behind the newest row before them."""
+    """Return lines that describe how far the rows of a sample lag behind the newest row before them."""
     if not disorder.most_us:
         return [lateness_note(disorder)]
     quantiles = (
@@ -268,7 +268,7 @@ def describe_disorder(disorder: OutOfOrderness) -> list[str]:
 
 
 def describe_late_rows(disorder: OutOfOrderness | None) -> str:
-    """Describe how many rows the proposed lateness does not keep; an empty string if it keeps all rows."""
+    """Describe how many rows of the sample would be late with the proposed lateness; an empty string if none."""
     if disorder is None or not disorder.late:
         return ""
     return f"{plural(disorder.late, 'row')} of the sample would be late"

@@ -28,7 +28,7 @@ _SEPARATORS = (",", "\t", ";", "|", " ")
 
 @dataclass(frozen=True)
 class Sample:
-    """The rows of a sample, in the order in which a run reads them, and their format and columns."""
+    """The rows of a sample, in the order in which a run would read them, with their format and columns."""
 
     path: Path
     query: str  # the `query` for a run: the file, or a glob over the directory
@@ -42,7 +42,7 @@ class Sample:
     first_bad: str = ""  # describes the first line that cannot be decoded
 
     def row_location(self, row: int) -> str:
-        """Return the location of a row: its line in the file, or its number."""
+        """Return the location of the row with index `row`: its line in the file if known, otherwise its number."""
         return f"line {self.lines[row]:,}" if self.lines else f"row {row + 1:,}"
 
 
@@ -89,7 +89,7 @@ def _files(path: Path) -> tuple[list[Path], str]:
 
 
 def _format(file: Path) -> str | None:
-    """Return the format implied by magic bytes or the suffix; None if the content must decide."""
+    """Return the format that the magic bytes or the suffix of a file imply; None if neither implies one."""
     with file.open("rb") as stream:
         if stream.read(4) == b"PAR1":
             return "parquet"
@@ -110,7 +110,7 @@ def _lines(files: list[Path]) -> Iterator[str]:
 
 
 def abbreviate_value(value: object) -> str:
-    """Format a value as one line of JSON of limited length."""
+    """Format a value as one line of JSON, and truncate it if it is long."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
@@ -213,7 +213,7 @@ def _csv(path: Path, query: str, lines: list[str], several: bool) -> Sample:
 def _is_header(row: list[str]) -> bool:
     """Return whether a row is a header: distinct names, none of which is a number, a flag or a date.
 
-    Names may be empty, like that of an index column.
+    A cell may also be empty, as above an index column.
     """
     names = [c.strip() for c in row if c.strip()]
     plain = all(isinstance(parse_csv_cell(c), str) and not re.match(r"\d{4}-", c) for c in names)

@@ -1,7 +1,7 @@
 """Candidates for the event-time column, their units, and how far rows are out of order.
 
-Strings are times by the rule of `core.time`. Numbers are times if nearly all are between 1990 and 2100 in one
-unit. The ranges of the units do not overlap.
+Strings are times if `core.time` can parse them. Numbers are times if nearly all of them are between 1990 and 2100 in
+the same unit. The number ranges of the units (s, ms, µs, ns) do not overlap.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _STEPS_S = (1, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21_600, 43_200, 8
 
 
 def find_time_unit(values: Sequence[int | float]) -> str | None:
-    """Return the unit in which nearly all of these numbers are times; None if there is none."""
+    """Return the unit in which nearly all of these numbers are times; None if there is no such unit."""
     for unit, factor in (("s", 1), ("ms", 1000), ("us", 10**6), ("ns", 10**9)):
         fit = sum(_FROM_S * factor <= v < _TO_S * factor for v in values)
         if values and fit >= 0.99 * len(values):
@@ -29,7 +29,7 @@ def find_time_unit(values: Sequence[int | float]) -> str | None:
 
 @dataclass(frozen=True)
 class TimeColumn:
-    """A column that could be the event time. `times_us`: the times of the rows that have one, in sample order."""
+    """A column that could be the event time. `times_us`: the times of the rows that have one (µs), in sample order."""
 
     name: str  # the value of `event_time_column`
     unit: str | None  # for integers
@@ -45,7 +45,7 @@ class TimeColumn:
 
     @property
     def score(self) -> float:
-        """A score to rank candidates: by name, then by the share of rows with a time, then by their order."""
+        """A score that ranks candidates by their name, the share of rows with a time, and the order of the times."""
         in_order = sum(a <= b for a, b in zip(self.times_us, self.times_us[1:], strict=False))
         share = in_order / max(1, len(self.times_us) - 1)
         name = self.name.rpartition(".")[2]
@@ -56,9 +56,9 @@ class TimeColumn:
 
 @dataclass(frozen=True)
 class OutOfOrderness:
-    """Statistics of how far rows lag behind the newest row before them, and the lateness that keeps ENOUGH of them.
+    """How far the rows of a sample lag behind the newest row before them, and a lateness that keeps nearly all of them.
 
-    `most_us`: the maximum distance (µs). `p50_us`, `p99_us`, `p999_us`: quantiles of the distance (µs).
+    `most_us`: the maximum lag (µs). `p50_us`, `p99_us`, `p999_us`: the 50th, 99th and 99.9th percentiles of the lag.
     """
 
     most_us: int
@@ -71,7 +71,7 @@ class OutOfOrderness:
 
     @property
     def late(self) -> int:
-        """The number of rows that this lateness does not keep."""
+        """The number of rows in the sample that would be late with the lateness `lateness_ms`."""
         return round((1 - self.in_time) * self.rows)
 
 
@@ -85,13 +85,13 @@ def measure_disorder(times_us: Sequence[int]) -> OutOfOrderness:
     ordered = sorted(behind)
 
     def quantile(share: float) -> int:
-        """Return the smallest distance (µs) that this share of the rows does not exceed."""
+        """Return the smallest lag (µs) that at least this share of the rows does not exceed."""
         return ordered[max(0, math.ceil(share * len(ordered) - 1e-9) - 1)] if ordered else 0
 
     steps = [1000 * step for step in _STEPS_S]
 
     def kept_share(ms: int) -> float:
-        """Return the share of the rows that a lateness (ms) keeps."""
+        """Return the share of the rows that would not be late with this lateness (ms)."""
         return sum(b <= ms * 1000 for b in behind) / max(1, len(behind))
 
     lateness = 10_000

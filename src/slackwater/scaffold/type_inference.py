@@ -80,7 +80,7 @@ class TypeStats:
 
 
 def distinct_ignoring_case(names: Iterable[str]) -> list[str]:
-    """Drop names that differ from an earlier one only in case, which Spark cannot distinguish."""
+    """Return the names without those that differ from an earlier name only in case, which Spark cannot distinguish."""
     first_spelling: dict[str, str] = {}
     for name in names:
         first_spelling.setdefault(name.casefold(), name)
@@ -88,7 +88,7 @@ def distinct_ignoring_case(names: Iterable[str]) -> list[str]:
 
 
 def parse_csv_cell(text: str | None) -> Any:
-    """Parse a CSV cell to the value that it represents. A number with leading zeros remains a string."""
+    """Return the value of a CSV cell; None if it is empty. A number with leading zeros remains a string."""
     if text is None or text == "":
         return None
     if _WHOLE.fullmatch(text):
@@ -99,7 +99,7 @@ def parse_csv_cell(text: str | None) -> Any:
 
 
 def polars_type_to_ddl(kind: Any) -> str | None:
-    """Return the type that a Polars type in a Parquet file has in Spark; None if Spark cannot read it."""
+    """Return the Spark type of a Parquet column with the Polars type `kind`; None if Spark cannot read it."""
     import polars as pl
 
     simple = {

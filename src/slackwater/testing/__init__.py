@@ -1,4 +1,4 @@
-"""Test support: a pipeline in one process with a virtual clock, tests as TOML files, and services on loopback.
+"""Test support: pipelines that run in one process with a virtual clock, tests as TOML files, and local services.
 
 May import: config, connectors, core, dead_letters, engine, errors, joins, logging, operators, pyspark, runner, spark,
 state, watermark, windows.
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """Import slow modules on first use."""
+    """Import a class on first use, because its module is slow to import."""
     if name in ("LocalPipeline", "LocalResult"):
         from slackwater.testing import pipeline
 

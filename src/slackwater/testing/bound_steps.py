@@ -31,7 +31,7 @@ class BoundSteps:
         given_columns: The columns of sources that do not declare a schema, by source.
         session: The Spark session; None for a pipeline without SQL.
 
-    Raises StartError for SQL without a session.
+    Raises StartError if the pipeline has SQL but there is no session.
     """
 
     def __init__(
@@ -64,11 +64,11 @@ class BoundSteps:
 
     @property
     def front(self) -> SparkRowPreparer | None:
-        """Return the row preparer of the first step; None without Spark."""
+        """Return the row preparer of the first step; None if Spark does not prepare its rows."""
         return self.fronts.get(next(iter(self.operators)))
 
     def engine(self, name: str, stage_pipeline: Pipeline) -> Engine:
-        """Return the engine of a step."""
+        """Return the engine that runs a step."""
         if name in self.fronts:
             from slackwater.testing.local_sql_engine import LocalSqlEngine
 
@@ -81,7 +81,10 @@ class BoundSteps:
         return InProcessEngine(self.operators[name], list(inputs), stage_pipeline.tracks_origin, future_ms, inputs)
 
     def frame(self, source: str, rows: Sequence[Row], now_us: int) -> pl.DataFrame:
-        """Return rows of a source as a frame, without Spark. Raises StartError if a row is a string."""
+        """Convert rows of a source to a frame without Spark. Raises StartError if a row is a string.
+
+        `now_us`: the processing time (µs).
+        """
         if broken := [r for r in rows if isinstance(r, str)]:
             raise StartError(
                 f'source "{source}": {broken[0][:80]!r} is a raw record, which only Spark can read: pass a Spark '
@@ -95,7 +98,7 @@ class BoundSteps:
         return rows_without_spark.build_frame(next(readers), source, rows, self._columns[source], now_us)  # type: ignore[arg-type]
 
     def replay_rows(self, letters: pl.DataFrame, now_us: int) -> Mapping[str, Any]:
-        """Return dead letters as rows of their sources."""
+        """Return the rows of dead letters by source, as `Engine.replay_rows` expects them."""
         if self.front is not None:
             from slackwater.spark import dead_letter_frames
 

@@ -1,6 +1,6 @@
 """A pipeline test in TOML: the input, step by step, and the expected results.
 
-pipeline = "../clicks.toml"       # by default, the TOML file of the same name above this folder
+pipeline = "../clicks.toml"       # by default, the TOML file of the same name in the folder above this one
 
 [[steps]]                         # one epoch: rows of the only source, or rows.SOURCE = [...]
 rows = [{ user_id = "u1", ts = 2024-03-01T09:00:00Z }, "a broken line"]
@@ -45,7 +45,7 @@ ONLY = ""  # represents the only source or target
 
 @attach_json_schema(anyOf=[_ROWS, {"type": "object", "additionalProperties": _ROWS}])
 def _parse_rows(value: Any) -> dict[str, tuple[Any, ...]]:
-    """Parse the rows of the only source, or of several sources by name."""
+    """Parse rows of the only source, or rows by source name."""
     return _per_source(
         value, (dict, str), 'a list of rows ([{ user_id = "u1" }]), or one per source (rows.SOURCE = [...])'
     )
@@ -96,7 +96,7 @@ def _parse_expected(value: Any) -> tuple[dict[str, Any], ...]:
 
 @attach_json_schema(anyOf=[_EXPECTED, {"type": "object", "additionalProperties": _EXPECTED}])
 def _parse_by_target(value: Any) -> dict[str, tuple[dict[str, Any], ...]]:
-    """Parse the rows of the only target, or of several targets by name."""
+    """Parse rows of the only target, or rows by target name."""
     if isinstance(value, Mapping):
         return _parse_by_name(value)
     return {ONLY: _parse_expected(value)}
@@ -145,7 +145,7 @@ class CaseRestart(Spec):
 
 
 class CaseStep(Spec):
-    """One step of a test, such as the arrival of rows, the passing of time, or a crash of the process."""
+    """One test step, such as the arrival of rows, the passing of time, or a crash of the process."""
 
     rows: Mapping[str, tuple[Any, ...]] = Field(default_factory=dict)
     files: Mapping[str, tuple[Any, ...]] = Field(default_factory=dict)
@@ -289,7 +289,7 @@ def load_case(path: Path) -> TestCase:
 
 
 def _parse_case(path: Path) -> dict[str, Any]:
-    """Parse a TOML file. Raises ConfigError."""
+    """Parse a TOML file. Raises ConfigError if the file cannot be read or is not valid TOML."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
@@ -312,10 +312,10 @@ def _is_case(path: Path) -> bool:
 
 
 def find_cases(path: Path) -> list[Path]:
-    """Return the tests at a path.
+    """Return the test files that a path stands for.
 
-    A path may be a test, a config (its tests are in `tests` next to it), or a folder with tests in it or in its
-    `tests`. Raises ConfigError if there are none.
+    The path may be that of a test, of a config whose tests are in the folder `tests` next to it, or of a folder that
+    contains tests or has them in its subfolder `tests`. Raises ConfigError if there are no tests.
     """
     if path.is_dir():
         home = path / "tests" if (path / "tests").is_dir() else path
@@ -345,7 +345,10 @@ def _is_test_of(case: Path, pipeline: Path) -> bool:
 
 
 def tested_config(case: Path, named: Any) -> Path:
-    """Return the config under test. `named`: the value of the key `pipeline`. Raises ConfigError if it is ambiguous."""
+    """Return the config file that a test file tests. `named`: the value of the test's key `pipeline`; None if missing.
+
+    Raises ConfigError if the config file does not exist or is ambiguous.
+    """
     if isinstance(named, str) and named:
         path = case.parent / named
         if not path.is_file():

@@ -39,7 +39,7 @@ class CaseResult:
     Args:
         path: The test file.
         differences: The differences by key: "rows" ("rows.NAME" with several targets), "stages.NAME", "late" or "bad".
-        failed: Why the test failed, if the pipeline stopped or should have stopped.
+        failed: Why the test failed, if the pipeline stopped or should have stopped; otherwise None.
         wrong: Whether the test or its config is invalid.
         seconds: The duration of the test.
     """
@@ -55,13 +55,13 @@ class CaseResult:
         return not self.failed and not any(self.differences.values())
 
     def lines(self) -> list[str]:
-        """Return lines that describe the failure."""
+        """Return lines that describe the failure; empty if the test passed."""
         failure_lines = [] if self.failed is None else self.failed.splitlines()
         return failure_lines + [line for key, d in self.differences.items() for line in d.lines(_difference_title(key))]
 
 
 def _difference_title(key: str) -> str:
-    """Return the title of the difference that has this key in `CaseResult.differences`."""
+    """Return the title for a key of `CaseResult.differences`."""
     kind, _, name = key.partition(".")
     if name:
         return f"rows of {'target' if kind == 'rows' else 'stage'} {json.dumps(name, ensure_ascii=False)}"
@@ -80,7 +80,7 @@ class LoadedCase:
 
     @classmethod
     def read(cls, path: Path) -> LoadedCase:
-        """Load a test and its config. Raises ConfigError with all problems of either."""
+        """Load a test and its config. Raises ConfigError with the problems found in either of them."""
         from slackwater.config import sql_check
 
         case = cases.load_case(path)
@@ -114,7 +114,7 @@ class LoadedCase:
         yield from self._unknown_names()
 
     def _unknown_names(self) -> Iterator[str]:
-        """Yield problems about expectations for targets and stages that do not exist."""
+        """Yield a problem for each target or stage that the expectations name but the pipeline does not have."""
         changed = [s.restart.pipeline for s in self.case.steps if s.restart is not None and s.restart.pipeline]
         if changed:
             return  # the last config decides; the problem is reported at the end
@@ -138,7 +138,7 @@ class LoadedCase:
     # -- running -------------------------------------------------------------------------------------------------
 
     def run(self, session: SparkSession) -> CaseResult:
-        """Run the test, and return its outcome, which contains any failures."""
+        """Run the test and return its outcome. Failures are reported in the outcome and not raised."""
         began, outcome, fails = time.monotonic(), CaseResult(self.path), self.case.expect.fails
         try:
             result, test = self._result(session)
@@ -237,12 +237,15 @@ class LoadedCase:
         return differences
 
     def actual(self, outcome: CaseResult) -> dict[str, list[dict[str, Any]]]:
-        """Return the actual rows in the form of the test file, with only the compared columns."""
+        """Return the actual rows by key of `CaseResult.differences`.
+
+        The rows are in the form of a test file, and have only the compared columns.
+        """
         return {key: [row_as_toml(row, d.columns) for row in d.actual] for key, d in outcome.differences.items()}
 
 
 def _compare_table(expected: Sequence[Mapping[str, Any]], table: pl.DataFrame, identity: Sequence[str]) -> Difference:
-    """Compare the expected rows of a table with the actual ones, sorted by time and identity."""
+    """Compare expected rows with the actual rows in `table`, which are sorted by identity and times."""
     columns = list(table.columns)
     order = [c for c in (*identity, *columns) if (c in columns and table.schema[c].is_temporal()) or c in identity]
     by = [c for c in dict.fromkeys(order) if not table.schema[c].is_nested()]
@@ -250,7 +253,7 @@ def _compare_table(expected: Sequence[Mapping[str, Any]], table: pl.DataFrame, i
 
 
 def row_as_toml(row: Mapping[str, Any], columns: Sequence[str]) -> dict[str, Any]:
-    """Return a row in the form of a test file."""
+    """Return a row in the form of a test file, without NULLs."""
     return {c: to_toml_value(row[c]) for c in columns if row.get(c) is not None}
 
 
@@ -271,7 +274,7 @@ def _letter_row(letter: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def quiet_logs() -> Iterator[None]:
-    """Suppress the log of a run, because tests expect late and bad rows."""
+    """Suppress the log while a test runs, because it would warn about late and bad rows that tests expect."""
     log = logging.getLogger("slackwater")
     before = log.level
     log.setLevel(logging.CRITICAL)
@@ -282,7 +285,10 @@ def quiet_logs() -> Iterator[None]:
 
 
 def spark_session(pipelines: Sequence[Pipeline] = ()) -> SparkSession:
-    """Return the local session of all tests: the active one, or a new one that starts fast."""
+    """Return the local Spark session that all tests share: the active one, or a new one that starts fast.
+
+    `pipelines`: the pipelines whose `[spark]` settings a new session gets.
+    """
     import os
 
     # the session lives for seconds, so the second JIT compiler costs more than it saves

@@ -45,7 +45,10 @@ class Difference:
         return bool(self.missing or self.unexpected or self.pairs)
 
     def lines(self, title: str) -> list[str]:
-        """Return a headline and one line per row. `title`: the name of the compared data."""
+        """Return a headline and a line for each of the first rows that differ; empty if there is no difference.
+
+        `title`: the name of the compared data.
+        """
         if not self:
             return []
         counts = [
@@ -91,7 +94,7 @@ def compare_rows(
     """Compare expected with actual rows in any order.
 
     Args:
-        expected: The expected rows. Only the columns that one of them names are compared.
+        expected: The expected rows. Only columns that occur in at least one of them are compared.
         actual: The actual rows.
         columns: All columns that a row may have.
         identity: The columns that identify a row.
@@ -126,8 +129,8 @@ def _nearest(
 ) -> int | None:
     """Return the index of the actual row that most likely corresponds to the expected row `row`; None if there is none.
 
-    With `needed`, it is a row with equal values in these columns. Otherwise, more than half of all columns must be
-    equal.
+    `among`: the indexes to choose from. `needed`: columns in which both rows must be equal; None requires that more
+    than half of all columns are equal.
     """
     if needed is not None:
         return next((j for j in among if needed and not _differing(row, actual[j], needed)), None)

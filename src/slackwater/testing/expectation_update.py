@@ -16,9 +16,9 @@ _LEFT_OUT = ("session_id",)  # meaningless to users; omitted unless the file alr
 
 
 def update_case(path: Path, outcome: CaseResult, whole: bool = False) -> bool:
-    """Rewrite the expectations of a file. Return whether anything changed.
+    """Replace those expectations of a test file that differ from the outcome. Return whether anything changed.
 
-    `whole`: also write rows to a file that expects none.
+    `whole`: whether to add the rows of the target to a file that does not expect any rows.
     """
     document = tomlkit.parse(path.read_text(encoding="utf-8"))
     if "expect" not in document:

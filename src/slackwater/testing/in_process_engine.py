@@ -1,4 +1,4 @@
-"""The in-process engine for tests: it runs the same driver and shard tasks as a Spark run, without Spark.
+"""The in-process engine for tests, which runs the same shard tasks as the Spark engine, but without Spark.
 
 The payload of a batch is one frame per source, with the source's columns and `ts` (event time in µs; NULL for a bad
 row). If the batch lists partitions of a source, the column `__partition` has the partition of each row.
@@ -47,9 +47,9 @@ class InProcessEngine:
         logic: The operator of the step.
         sources: The names of the step's sources, in the order of the config.
         keeps_late: Whether late rows become dead letters.
-        max_future_ms: `max_future_ms` of the step.
-        inputs: The names of the step's inputs, by source, if they differ from the source.
-        foresees: Whether statistics are known before rows are read, as with Parquet footers.
+        max_future_ms: How far event times may be after the clock (ms). Later rows are bad.
+        inputs: The names of the step's inputs, by source; needed only if they differ from the source's name.
+        foresees: Whether statistics are known before rows are read, as from Parquet footers.
     """
 
     logic: Operator
@@ -63,7 +63,10 @@ class InProcessEngine:
         return {n: s for n in self.sources if (s := self._stats(batch, n, clock_us))} if self.foresees else {}
 
     def _latest_time_us(self, batch: Batch, name: str, clock_us: int) -> int:
-        """Return the event time (µs) beyond which rows are bad. Results of a stage have no such limit."""
+        """Return the event time (µs) after which rows of the source `name` are bad.
+
+        If the source is another stage, there is no such limit.
+        """
         return FAR if name in batch.stage_names else clock_us + self.max_future_ms * 1000
 
     def _stats(self, batch: Batch, name: str, clock_us: int) -> SourceStats | None:
@@ -91,7 +94,7 @@ class InProcessEngine:
         return rows["ts"].is_between(*storability.usable_times(self.logic))
 
     def _usable(self, rows: pl.DataFrame, latest: int) -> pl.DataFrame:
-        """Return the rows whose event time is in range and not after `latest` (µs)."""
+        """Return the rows whose event time is in the supported range and not after `latest` (µs)."""
         return rows.filter(self._in_time_range(rows) & (rows["ts"] <= latest))
 
     def _letter_keys(self, rows: pl.DataFrame) -> pl.DataFrame:
@@ -157,7 +160,7 @@ class InProcessEngine:
     ) -> pl.DataFrame:
         """Return the rows of the input `name` that can be stored.
 
-        The other rows are reported in `unfit`. If bad rows are kept, their dead letters are added to `staged`.
+        The other rows are added to `unfit`. If bad rows become dead letters, these are added to `staged`.
         """
         why = storability.unstorable_reason(self.logic, self.logic.input_index(name), task.capacity, rows)
         if why is None or not why.len() - why.null_count():
@@ -206,7 +209,10 @@ class InProcessEngine:
 
 @dataclass(frozen=True)
 class NewestSpans:
-    """The newest event times of a batch, for the clocks of an epoch. `latest`: later times are ignored (µs), by source."""
+    """A function that finds the newest event times of a source in a batch, from which clocks detect jumps.
+
+    `latest`: for each source, the event time (µs) after which rows are ignored.
+    """
 
     frames: Mapping[str, pl.DataFrame]
     latest: Mapping[str, int]
@@ -237,7 +243,8 @@ def _activity(rows: pl.DataFrame, usable: pl.DataFrame, partition: str) -> Sourc
 def _prepare_rows(operator: Operator, source: str, rows: pl.DataFrame, tag: Int64s | None) -> pl.DataFrame:
     """Return rows of a source in the form that `operator.ingest` expects.
 
-    On Spark, `spark.operator_rows` does this in SQL.
+    `tag`: the number of the source of each row; None to omit this column. On Spark, `spark.operator_rows` does the same
+    in SQL.
     """
     raise_unregistered(operator, "slackwater.testing.in_process_engine._prepare_rows")
 
@@ -249,7 +256,7 @@ def _(operator: WindowOperator, source: str, rows: pl.DataFrame, tag: Int64s | N
 
 @singledispatch
 def cast_to_declared(operator: Operator, frame: pl.DataFrame) -> pl.DataFrame:
-    """Cast the columns selected by an epoch's SQL to the types that the step was bound to."""
+    """Cast the columns that an epoch's SQL selects to the types to which the step was bound."""
     raise_unregistered(operator, "slackwater.testing.in_process_engine.cast_to_declared")
 
 
@@ -266,7 +273,7 @@ def _(operator: Operator, frame: pl.DataFrame) -> pl.DataFrame:
 
 @singledispatch
 def lift_inputs(operator: Operator, frame: pl.DataFrame) -> pl.DataFrame:
-    """Convert the columns that an epoch's SQL selects to those that `operator.ingest` expects: windows lift their rows."""
+    """Convert the columns that an epoch's SQL selects to those that `operator.ingest` expects. Windows lift rows."""
     raise_unregistered(operator, "slackwater.testing.in_process_engine.lift_inputs")
 
 
@@ -295,7 +302,7 @@ def _(operator: SessionOperator, frame: pl.DataFrame) -> pl.DataFrame:
 
 @lift_inputs.register
 def _(operator: StatelessOperator, frame: pl.DataFrame) -> pl.DataFrame:
-    """Distribute rows round-robin. On Spark, a row belongs to the shard whose task read it."""
+    """Distribute rows over the shards round-robin. On Spark, a row belongs to the shard whose task reads it."""
     return frame.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("__kh"))
 
 
@@ -372,7 +379,7 @@ def _input_columns(operator: WindowOperator, rows: pl.DataFrame) -> pl.DataFrame
 
 
 def _origins(source: str, rows: pl.DataFrame, tag: Int64s | None) -> pl.DataFrame:
-    """Return the origin of each row (see `operators.dead_letters`). Its bytes are the row as JSON."""
+    """Return the origin of each row (see `operators.dead_letters`), whose bytes are the row as JSON."""
     values = {"source": pl.lit(source), "value": pl.struct(pl.all()).struct.json_encode().cast(pl.Binary)}
     fields = [values.get(f.name, pl.lit(None)).cast(f.polars).alias(f.name) for f in ORIGIN_FIELDS]
     sources = [] if tag is None else [pl.Series("__src", tag, dtype=pl.Int32)]

@@ -16,7 +16,10 @@ WATCHED = "~"  # prefix for the names of targets that only a test has
 
 
 def find_target_limits(pipeline: Pipeline, operators: Mapping[str, Operator]) -> dict[str, ValueLimits]:
-    """Return the limits of values for each target and the configured state store. `operators`: by stage."""
+    """Return the limits that each target, together with the configured state store, sets on values.
+
+    `operators`: the operators by stage.
+    """
     from slackwater.runner.components import create_target_writers
 
     store = pipeline.state_store
@@ -31,7 +34,7 @@ _T = TypeVar("_T", Transform, Stage)
 
 
 def _keep_losses(stage: _T) -> _T:
-    """Turn late and bad rows of a stage that reads sources into dead letters instead of dropping them."""
+    """Return a stage that turns late and bad rows into dead letters instead of dropping them."""
     update: dict[str, Any] = {"on_error": "dlq"} if stage.on_error == "drop" else {}
     if not stage.is_stateless and stage.step.late_data == "drop":
         step = stage.step.model_copy(update={"late_data": "dlq"})
@@ -40,7 +43,7 @@ def _keep_losses(stage: _T) -> _T:
 
 
 def capture_dropped_rows(pipeline: Pipeline) -> Pipeline:
-    """Return the pipeline with late and bad rows as dead letters, whatever the config says about them."""
+    """Return a pipeline in which all late and bad rows that the config drops become dead letters."""
     first = [
         name
         for name, stage_pipeline in pipeline.stage_pipelines.items()

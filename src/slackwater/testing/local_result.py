@@ -26,19 +26,19 @@ class LocalResult(TerminalRepr):
 
     Args:
         rows: All rows ever published to the first target, with `_epoch`. Times are in microseconds.
-        gone: The identities of superseded rows.
+        gone: The identities of superseded results, with `_epoch`.
         letters: The dead letters.
-        former: `rows` and `gone` of earlier targets, by name ("" for the first).
-        counters: The counters of all stages.
-        watermark_us: The watermark at the end.
-        open_sessions: The number of open sessions at the end.
-        open_keys: The number of keys with open sessions at the end.
-        replays: The results of dead letter replays.
-        statuses: The status of each commit, over all restarts.
-        epochs: The epoch after each item of a script.
-        table: What a reader of the first target sees.
-        tables: What a reader of each target sees, by name.
-        stages: The results of each stage that has a target or is watched.
+        former: `rows` and `gone` of targets that are no longer in use, by name; "" for the original, unnamed target.
+        counters: The counters of all stages together.
+        watermark_us: The watermark at the end (µs).
+        open_sessions: The number of sessions of the last stage that are open at the end.
+        open_keys: The number of keys with such sessions.
+        replays: The result of each replay of dead letters.
+        statuses: The status of each commit, including those before a crash or a restart.
+        epochs: The latest epoch after each action, if a script ran the test; otherwise empty.
+        table: The rows that a reader of the first target sees.
+        tables: The rows that a reader of each target sees, by target name.
+        stages: The results of each stage that has a target or is one of `extra_stages`, by stage name.
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -58,7 +58,7 @@ class LocalResult(TerminalRepr):
 
 
 class LocalFaults:
-    """Injects one crash: at the armed step, when it is reached for the nth time."""
+    """Injects one crash, when the kill point `step` is reached for the `nth` time. `step`: None if no crash is due."""
 
     def __init__(self) -> None:
         self.step: str | None = None

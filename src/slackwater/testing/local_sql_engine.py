@@ -46,7 +46,7 @@ class LazyRows:
     prepared: dict[int, PreparedRows] = field(default_factory=dict)
 
     def prepare(self, front: SparkRowPreparer) -> PreparedRows:
-        """Return the rows as prepared by the row preparer `front`."""
+        """Return the rows as the row preparer `front` prepares them."""
         if id(front) not in self.prepared:
             self.next_offsets = dict(self.offsets)
             (self.prepared[id(front)],) = front.prepare([self.input_rows], self.next_offsets)
@@ -54,7 +54,7 @@ class LazyRows:
 
     @property
     def timed(self) -> pl.DataFrame:
-        """Return `PreparedRows.timed` of any row preparer. The partitions of the rows are the same in all of them."""
+        """Return `PreparedRows.timed` of any row preparer; the partitions of the rows are the same for all of them."""
         return next(iter(self.prepared.values())).timed
 
 
@@ -63,13 +63,16 @@ Rows = PreparedRows | LazyRows  # the rows of a source in a batch
 
 @dataclass(frozen=True)
 class LocalSqlEngine:
-    """Runs shard tasks one at a time over rows that Spark has prepared."""
+    """Runs shard tasks one at a time over rows that the row preparer `front` prepares with Spark."""
 
     front: SparkRowPreparer
     logic: Operator
 
     def _prepare_batch(self, batch: Batch, clock_us: int) -> Mapping[str, PreparedRows]:
-        """Prepare the rows of a batch. A batch of dead letters contains DataFrames that are not prepared yet."""
+        """Return the prepared rows of a batch, by source.
+
+        Dead letters and results of other stages arrive as DataFrames that are not prepared yet.
+        """
         return {name: self._prepare_source(name, rows, clock_us) for name, rows in batch.payload.items()}
 
     def statistics_before_read(self, batch: Batch, clock_us: int) -> Mapping[str, SourceStats]:
@@ -137,7 +140,7 @@ class LocalSqlEngine:
         return reports
 
     def _stage_bad_rows(self, source: str, timed: pl.DataFrame, task: ShardTask, staged: list[LetterFile]) -> list[str]:
-        """Return samples of the bad rows. If bad rows are kept, also stage their dead letters."""
+        """Return samples of the bad rows. If bad rows become dead letters, also add these to `staged`."""
         bad = timed.filter(pl.col("bad").is_not_null())
         if bad.height and task.keeps_bad:
             sane = pl.when(pl.col("bad") != OUTSIDE).then(pl.col("ts"))
@@ -154,7 +157,10 @@ class LocalSqlEngine:
     def _storable_rows(
         self, source: str, rows: PreparedRows, task: ShardTask, unfit: list[UnstorableRows], staged: list[LetterFile]
     ) -> pl.DataFrame:
-        """Return the rows that can be stored. Report the others; if bad rows are kept, also stage their dead letters."""
+        """Return the rows that can be stored, and add the others to `unfit`.
+
+        If bad rows become dead letters, also add these to `staged`.
+        """
         why = rows.rows[storability.UNFIT]
         if not why.len() - why.null_count():
             return rows.rows
@@ -190,7 +196,7 @@ _FOREVER = 2**62
 
 
 def _usable_times(timed: pl.DataFrame) -> pl.DataFrame:
-    """Return the times of the usable rows for `NewestSpans`."""
+    """Return the event times and the partitions of the usable rows, in the form that `NewestSpans` expects."""
     rows = timed.filter(pl.col("bad").is_null())
     partition = [] if rows["partition"].null_count() == rows.height else [pl.col("partition").alias("__partition")]
     return rows.select("ts", *partition)

@@ -22,10 +22,10 @@ class MemoryTarget:
     While `down` is set, publishing fails. `repeated` counts the epochs that were published again.
 
     Args:
-        columns: The columns of its rows.
+        columns: The columns of the rows.
         identity: The columns that identify a row.
         upserts: Whether rows replace earlier rows with the same identity.
-        capacity: The values that it can hold.
+        capacity: The limits of the values that the target can store.
     """
 
     guarantee = "exactly once"
@@ -42,7 +42,7 @@ class MemoryTarget:
         self._changes: list[tuple[pl.DataFrame, pl.DataFrame | None]] = []
 
     def change_schema(self, columns: Sequence[Field], identity: Sequence[str]) -> None:
-        """Change the columns. Existing rows have NULL in new columns."""
+        """Change the columns and the identity. Existing rows have NULL in new columns."""
         schema = {f.name: f.polars for f in columns}
 
         def with_new_columns(rows: pl.DataFrame) -> pl.DataFrame:
@@ -122,11 +122,11 @@ def create_memory_targets(
 
     Args:
         pipeline: The pipeline.
-        operators: The operators of its steps, by step.
-        capacities: The values that each target can hold, by target.
-        all_targets: All targets of the test, by the name in the config and `target_name`. Missing ones are added.
-        target_name: A name chosen by the test. Targets under another name are kept, but not used.
-        on_publish: A function that is called with the rows of each epoch.
+        operators: The operators of the pipeline, by stage.
+        capacities: The limits of the values that each target can store, by target.
+        all_targets: All targets of the test, by their name in the config and `target_name`. Missing targets are added.
+        target_name: A name chosen by the test. Targets with another such name are kept, but not used.
+        on_publish: A function that is called with the published rows of each epoch; None if there is none.
     """
     targets = dict[str, MemoryTarget]()
     for name, target_pipeline in pipeline.per_target.items():

@@ -50,17 +50,17 @@ class LocalPipeline:
     """A pipeline whose input, time and crashes a test controls. Use it as a context manager, or call `close`.
 
     Args:
-        described: A Pipeline, or a single step (a Window, a Join, a Dedup) over rows with the event time `ts`.
+        described: A Pipeline, or a single step (such as a Window, Join or Dedup) over rows with the event time `ts`.
         schema: The columns of the rows and their Spark types, for sources that do not declare them.
-        session: The Spark session that runs event time and SQL. If it is missing, SQL raises StartError.
+        session: The Spark session that evaluates event times and SQL. Without one, SQL raises StartError.
         shards: The number of shards.
         clock_us: The start of the virtual clock (µs).
         store: A function that returns the state store at each start; by default, a files store in `state_dir`.
         state_dir: The directory of the state; by default, a temporary directory.
-        on_publish: A function that is called with the rows of each epoch.
+        on_publish: A function that is called with the published rows of each epoch.
         letters: Dead letters that exist before the run.
-        capture_losses: Whether all late and bad rows become dead letters. Targets then reject what they cannot store.
-        extra_stages: Stages without a target whose results are also kept.
+        capture_losses: Whether rows that the config drops become dead letters, and targets reject unsupported values.
+        extra_stages: Stages whose results are kept although no target receives them.
 
         >>> import slackwater as sw
         >>> from slackwater.testing import LocalPipeline
@@ -68,7 +68,7 @@ class LocalPipeline:
         ...                    aggregations=[sw.Aggregation(agg="count", as_="clicks")])
         >>> with LocalPipeline(window, {"user": "string"}) as test:
         ...     test.pipe([{"user": "u1", "ts": "2024-03-01T09:00:00Z"}, {"user": "u1", "ts": "2024-03-01T09:10:00Z"}])
-        ...     test.crash("commit.before")  # the next epoch dies there and is repeated, as on Spark
+        ...     test.crash("commit.before")  # the next epoch crashes at this point and is repeated, as on Spark
         ...     test.pipe([{"user": "u1", "ts": "2024-03-01T11:00:00Z"}])
         ...     test.flush()
         ...     [row["clicks"] for row in test.result().rows]
@@ -145,8 +145,8 @@ class LocalPipeline:
     ) -> None:
         """Run one epoch with rows of the only source, or with rows by source. A string is a raw, possibly broken record.
 
-        `partitions`: all partitions of each source that has any. A row states its partition in "partition", or in
-        "_partition" for Kafka. `took_ms`: how long the epoch takes.
+        `partitions`: all partitions of each source that has any. Each row has its partition in "partition", or in
+        "_partition" for Kafka. `took_ms`: how long the epoch takes on the virtual clock.
         """
         for name in (rows_by_source := rows if isinstance(rows, Mapping) else {self._only_source(): rows}):
             if name not in self.source_names:
@@ -208,10 +208,10 @@ class LocalPipeline:
         self._run_with_restart(lambda: self._driver.tick(length * 1000), again=False)
 
     def crash(self, step: str, shards: int | None = None, nth: int = 1) -> None:
-        """Crash the next epoch at this step (see KILL_POINTS). The process then starts again.
+        """Crash the next epoch at the kill point `step`, which is one of KILL_POINTS. The process then starts again.
 
-        `shards`: the new number of shards. `nth`: crash when the step is reached for the nth time, because steps such
-        as `write.before` occur once per target.
+        `shards`: the number of shards after the crash; None for no change. `nth`: crash when the kill point is reached
+        for the nth time. Some kill points, such as `write.before`, are reached once per target.
         """
         if step not in KILL_POINTS:
             raise ValueError(f"unknown step {step!r}, expected one of {KILL_POINTS}")
@@ -220,10 +220,10 @@ class LocalPipeline:
     def restart(
         self, described: Pipeline | StepBase | None = None, *, shards: int | None = None, target: str | None = None
     ) -> None:
-        """Stop and start again with the same state, but another config, other shards, or another target (any name).
+        """Stop, and start again with the same state but another config, number of shards, or target.
 
-        Raises the errors that a start raises, for example if the config does not match the state. Targets keep their
-        rows, even while no config uses them.
+        `target`: any name; targets with a new name are empty. Targets keep their rows, even while no config uses them.
+        Raises the errors that a start raises, for example if the config does not match the state.
         """
         self._stop()
         self.shards = shards or self.shards
@@ -233,7 +233,7 @@ class LocalPipeline:
         self._start()
 
     def replay(self, limit: int | None = None, dry: bool = False) -> ReplayResult:
-        """Apply at most `limit` of the current dead letters. `dry`: a dry run."""
+        """Replay the current dead letters, at most `limit` of them. `dry`: whether to change nothing (a dry run)."""
 
         def replay_once() -> None:
             self._result.replays.append(
@@ -248,7 +248,7 @@ class LocalPipeline:
         self._run_with_restart(lambda: self._driver.flush())
 
     def result(self) -> LocalResult:
-        """Return everything that was published and counted so far."""
+        """Return everything that the test has published and counted so far."""
         outcome, state = self._result, self._driver.state
         first, *_ = current = list(self._targets.values())
         outcome.rows, outcome.gone, outcome.letters = first.rows, first.gone, self._letter_target.rows
@@ -265,7 +265,7 @@ class LocalPipeline:
         return outcome
 
     def target(self, name: str | None = None) -> MemoryTarget:
-        """Return a target, by default the first one. A test can set its `down`."""
+        """Return the target called `name`, by default the first target. While its `down` is set, publishing fails."""
         return next(iter(self._targets.values())) if name is None else self._targets[name]
 
     @property
@@ -275,17 +275,17 @@ class LocalPipeline:
 
     @property
     def identity(self) -> tuple[str, ...] | None:
-        """Return the columns that identify a result; None for a join, whose results are a multiset."""
+        """Return the columns that identify a result of the first target; None if results may be equal, as in a join."""
         first = next(iter(self.pipeline.per_target.values()))
         return self.identity_of(str(first.target.from_)) or None
 
     def identity_of(self, stage: str) -> tuple[str, ...]:
-        """Return the columns that identify a result of a stage; empty for a multiset."""
+        """Return the columns that identify a result of a stage; empty if results may be equal, as in a join."""
         return tuple(self._steps[stage].identity or ())
 
     @property
     def front(self) -> SparkRowPreparer | None:
-        """Return the row preparer of the first stage; None without Spark."""
+        """Return the row preparer of the first stage; None if Spark does not prepare its rows."""
         return self._bound.front
 
     @property
@@ -329,7 +329,7 @@ class LocalPipeline:
             self._sql_stages[name].capacity = capacity
 
     def _set_targets(self, target_name: str) -> None:
-        """Create the targets of the config, or reuse those of the same name. Their rows survive a crash."""
+        """Create the targets of the config under `target_name`, or reuse those that exist under this name."""
         self._target_name = target_name
         self._targets = create_memory_targets(
             self.pipeline, self._steps, self._capacities, self._all_targets, target_name, self._on_publish
@@ -374,7 +374,7 @@ class LocalPipeline:
         self._run_with_restart(lambda: self._driver.run_batch(batch, 0), checkpoints=True)
 
     def _run_with_restart(self, work: Callable[[], object], again: bool = True, checkpoints: bool = False) -> None:
-        """Run `work`. If it crashes, restart; with `again`, also repeat it, as Spark repeats an unfinished batch."""
+        """Run `work`, and a checkpoint after it if `checkpoints`. After a crash, restart; if `again`, repeat `work`."""
         try:
             work()
             if checkpoints:

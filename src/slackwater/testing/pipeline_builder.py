@@ -1,4 +1,4 @@
-"""Build the pipeline of a `LocalPipeline` around a single step, and accept former names of its options."""
+"""Build a pipeline around a single step for `LocalPipeline`, and accept the old names of that class's options."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ RENAMED = {"listen": "capture_losses", "watch": "extra_stages"}
 
 
 def rename_options(renamed: Mapping[str, Any], **options: Any) -> dict[str, Any]:
-    """Return the options of a `LocalPipeline`, converting those that a caller passed under an old name.
+    """Return the options of a `LocalPipeline`: `options`, overridden by those passed under old names (`renamed`).
 
     Raises:
-        TypeError: A name is neither an option nor an old name of one.
+        TypeError: A name in `renamed` is not an old name of an option.
     """
     for name, value in renamed.items():
         if name not in RENAMED:
@@ -34,9 +34,9 @@ def rename_options(renamed: Mapping[str, Any], **options: Any) -> dict[str, Any]
 
 
 def _default_target(step: StepBase, upserts: bool) -> Target:
-    """Return the config of a target that behaves like the target of the test.
+    """Return the config of a target that replaces rows if `upserts`, and otherwise appends them.
 
-    Delta tables do not support all column names, so some steps get a topic.
+    A step with column names that Delta tables do not support gets a Kafka topic.
     """
     names = [*step.group_by, *(a.as_ or "" for a in step.aggregations)] if isinstance(step, Window) else []
     if upserts and any(set(" ,;{}()\n\t=") & set(name) for name in names):

@@ -20,7 +20,7 @@ class _DiffersError(Exception):
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """Collect a TOML file with steps if it is in a folder `tests`, or is named on the command line."""
+    """Collect a TOML file that contains steps, if it is in a folder `tests` or is named on the command line."""
     if file_path.suffix != ".toml" or not ("tests" in file_path.parts or parent.session.isinitpath(file_path)):
         return None
     if b"[[steps]]" not in file_path.read_bytes():  # cheap, without imports
@@ -53,7 +53,7 @@ class CaseItem(pytest.Item):
 
 
 def _check_case(path: Path | str) -> CaseResult:
-    """Run a test file. Raises an error with the differences if the results are not as expected."""
+    """Run a test file and return its outcome. Raises an error with the differences if the results are unexpected."""
     from slackwater.testing import case_runner
 
     test = case_runner.LoadedCase.read(Path(path))
@@ -66,7 +66,7 @@ def _check_case(path: Path | str) -> CaseResult:
 
 @pytest.fixture
 def slackwater_test() -> Iterator[Callable[[Path | str], CaseResult]]:
-    """Return a function that runs a test file and raises if the results are not as expected."""
+    """Provide a function that runs a test file and raises an error if the results are unexpected."""
     yield _check_case
 
 

@@ -20,7 +20,7 @@ _PER_UNIT = {"s": 1_000_000, "ms": 1000, "us": 1}
 
 
 def _find_sql(pipeline: Pipeline, columns: Mapping[str, Columns]) -> list[str]:
-    """Return the SQL of a pipeline that only Spark can run, as `key = "text"`."""
+    """Return all SQL in a pipeline that only Spark can run, each setting as `key = "SQL"`."""
     texts = []
     for stage_pipeline in pipeline.stage_pipelines.values():
         step = stage_pipeline.transform.step
@@ -58,7 +58,10 @@ def reject_sql(pipeline: Pipeline, columns: Mapping[str, Columns]) -> None:
 
 
 def source_columns(pipeline: Pipeline, given_columns: Mapping[str, Columns]) -> dict[str, Columns]:
-    """Return the columns of each source: those of the test, or those declared. Raises StartError if both are missing."""
+    """Return the columns of each source: those that the test gives, or else those that the config declares.
+
+    Raises StartError if a source has neither.
+    """
     columns = {}
     for index, source in enumerate(pipeline.sources):
         declared = (
@@ -93,10 +96,12 @@ def _check_ts(pipeline: Pipeline, source: str, declared: Columns) -> None:
 def build_frame(
     pipeline: Pipeline, source: str, rows: Sequence[Mapping[str, Any]], fields: Columns, clock_us: int
 ) -> pl.DataFrame:
-    """Build a frame for the in-process engine: `ts`, the event time (µs; NULL for a bad row), and the columns.
+    """Build a frame for the in-process engine.
+
+    It has the event time as `ts` (µs; NULL for a bad row), and the other columns of the source.
 
     Args:
-        pipeline: The stage that reads the source.
+        pipeline: The pipeline of the stage that reads the source.
         source: The name of the source.
         rows: The rows.
         fields: The columns of the source.
@@ -140,7 +145,7 @@ def _event_time_us(column: str, unit: str | None, row: Mapping[str, Any]) -> int
 
 
 def build_series(values: Sequence[Any], kind: pl.DataType) -> pl.Series:
-    """Build a column. Times may be datetimes, strings or microseconds."""
+    """Build a column from values. Times may be datetimes, strings or microseconds since 1970."""
     if isinstance(kind, pl.Datetime):
         numbers = [None if v is None else to_micros_utc(v) for v in values]
         return pl.Series(numbers, dtype=pl.Int64).cast(pl.Datetime("us")).cast(kind)
@@ -148,7 +153,10 @@ def build_series(values: Sequence[Any], kind: pl.DataType) -> pl.Series:
 
 
 def decode_letter(value: bytes) -> dict[str, Any]:
-    """Return the row of a dead letter. Text that is not JSON has no event time, so it becomes a bad row again."""
+    """Return the row of a dead letter with the bytes `value`; empty if they are not JSON.
+
+    An empty row has no event time, so it becomes a bad row again.
+    """
     try:
         return dict(json.loads(value))
     except ValueError:

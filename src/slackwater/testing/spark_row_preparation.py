@@ -1,9 +1,9 @@
 """Prepare a test's rows with Spark: decoding, event time, SQL, and the columns for the shards.
 
-    rows of all batches, numbered ─▶ decode ─▶ event time ─┬─▶ facts (time, bad, partition, origin)         one job
-                                                           └─▶ SQL ─▶ columns for the shards, numbered      one job
+    rows of all batches, numbered ─▶ decode ─▶ event time ─┬─▶ facts (time, bad, partition, origin)      one Spark job
+                                                           └─▶ SQL ─▶ columns for the shards, numbered   one Spark job
 
-The SQL is row-wise, so it can run once over all rows of a test. The number of a row determines its batch.
+The SQL is row-wise, so it can run once over the rows of all batches. The number of a row then determines its batch.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _BATCH = "__batch"  # hidden column: the index of a row's batch
 
 @dataclass(frozen=True)
 class InputRows:
-    """Rows of one source that arrive together at `clock_us`: `rows`, and those in `files`."""
+    """Rows of one source that arrive together at `clock_us` (µs): `rows`, and the rows in `files`."""
 
     source: str
     rows: Sequence[Row] = ()
@@ -58,8 +58,9 @@ class PreparedRows:
     """Rows prepared by Spark.
 
     Args:
-        timed: Every row with `__number`, `ts` (µs), `bad` (the reason), `partition` and `_origin`.
-        rows: The results of the SQL with the `__number` of their row, `__unfit` and the columns for the shards.
+        timed: `__number`, `ts` (µs), `bad` (why the row is bad, or NULL), `partition` and `_origin` of every row.
+        rows: The results of the SQL: the columns for the shards, `__unfit` (why a result cannot be stored, or NULL),
+            and the `__number` of the row that a result comes from.
     """
 
     timed: pl.DataFrame
@@ -102,7 +103,10 @@ class SparkRowPreparer:
         self._carried = {w.key: self._carried_columns(w, binding.frames[w.origin]) for w in self.pipeline.input_paths}
 
     def _carried_columns(self, way: InputPath, empty: DataFrame) -> tuple[str, ...] | None:
-        """Return the columns that carry a row's number through the SQL; None if the SQL does not allow it."""
+        """Return the columns that carry the number of a row through the SQL; None if no column can do so.
+
+        `empty`: an empty frame with the columns of the source.
+        """
         try:
             return sql_analysis.add_origin_to_sql(self.session, self.pipeline, way, empty) or ()
         except StartError:
@@ -114,9 +118,10 @@ class SparkRowPreparer:
     # -- rows ----------------------------------------------------------------------------------------------------
 
     def prepare(self, input_rows: Sequence[InputRows], offsets: Offsets | None = None) -> list[PreparedRows]:
-        """Prepare rows in as few Spark jobs as possible. Raises SlackwaterError.
+        """Prepare rows in as few Spark jobs as possible, and return them in the same order.
 
         `offsets`: the next offset of each topic partition, which this method advances. If None, all of them start at 0.
+        Raises StartError or EpochError if rows cannot be prepared.
         """
         prepared_rows: list[PreparedRows | None] = [None] * len(input_rows)
         for source in self.sources:
@@ -165,9 +170,9 @@ class SparkRowPreparer:
     def _prepare_numbered(
         self, source: StubSource, frame: DataFrame, owners: Sequence[int], clocks: Mapping[int, int]
     ) -> dict[int, PreparedRows]:
-        """Prepare a frame with `__number`. Return the rows by batch.
+        """Prepare a frame whose rows have a `__number`. Return the prepared rows by batch.
 
-        `owners`: the batch of each number. `clocks`: the arrival time of each batch (µs).
+        `owners`: the batch of each row, by its number. `clocks`: the arrival time of each batch (µs).
         """
         timed = self._with_event_time(source.name, frame, {clocks[i] for i in owners} or {0}, owners, clocks)
         row_facts = _collect(timed.selectExpr(*_fact_columns(timed, source.name)))
@@ -189,7 +194,11 @@ class SparkRowPreparer:
     def _with_event_time(
         self, name: str, frame: DataFrame, times: set[int], owners: Sequence[int], clocks: Mapping[int, int]
     ) -> DataFrame:
-        """Return the rows with `_event_ts`, `__bad` and the hidden columns."""
+        """Return the rows with `_event_ts`, `__bad` (why a row is bad, or NULL) and the hidden columns.
+
+        `times`: the distinct arrival times of the rows (µs). `owners`: the batch of each row, by its number. `clocks`:
+        the arrival time of each batch (µs).
+        """
         if len(times) == 1:
             clock = f"{next(iter(times))}L"
         else:
@@ -208,10 +217,10 @@ class SparkRowPreparer:
     def _run_sql(
         self, way: InputPath, timed: DataFrame, run: pl.DataFrame, runs: Sequence[pl.DataFrame]
     ) -> pl.DataFrame:
-        """Run the SQL of an input path over the rows of `run`.
+        """Run the SQL of an input path over the rows of `run`, which is one of `runs`.
 
-        If the SQL carries row numbers, each result has the number of its row. Otherwise, it has the number of the first
-        row of `run`.
+        If the SQL carries row numbers, each result has the number of the row that it comes from. Otherwise, it has the
+        number of the first row of `run`.
         """
         carried = self._carried[way.key]
         rows = timed.where("__bad IS NULL")
@@ -245,7 +254,7 @@ _FRONTS: list[SparkRowPreparer] = []  # binding a pipeline to Spark is slow, so 
 def get_row_preparer(
     base: SparkSession, pipeline: Pipeline, columns: Mapping[str, Sequence[Field]]
 ) -> SparkRowPreparer:
-    """Return the row preparer of a pipeline, from the cache if possible. Its lookups are reloaded."""
+    """Return the row preparer of a pipeline, from the cache if possible. A cached preparer reloads its lookups."""
     for front in _FRONTS:
         if front.base is base and front.pipeline == pipeline and front.columns == columns:
             front.lookups.load()
@@ -273,7 +282,7 @@ def _collect(frame: DataFrame) -> pl.DataFrame:
 
 
 def _concat(parts: Sequence[PreparedRows]) -> PreparedRows:
-    """Concatenate the prepared rows of one batch: rows passed directly, and rows from files."""
+    """Concatenate the prepared rows of one batch: those that the test passed directly, and those from files."""
     if len(parts) == 1:
         return parts[0]
     first, second = parts

@@ -1,4 +1,4 @@
-"""Decode the rows of a test like the real sources, but without the systems that they read from.
+"""Decode the rows of a test as the real sources would, but without the systems that these sources read.
 
 {"user_id": "u1", "ts": "2024-03-01T09:00:00Z"}  ─▶ a record (bytes, metadata)  ─▶ the columns of the source
 "not json"                                       ─▶ a record, unchanged         ─▶ _corrupt_record
@@ -56,10 +56,10 @@ class StubSource:
 
     Args:
         spec: The source in the config.
-        kind: The kind of its connection; "dataframe" for a DataFrame.
-        schema: The schema of its rows.
-        real: The source itself, which decodes dead letters.
-        payload: The decoder of its records; None for files and DataFrames.
+        kind: The kind of the source's connection; "dataframe" for a DataFrame.
+        schema: The Spark schema of the rows.
+        real: The real source, which decodes dead letters.
+        payload: The decoder of the records; None for files and DataFrames.
     """
 
     spec: Source
@@ -73,7 +73,7 @@ class StubSource:
         return self.spec.name
 
     def read_files(self, session: SparkSession, paths: Sequence[Path]) -> DataFrame:
-        """Read files with the reader of the source. The rows have `__file`."""
+        """Read files with the reader of the real source. `__file` has the URI of the file of each row."""
         assert isinstance(self.real, files_source.FilesSource)
         frame = self.real.read(session, [files_source.FileEntry(path.resolve().as_uri(), 0) for path in paths])
         return frame.selectExpr("*", f"_metadata.file_path AS {FILE}")
@@ -81,7 +81,7 @@ class StubSource:
     def decode(
         self, session: SparkSession, rows: Sequence[Row], clocks_us: Sequence[int], offsets: Offsets
     ) -> DataFrame:
-        """Decode rows into their columns and `__number`.
+        """Decode rows into the columns of the source, and add `__number`.
 
         Args:
             session: The Spark session.
@@ -100,7 +100,10 @@ class StubSource:
         return [f.name for f in self.schema.fields]
 
     def _to_line(self, row: Row, columns: Sequence[str]) -> str:
-        """Return a row as a line of a file. A string is returned unchanged."""
+        """Return a row as a line of a file. A string is returned unchanged.
+
+        Raises StartError if the row has a column that is not in `columns`.
+        """
         if isinstance(row, str):
             return row
         if unknown := [c for c in row if c not in columns]:
@@ -204,7 +207,7 @@ _RABBIT_COLUMNS = ("_routing_key", "_exchange", "_message_id")
 def create_stub_source(
     session: SparkSession, pipeline: Pipeline, index: int, columns: Sequence[Field] | None
 ) -> StubSource:
-    """Create a stub for a source in the config, which does not need the source's system.
+    """Create a stub for the source at `index` in the config. The stub does not need the system that the source reads.
 
     `columns`: the columns of a DataFrame source; None to use those of its DataFrame. Raises StartError if the schema is
     unknown.
@@ -282,7 +285,11 @@ def _headers(value: Mapping[str, Any] | None) -> list[dict[str, Any]] | None:
 
 
 def to_micros_utc(value: Any) -> int:
-    """Convert a time to microseconds UTC. A number is returned unchanged; a datetime without a zone is in UTC."""
+    """Convert a time to microseconds since 1970, UTC.
+
+    A number is returned unchanged. A datetime or an ISO 8601 string without a zone is in UTC. Raises StartError for
+    other types.
+    """
     if isinstance(value, str):
         value = dt.datetime.fromisoformat(value)
     if isinstance(value, dt.datetime):

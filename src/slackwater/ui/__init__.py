@@ -1,13 +1,9 @@
-"""The web page of a pipeline, which may be running or not. It takes no lock, changes nothing and needs no config.
+"""The web page of a pipeline, whether or not the pipeline is running.
 
-<<<<<<< HEAD
-    store.peek() ─▶ page_model.load_model ─▶ blocks/* ─▶ frozen values ─▶ JSON
-      one commit                                └─▶ SVG ─▶ templates ─▶ fragment, page, --save
-=======
-    store.peek() ─▶ page_model.load_model ─▶ blocks/* (frozen values) ─▶ JSON
-      one commit                                │
-                                                └─▶ SVG ─▶ templates ─▶ fragment, page, --save
->>>>>>> 0d4127f5 (Correct the sentences of six packages)
+The page takes no lock, changes nothing and needs no config.
+
+    store.peek() ─▶ page_model.load_model ─▶ blocks/* (immutable values) ─┬─▶ JSON
+      one commit                                                          └─▶ SVG ─▶ templates ─▶ HTML
 
 Each commit is processed once, no matter how many viewers there are: `page_cache` keeps the latest model and watches for
 commits.

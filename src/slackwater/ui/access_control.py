@@ -1,7 +1,7 @@
 """Access to the page: tokens, and response headers that restrict what a browser may load.
 
-All scripts, styles and images are files of this server. None of them is inline, so a browser shows a key or a source
-name that looks like a script as text.
+All scripts, styles and images are separate files of this server, and browsers are not allowed to run inline scripts. A
+key or a source name that looks like a script therefore does nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HEADERS = {
 
 
 def check_bind_address(host: str, token: str | None) -> None:
-    """Raise StartError if the page would be open to other machines without a token, or if the token is too short."""
+    """Raise StartError if other machines could open the page without a token, or if the token is too short."""
     if token is not None and len(token) < 8:
         raise StartError("--token: " + mismatch("fewer than 8 characters", "at least 8"))
     if token is None and not _is_loopback(host):
@@ -49,7 +49,7 @@ def _is_loopback(host: str) -> bool:
 class TokenMiddleware:
     """ASGI middleware that requires the token, if one is set.
 
-    A client passes the token as a bearer token, or once as `?token=…` and then as the cookie that the response sets.
+    A client sends the token as a bearer token, or once as `?token=…` and then as the cookie that the response sets.
     """
 
     def __init__(self, app: Application, token: str | None) -> None:
@@ -84,7 +84,10 @@ class TokenMiddleware:
         return PlainTextResponse("this page needs a token: open it once with ?token=… after the address\n", 401)
 
     def _set_cookie(self, request: Request) -> Response:
-        """Set the cookie and redirect to the same address without the token, so that no history or log contains it."""
+        """Return a response that sets the cookie and redirects to the same address without the token.
+
+        This keeps the token out of the browser's history.
+        """
         rest = urlencode([(n, v) for n, v in request.query_params.multi_items() if n != "token"])
         # "//name" would be another host
         path = "/" + request.scope["path"].lstrip("/")

@@ -1,8 +1,8 @@
-"""Poll the sources for their backlog, which is the unread input. `connectors.backlog` contains the requests.
+"""Poll the sources for their backlog, which is the input that is not read yet.
 
-Each source is polled in a separate thread, at most once at a time. The page waits for at most LONGEST_S seconds, and
-reuses a response for FRESH_S seconds. The offsets of a commit are subtracted later, so one response works for every
-commit.
+Each source is polled in a separate thread, at most once at a time. The page waits for responses for at most LONGEST_S
+seconds, and reuses a response for FRESH_S seconds. What a commit has read is subtracted from a response afterward, so
+one response works for every commit.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class _BacklogAnswer:
     Args:
         backlog_of: A function that computes the backlog at a commit; None while there is no response.
         problem: Why there is no response; None if there is one.
-        answered_s: When the source responded (monotonic seconds).
-        thread: The thread that polls the source.
+        answered_s: When the source last responded or failed, in seconds of the monotonic clock.
+        thread: The latest thread that polls the source; None before the first one starts.
     """
 
     backlog_of: Answer | None = None
@@ -47,7 +47,7 @@ class BacklogPoller:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def poll(self, pipeline: Pipeline, snapshot: Snapshot) -> tuple[Backlog, ...]:
-        """Return the backlog of each source that can be polled, in config order."""
+        """Return the backlog of each source that can be polled, as of the snapshot's commit, in config order."""
         questions = [(s, ask) for s in pipeline.sources if (ask := _question(pipeline, s)) is not None]
         with self._lock:
             threads = [t for s, ask in questions if (t := self._start_question(s.name, ask)) is not None]

@@ -1,6 +1,6 @@
-"""HTML of a pipeline, a plan, `why`, a state and a run for notebooks, including the drawings of the page.
+"""HTML of pipelines, plans, `why` reports, states and runs for notebooks, with the same drawings as the web page.
 
-If rendering fails, the error is shown instead of the value, so that a cell that only names a value never fails.
+If the state cannot be read, the error is shown instead of the value, so that displaying a value does not fail.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _EPOCH = dt.datetime(1970, 1, 1)
 
 
 def to_html(value: object) -> str:
-    """Render a value as HTML with its styles, without scripts and links."""
+    """Render a value as self-contained HTML: it includes its styles, and has neither scripts nor links."""
     return str(element("div", element("style", Markup(_styles())), _render(value), class_="slackwater"))
 
 
 @cache
 def drawing_styles() -> str:
-    """Return the part of the page's stylesheet that drawings need."""
+    """Return those rules of the web page's stylesheet that drawings need."""
     css = read_static_file("ui.css").decode()
     return css[: css.index("* {")] + css[css.index(".plot {") : css.index(".marks {")]
 
@@ -111,7 +111,10 @@ def _stage_watermark(s: StageReport, head: str) -> Markup:
 
 
 def _open_rows(s: StageReport, stage: str | None) -> Markup:
-    """Return the open windows of a stage, or the rows buffered in a join."""
+    """Render the open windows of a stage, or the number of rows on each side of a join, as a table.
+
+    `stage`: the name of the stage for the heading; None if there is only one stage.
+    """
     if s.kept is not None:
         return Markup("")
     if s.sides:

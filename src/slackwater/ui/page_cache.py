@@ -2,8 +2,8 @@
 
 epochs() ──▶ a new commit? ──▶ load_model ──▶ PageModel, tag ──▶ blocks, rendered once ──▶ PageUpdate ──▶ viewers
 
-The store is polled at most every LOOK_S seconds, and only while there are viewers. After a model is built, polling
-pauses in proportion to the cost of the model.
+The store is polled at most once every LOOK_S seconds, and only while there are viewers. After a model is built, polling
+pauses in proportion to the CPU time that the model took.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ WATCHED_S = 20.0  # how long a pipeline counts as watched after a request
 
 
 class PageCache:
-    """The latest page model of one pipeline, or of one stage of it. Either `model` or `problem` is None.
+    """The latest page model of one pipeline, or of one of its stages. At most one of `model` and `problem` is set.
 
-    `blocks` renders the model or the problem for viewers that follow the commits.
+    `blocks`: a function that renders the model or the problem for viewers that follow the commits.
     """
 
     def __init__(self, watched: PageSource, blocks: Blocks, stage: str | None = None) -> None:
@@ -91,7 +91,11 @@ class PageCache:
             self._next = time.monotonic() + min(max(LOOK_S, PAUSE * cost_s), LONGEST_S)
 
     def _has_changed(self, now: float) -> bool:
-        """Return whether the commit, the runner or the latest run has changed since the last call."""
+        """Return whether the model must be rebuilt.
+
+        This is so if the commit, the runner or the latest run has changed, if the model's epoch was not published yet,
+        or if there is no model. `now`: seconds of the monotonic clock.
+        """
         if now >= self._next_runner:
             self._runner, self._next_runner = self.watched.store.runner(), now + RUNNER_S
             self._latest_run = self.watched.store.runs()[-1:]
@@ -118,7 +122,10 @@ class PageCache:
         return self._update
 
     def get_content(self, name: str, make: Callable[[PageModel], bytes]) -> tuple[str, bytes] | None:
-        """Return the tag and the content rendered by `make`, once per commit; None while there is a `problem`."""
+        """Return the tag of the model and the content called `name`, which `make` renders from the model once per tag.
+
+        Return None while there is a `problem`.
+        """
         model = self.now()
         if model is None:
             return None

@@ -47,7 +47,7 @@ WhyRenderer = Callable[[WhyReport, str], Iterable[str]]  # renders a report of `
 class PageSource:
     """A pipeline that has a page: its config, the config file, and its state store.
 
-    With `is_described` there is no config file: each commit describes its pipeline, and `file` is a placeholder.
+    If `is_described`, there is no config file: each commit describes its pipeline, and `file` is a placeholder.
     """
 
     pipeline: Pipeline
@@ -58,7 +58,10 @@ class PageSource:
     is_described: bool = False
 
     def pipeline_at(self, commit: Commit) -> Pipeline:
-        """Return the pipeline from the config, or as the commit describes it. Raises StateError."""
+        """Return the pipeline from the config or, if there is none, as the commit describes it.
+
+        Raises StateError if the commit does not describe its pipeline.
+        """
         return rebuild_pipeline(commit) if self.is_described else self.pipeline
 
 
@@ -68,11 +71,11 @@ class PageModel:
 
     Args:
         tag: A tag that changes whenever the page changes.
-        looked_us: When the model was built (µs UTC).
-        closing: Open windows of `closing_of`, the last stage that has windows; None if there are no windows.
+        looked_us: When the model was built (µs since 1970, UTC).
+        closing: The open windows of `closing_of`, the last stage that has windows; None if no stage has windows.
         pace: The throughput of the pipeline; None for a stage.
-        joins: Buffers of `joined_of`, the last join; None if there is no join.
-        kept_epochs: The epochs up to this one that have a page.
+        joins: The buffers of `joined_of`, the last join; None if there is no join.
+        kept_epochs: The kept epochs up to this one.
         stage: The name of the stage; None for the whole pipeline.
         runs: The runs of the pipeline; None for a stage or an earlier commit.
     """
@@ -95,7 +98,9 @@ class PageModel:
 
 
 def load_model(watched: PageSource, now_us: int, epoch: int | None = None, stage: str | None = None) -> PageModel:
-    """Build the model of the latest or an earlier commit, for the whole pipeline or for one of several stages.
+    """Build the model of a commit, by default the latest, for the whole pipeline or for one of several stages.
+
+    `now_us`: the current time (µs since 1970, UTC).
 
     Raises StateError if the commit is missing or damaged, or if the config does not match it. Raises StartError for an
     unknown stage.
@@ -120,7 +125,7 @@ def _missing_commit_error(watched: PageSource) -> StateError:
 
 
 def load_models(watched: PageSource, now_us: int) -> tuple[PageModel, list[PageModel]]:
-    """Build the models of the latest commit: for the whole pipeline, and for each of several stages.
+    """Build the models of the latest commit: for the whole pipeline and, if it has several stages, for each of them.
 
     Raises the same errors as `load_model`.
     """
@@ -186,7 +191,7 @@ def _build_model(
 
 
 def _last_stage(summaries: Sequence[StageSummary], kinds: Container[str]) -> StageSummary | None:
-    """Return the stage of one of these kinds that is nearest to the output."""
+    """Return the last stage whose kind is one of `kinds`; None if there is none."""
     return next((s for s in reversed(summaries) if s.kind in kinds), None)
 
 
@@ -195,14 +200,14 @@ def _stage_snapshot(snapshot: Snapshot, stage: StageSummary) -> Snapshot:
 
 
 def _join_sources(report: WhyReport, stage: str) -> list[str]:
-    """Return the inputs of the left and the right side of a join."""
+    """Return the names of the inputs of the left and the right side of a join."""
     return [side.source for s in report.reported_stages if s.stage == stage for side in s.sides]
 
 
 def _lateness(report: WhyReport) -> tuple[LatenessStats, str | None]:
-    """Return the lateness statistics and the advice of the only stage that reads sources.
+    """Return the lateness statistics and the advice for the only stage that reads sources.
 
-    If several stages read sources, return no statistics, but advice for each stage.
+    If several stages read sources, return no statistics, and the advice for all of these stages as one string.
     """
     readers = [s for s in report.reported_stages if s.lateness.rows]
     if len(readers) == 1:
@@ -216,7 +221,7 @@ def _lateness(report: WhyReport) -> tuple[LatenessStats, str | None]:
 
 
 def _compute_tag(commit: Commit, runner: str | None, published: bool, recorded_runs: Sequence[Run] = ()) -> str:
-    """Return a tag that changes with the epoch, the state, the runner, the latest run, or when the epoch is published."""
+    """Return a tag that changes when the commit, the runner or the latest run changes, or the epoch is published."""
     rest = f"{commit.state_id}\0{commit.committed_us}\0{runner}\0{published}\0{recorded_runs}"
     return f"{commit.epoch}-{hashlib.sha256(rest.encode()).hexdigest()[:12]}"
 
@@ -231,9 +236,9 @@ def open_snapshot(watched: PageSource, epoch: int | None = None) -> Iterator[Sna
 
 
 def select_window_stage(snapshot: Snapshot, stage: str | None) -> tuple[Snapshot, str | None]:
-    """Return the snapshot narrowed to one stage, and the name of that stage if there are several.
+    """Return the snapshot narrowed to one stage, and the name of this stage; the name is None if it is the only stage.
 
-    By default, this is the last stage with windows. Raises StartError for an unknown stage.
+    `stage`: the name; None selects the last stage with windows. Raises StartError for an unknown stage.
     """
     stages = snapshot.commit.stages
     if not stages[1:]:
@@ -244,7 +249,10 @@ def select_window_stage(snapshot: Snapshot, stage: str | None) -> tuple[Snapshot
 
 
 def load_key(watched: PageSource, key: Texts, now_us: int, stage: str | None = None) -> KeyView:
-    """Return the view of one key in the latest commit. Raises StateError, and StartError for a wrong key."""
+    """Return the view of one key in the latest commit.
+
+    Raises StateError if the state cannot be read, and StartError if the key is invalid.
+    """
     with open_snapshot(watched) as snapshot:
         stage_snapshot, name = select_window_stage(snapshot, stage)
         build_key(stage_snapshot, key)  # raises an error about the key that names its stage

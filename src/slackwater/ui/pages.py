@@ -59,7 +59,7 @@ class PageLocation:
         base: The prefix of the page's URLs; None in a saved file.
         epoch: The commit that the page shows; None for the latest.
         others: Names and URLs of all pipelines, if there are several.
-        home: For a stage, the prefix of its pipeline's URLs.
+        home: For the page of a stage, the prefix of its pipeline's URLs; otherwise None.
     """
 
     base: str | None
@@ -73,7 +73,10 @@ class PageLocation:
         return self.base if self.home is None else self.home
 
     def stage_base(self, stage: StageSummary | None, model: PageModel) -> str | None:
-        """Return the prefix of a stage's URLs, for its own page or the pipeline's page; None if there are no links."""
+        """Return the prefix of the URLs about a stage: of its own page or, for the only stage, of the pipeline's page.
+
+        Return None if the page has no such links, because it is a saved file or shows an earlier commit.
+        """
         if self.base is None or self.epoch is not None:
             return None
         if stage is None or not model.stages[1:] or model.stage is not None:
@@ -130,7 +133,7 @@ def _templates() -> Environment:
 
 
 def render(template: str, location: PageLocation = PageLocation(""), **values: Any) -> bytes:
-    """Render a template with values that it names."""
+    """Render a template. `values`: the values of the variables in it."""
     page = _templates().get_template(template).render(location=location, **values)
     return label_table_cells(page).encode(errors="replace")
 
@@ -143,10 +146,12 @@ def render_fragment(name: str, model: PageModel, location: PageLocation) -> byte
 def render_page(
     model: PageModel, location: PageLocation, epochs: Sequence[int] = (), of_stages: Sequence[PageModel] = ()
 ) -> bytes:
-    """Render a page with all blocks. A saved file contains its styles, and has neither scripts nor links.
+    """Render a page with all blocks. A saved file includes its styles, and has neither scripts nor links.
 
     Args:
-        epochs: The epochs to which the page links; by default the epochs of the model.
+        model: The model of the page.
+        location: The location of the page.
+        epochs: The epochs to which the page links; by default, the kept epochs of the model.
         of_stages: The models of single stages, whose blocks are appended in a saved file.
     """
     blocks, stages = _blocks(model, location), [(s, _blocks(s, location)) for s in of_stages]

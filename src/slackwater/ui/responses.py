@@ -44,7 +44,7 @@ def html_response(content: bytes, status: int = 200) -> Response:
 
 
 def tag_content(request: Request, tag: str, content: bytes, kind: str = "text/html") -> Response:
-    """Return a response with the tag as ETag, or an empty one with status 304 if the client already has this tag.
+    """Return the content with the tag as ETag, or an empty response with status 304 if the client already has this tag.
 
     `kind`: the media type.
     """
@@ -59,7 +59,7 @@ def tag_content(request: Request, tag: str, content: bytes, kind: str = "text/ht
 
 
 def answer_request(answer: Callable[[Request], Response], request: Request) -> Response:
-    """Return the response of `answer`, or a response with its error. Never raises."""
+    """Return the response of `answer`, or a response that describes its error. Never raises."""
     try:
         return answer(request)
     except BaseException as error:  # a panic of Polars is not an Exception
@@ -103,7 +103,7 @@ def _problem_fragment(cache: PageCache) -> bytes:
 
 
 def overview(caches: Sequence[PageCache], request: Request) -> Response:
-    """Return the overview of several pipelines."""
+    """Return the overview page of several pipelines."""
     pipelines = []
     for cache in caches:
         model = cache.now()
@@ -122,7 +122,10 @@ def _problem_page(cache: PageCache, location: PageLocation) -> Response:
 def _cached_page(
     cache: PageCache, location: PageLocation, request: Request, name: str, make: Callable[[PageModel], bytes]
 ) -> Response:
-    """Return a page that `make` renders once per commit, or a page with the problem of the pipeline."""
+    """Return a page that `make` renders once per commit, or a page that describes the problem of the pipeline.
+
+    `name`: the name of the page in the cache.
+    """
     page = cache.get_content(name, make)
     return _problem_page(cache, location) if page is None else tag_content(request, *page)
 
@@ -155,7 +158,7 @@ def _hot(cache: PageCache, location: PageLocation, request: Request) -> Response
 
 
 def _windows(cache: PageCache, request: Request) -> tuple[int, int, list[ClosingWindow]]:
-    """Return the bin in a query string, and its first windows."""
+    """Return the two watermarks in the query string (µs), and the first windows that close between them."""
     bounds = []
     for name in ("from", "to"):
         text = request.query_params.get(name, "")
@@ -190,7 +193,7 @@ def _letters(cache: PageCache, location: PageLocation, request: Request) -> Resp
 
 
 def _load_key(cache: PageCache, request: Request) -> KeyView:
-    """Return the key in a query string: `name=value`, or only the name for NULL."""
+    """Return the view of the key in the query string: `name=value` for each key column, or only the name for NULL."""
     key: dict[str, str | None] = {}
     for part in request.url.query.split("&")[:50]:  # Starlette would return a string for NULL
         name, is_value, value = part.partition("=")
@@ -224,7 +227,10 @@ PATHS: Mapping[str, Callable[[PageCache, PageLocation, Request], Response]] = {
 
 
 def block_renderer(blocks: Sequence[str], location: PageLocation) -> Callable[[PageCache], Mapping[str, bytes]]:
-    """Return a function that renders a model's blocks. If there is a problem, the top block shows it and the others are empty."""
+    """Return a function that renders the blocks of a cache's model.
+
+    If the cache has a problem instead of a model, the top block shows the problem and the others are empty.
+    """
 
     def render_blocks(cache: PageCache) -> Mapping[str, bytes]:
         model = cache.model

@@ -2,18 +2,18 @@
 
     GET /                       the page; for several pipelines an overview, and the pages under /p/NAME/
     GET /epoch/41               the page of an earlier commit, which does not change
-    GET /closing?from=US&to=US  the first keys of a bin
+    GET /closing?from=US&to=US  the first windows that close between two watermarks (µs)
     GET /key?user_id=u7         one key; a name without a value means NULL
-    GET /letters?reason=late    the newest dead letters
+    GET /letters?reason=late    the newest dead letters, here only those of late rows
     GET /hot                    the keys with the most rows
-    GET /stage/NAME/            the page of one of several stages, with all of these paths below it
+    GET /stage/NAME/            the page of one of several stages; the paths above and /ui/… also exist below it
     GET /ui/BLOCK               a block as HTML: top, stages, watermark, rows, closing, size, pace, joins, runs
-    GET /ui/BLOCK.json          the block as JSON; also /ui/keys.json and /ui/key.json with the queries above
+    GET /ui/BLOCK.json          the block as JSON; also /ui/keys.json and /ui/key.json, queried like /closing and /key
     GET /ui/events?seen=TAG     server-sent events: one per commit; with &blocks, preceded by one per changed block
-    GET /state/                 the requests of `slackwater serve`
+    GET /state/                 everything that `slackwater serve` answers
 
-Responses that do not depend on the query are rendered once per commit and have an ETag. Events are also built once for
-all viewers (`server_sent_events.py`). They keep an open page up to date.
+Responses that do not depend on the query string are rendered once per commit and have an ETag. The events, which keep
+open pages up to date, are also built only once for all viewers (`server_sent_events.py`).
 """
 
 from __future__ import annotations
@@ -54,7 +54,10 @@ Find = Callable[[Request], tuple[PageCache, PageLocation]]
 def serve_pages(
     watched: Sequence[PageSource], port: int, host: str = LOOPBACK, names: Sequence[str] = (), token: str | None = None
 ) -> UiServer:
-    """Serve the pages of these pipelines until `stop`. Raises StartError, such as for a public host without `token`."""
+    """Serve the pages of these pipelines until `stop` is called.
+
+    `names`: additional host names of the server. Raises StartError, for example for a public host without `token`.
+    """
     check_bind_address(host, token)
     if token is not None:
         remember_secret(token)
@@ -68,7 +71,7 @@ def serve_pages(
 
 
 class UiServer:
-    """The server of the pages with its threads and caches, which `stop` releases."""
+    """The server of the pages. `stop` ends it and releases its threads, caches and port."""
 
     port: int
     _http: HttpServer | None = None
@@ -125,7 +128,7 @@ class UiServer:
     def _stage(
         self, pipeline_cache: PageCache, location: PageLocation, request: Request
     ) -> tuple[PageCache, PageLocation]:
-        """Return the cache of the stage in a URL. Raises HTTPException for an unknown stage."""
+        """Return the cache and the location of the stage in a URL. Raises HTTPException for an unknown stage."""
         address = request.path_params["stage"]
         stage_location = dataclasses.replace(location, base=f"{location.base}/stage/{address}", home=location.base)
         cache = self._of_stages.get((pipeline_cache.name, address))

@@ -1,7 +1,9 @@
 """Server-sent events about a commit: the blocks that changed, built once for all viewers.
 
-model ──▶ blocks ──▶ PageUpdate: changed since the last one │ whole ──▶ notify ──▶ viewers, each at its own speed
-                                 for viewers that have that │ for others                  a slow one skips updates
+model ──▶ blocks ──▶ PageUpdate ──▶ notify ──▶ viewers, each at its own speed
+
+A viewer that has the previous update receives only the changed blocks; any other viewer receives all blocks. A slow
+viewer skips updates.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ class PageUpdate:
     Args:
         tag: The tag of the model.
         before: The tag of the previous update; None for the first one.
-        short: Only the event about the commit.
+        short: The event about the commit alone.
         changed: The blocks that differ from the previous update, and the event about the commit.
         whole: All blocks, and the event about the commit.
     """
@@ -36,7 +38,7 @@ class PageUpdate:
 
 
 def build_update(tag: str, blocks: Mapping[str, bytes], before: PageUpdate | None) -> PageUpdate:
-    """Build the update to a new tag. Viewers that have the update `before` only receive the changed blocks."""
+    """Build the update to a new tag. Viewers that have the update `before` receive only the changed blocks."""
     short = b"event: commit\nid: %s\ndata: %s\n\n" % (tag.encode(), tag.encode())
     events = {name: _event(name, content) for name, content in blocks.items()}
     previous = {} if before is None else before.blocks
@@ -54,7 +56,7 @@ def _event(name: str, content: bytes) -> bytes:
 
 
 class ViewerNotifier:
-    """Wakes viewers in event loops, from any thread. Notifications without listeners are dropped."""
+    """Wakes viewers, which wait in event loops, from any thread. Notifications without listeners are dropped."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

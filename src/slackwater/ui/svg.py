@@ -1,7 +1,7 @@
-"""SVG as escaped markup: every value is escaped as text.
+"""SVG drawings as markup in which every value is escaped.
 
-A drawing has a width in units of about one pixel: WIDTH or HALF on a screen, NARROW on a phone. So drawings need no
-scrolling and stay readable. `draw_both_widths` draws both widths, and the stylesheet shows one of them.
+The width of a drawing, in units of about one pixel, is WIDTH or HALF on a large screen and NARROW on a phone, so that
+drawings stay readable without scrolling. `draw_both_widths` draws both widths, and the stylesheet shows one of them.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ def right() -> float:
 
 
 def lane_start(wide: float) -> float:
-    """Return the x coordinate at which axes start: the width `wide` of the lane names, or less in a narrow drawing."""
+    """Return the x coordinate at which axes start, to the right of lane names: `wide`, or less in a narrow drawing."""
     return min(wide, 0.36 * width())
 
 
 def drawing_id(name: str) -> str:
-    """Return an ID for a definition that is unique on the page: narrow drawings get a suffix."""
+    """Return an ID for an SVG definition. Narrow drawings add a suffix, so that the ID is unique on the page."""
     return f"{name}-slim" if width() == NARROW else name
 
 
@@ -61,7 +61,7 @@ def shorten(name: str, max_characters: int) -> str:
 
 
 def draw_both_widths(draw: Callable[..., Markup], wide: float = WIDTH) -> Callable[..., Markup]:
-    """Return a function that draws for both wide and narrow screens, and returns both drawings."""
+    """Return a function that calls `draw` twice, for large and for narrow screens, and returns both drawings."""
 
     def drawn(*values: Any) -> Markup:
         markup = Markup("")
@@ -107,7 +107,7 @@ def picture(label: str, height: float, *parts: Markup, across: float | None = No
 
     Screen readers read `label`; the numbers are in a table next to the drawing.
 
-    `across`: the width of the drawing. If it exceeds `width()`, the drawing keeps its size and can be scrolled.
+    `across`: the width of the drawing, by default `width()`. A wider drawing keeps its size and can be scrolled.
     """
     across = across or width()
     size = {"width": f"{across:g}", "height": f"{height:g}"} if across > width() else {}
@@ -164,13 +164,16 @@ class Axis:
         return round(self.start + (clamped - self.low) * (self.end - self.start) / max(self.high - self.low, 1), 2)
 
     def times(self, max_ticks: int = 7) -> list[tuple[float, str, bool]]:
-        """Return at most `max_ticks` time ticks: coordinate, label, and whether the label is a date."""
+        """Return the coordinate and the label of each time tick, and whether the label is a date.
+
+        `max_ticks`: an approximate limit on the number of ticks.
+        """
         step = tick_step(self.high - self.low, max_ticks)
         first = -(-self.low // step) * step
         return [(self.position(us), *_tick_label(us, step)) for us in range(first, self.high + 1, step)]
 
     def counts(self, max_ticks: int = 4) -> list[int]:
-        """Return round integers to label, starting at 0."""
+        """Return the round integers to label, starting at 0. `max_ticks`: an approximate limit on their number."""
         unit = 1
         while self.high / unit > max_ticks:
             unit = unit * 5 // 2 if str(unit)[0] == "2" else unit * 2
@@ -178,7 +181,7 @@ class Axis:
 
 
 def padded_range(low: int, high: int, share: float = 0.04) -> tuple[int, int]:
-    """Return the range extended by a share on both sides. A single value (µs) is extended to one second."""
+    """Return a range (µs) extended on both sides by a share of its length. An empty range is extended to one second."""
     room = int((high - low) * share) or S // 2
     return low - room, high + room
 
@@ -224,7 +227,7 @@ def count_axis(axis: Axis, start: float, values: Iterable[int], format_value: Ca
 
 
 def watermark_line(axis: Axis, us: int, top: float, bottom: float, above: float = 12, remark: str = "") -> list[Markup]:
-    """Return a vertical line at a watermark, with a note `above` the top of the drawing."""
+    """Return a vertical line at a watermark, with a note `above` units over `top`. `remark`: how the note ends."""
     x = axis.position(us)
     return [
         line(x, top - 8, x, bottom, "watermark"),
@@ -248,7 +251,7 @@ def draw_trace(
 
     Args:
         series: The epoch, the time (µs) and the value of each commit.
-        up: The axis of the values.
+        up: The vertical axis, which shows the values.
         start: The x coordinate at which the time axis starts.
         labeled: The values to label on `up`.
         suffix: Text after the value in a tooltip.
@@ -282,13 +285,13 @@ def draw_columns(
 
     Args:
         columns: The name and the parts of each column. A part is a class, a value and a tooltip; the first part is at
-            the bottom. None instead of parts says that they are not kept.
-        up: The axis of the values.
+            the bottom. None instead of parts means that they are not kept.
+        up: The vertical axis, which shows the values.
         start: The x coordinate at which the first column starts.
         labeled: The values to label on `up`.
-        thinnest: The least height of a part, so that it is visible.
-        share: The width of a column as a share of its slot.
-        widest: The greatest width of a column.
+        thinnest: The minimum height of a part, so that it is visible.
+        share: The width of a column as a share of the distance between columns.
+        widest: The maximum width of a column.
     """
     slot = (right() - start) / max(len(columns), 8)
     across, drawn = min(slot * share, widest), count_axis(up, start, labeled, format_value)

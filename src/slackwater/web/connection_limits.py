@@ -1,12 +1,11 @@
-"""HTTP/1.1 connections that are limited in number, size and time, using the parser and protocol of uvicorn and h11.
+"""HTTP/1.1 connections that are limited in number, request size and time, based on uvicorn's protocol for h11.
 
-connected ──▶ waits for a request ──▶ is answered ──▶ waits again        closed after a wait of WAIT_S seconds, or if
-              the oldest one is       by the app       (keep-alive)      the client reads the response too slowly
-              closed if there are
-              too many
+connected ──▶ waits for a request ──▶ is answered by the application ──▶ waits again (keep-alive)
 
-If all connections are in use, a new connection displaces the oldest connection of the client that has the most. That
-client must have at least two more connections than the client of the new connection.
+A connection is closed when it has waited for WAIT_S seconds, or if the client reads the response too slowly. If there
+are too many connections, the one that has waited longest is closed. If none is waiting, a new connection displaces the
+oldest connection of the client that has the most, provided that this client has at least two more connections than the
+client of the new connection.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class _CountingSocket:
 
     @property
     def unread(self) -> int:
-        """The bytes that the operating system has not accepted yet, because the client does not read."""
+        """The number of bytes that the operating system has not accepted yet, because the client does not read."""
         return self._transport.get_write_buffer_size()
 
 
@@ -77,7 +76,7 @@ class _BoundedServer(H11Protocol):
 
     @property
     def network(self) -> str:
-        """The client's network, which counts as one client."""
+        """The network of the client. All clients in it count as one."""
         return client_network(self.client[0]) if self.client else ""
 
     @property
@@ -85,7 +84,7 @@ class _BoundedServer(H11Protocol):
         return [c for c in self.connections if isinstance(c, _BoundedServer) and c is not self]
 
     def _oldest_waiting(self) -> _BoundedServer | None:
-        """Return the connection that has waited longest without a request; None if all are in use."""
+        """Return the other connection that has waited longest for a request; None if all of them are in use."""
         return min((c for c in self._others if not c.answering), key=lambda c: c._since, default=None)
 
     def _oldest_of_busiest(self) -> _BoundedServer | None:
@@ -109,7 +108,10 @@ class _BoundedServer(H11Protocol):
             self.transport.close()
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio asks for it; uvicorn lets it close
-        """Keep the connection open while a response is in progress: `nc` closes its sending side after the request."""
+        """Keep the connection open while a response is in progress.
+
+        Some clients, such as `nc`, close their sending side after the request.
+        """
         self._client_finished = True
         return self.answering
 
@@ -119,9 +121,9 @@ class _BoundedServer(H11Protocol):
         super().connection_lost(exc)
 
     def timeout_keep_alive_handler(self) -> None:
-        """Do nothing.
+        """Do nothing: `_check_progress` replaces this time limit of uvicorn.
 
-        Uvicorn's time limit does not disconnect a client that reads nothing. `_check_progress` also covers idle clients.
+        Unlike uvicorn's limit, it also disconnects a client that does not read the response.
         """
 
     def _start_waiting(self) -> None:

@@ -1,8 +1,8 @@
-"""Endless responses (event streams): at most a fixed number at a time, shared fairly among clients.
+"""Endless responses (event streams), in a fixed number of slots that clients share fairly.
 
 If no slot is free, a new stream takes a slot from the client with the most streams, provided that this client has at
-least two more than the new stream's client. A single client may thus use all slots, two clients get half each, and no
-client can lock another one out.
+least two more streams than the client of the new stream. A single client may thus use all slots, two clients get half
+each, and no client can lock another one out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MEDIA_TYPE = "text/event-stream"
 
 @dataclass(eq=False)
 class StreamSlot:
-    """The slot of one stream. `evict` ends the stream."""
+    """The slot of one stream. `evict`: a function that ends the stream."""
 
     client: str
     evict: Callable[[], object]
@@ -28,7 +28,7 @@ class StreamSlot:
 
 @dataclass
 class StreamSlots:
-    """The slots for streams. Only one event loop uses them, and no method awaits, so `take` is atomic."""
+    """At most `most` slots for streams. Only one event loop uses them, and no method awaits, so `take` is atomic."""
 
     most: int
     _taken: list[StreamSlot] = field(default_factory=list)  # oldest first
@@ -40,7 +40,10 @@ class StreamSlots:
         return slot in self._taken
 
     def take(self, client: str, evict: Callable[[], object]) -> StreamSlot | None:
-        """Take a slot for a client, possibly from a client that has more streams. Return None if no slot is available."""
+        """Take a slot for a client, possibly from a client that has more streams. Return None if no slot is available.
+
+        `evict`: a function that ends the stream if another client takes the slot.
+        """
         if len(self._taken) >= self.most and not self._make_room(client):
             return None
         slot = StreamSlot(client, evict)
@@ -62,9 +65,9 @@ class StreamSlots:
 
 
 class EventStream(Response):
-    """A response with server-sent events in one of `slots`. If no slot is free, it sends `refusal`.
+    """A response that sends server-sent events while it occupies one of `slots`. Without a slot, it sends `refusal`.
 
-    A HEAD request gets only the headers.
+    The response to a HEAD request has only headers.
     """
 
     def __init__(self, events: Callable[[], AsyncIterator[bytes]], slots: StreamSlots, refusal: Response) -> None:

@@ -27,9 +27,10 @@ def normalize_host(name: str) -> str:
 
 
 def is_host_allowed(host: str, names: Collection[str]) -> bool:
-    """Return whether a Host header is an IP address or one of the `names`, which are normalized.
+    """Return whether a Host header, with or without a port, is an IP address or one of the normalized `names`.
 
-    Everything else is rejected: text after a bracket, a name in brackets, an IPv6 zone, a port that is not a number.
+    Everything else is rejected, such as text after a bracket, a name in brackets, an IPv6 zone, or a port that is not a
+    number.
     """
     match = _HOST.fullmatch(host)
     if match is None or int(match["port"] or 0) > LAST_PORT:
@@ -58,7 +59,7 @@ def client_network(address: str) -> str:
 
 
 def find_busiest_client(clients: Iterable[str], client: str) -> str | None:
-    """Return the client with the most entries, if it has at least two more than `client`; else None."""
+    """Return the client with the most entries in `clients`; None unless it has at least two more than `client`."""
     counts = Counter(clients)
     busiest, count = max(counts.items(), key=lambda item: item[1], default=(client, 0))
     return busiest if count - counts[client] >= 2 else None

@@ -1,6 +1,6 @@
 """An HTTP server for an ASGI application, in a separate thread.
 
-`connection_limits` and `request_guard` limit its requests.
+The modules `connection_limits` and `request_guard` restrict which connections and requests it accepts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class HttpServer:
-    """A server that runs until `stop`. It listens on `address` and `port`."""
+    """A server that listens on `address` and `port` until `stop` is called."""
 
     def __init__(self, server: uvicorn.Server, listening: socket.socket) -> None:
         self._server, self._socket = server, listening
@@ -32,7 +32,7 @@ class HttpServer:
         self._thread.start()
 
     def stop(self) -> None:
-        """Finish open requests and release the port."""
+        """Wait up to 2 seconds for open requests, then release the port."""
         self._server.should_exit = True
         self._thread.join()
         self._socket.close()
@@ -55,11 +55,11 @@ def start_server(
         app: The ASGI application.
         port: The port; 0 selects a free port.
         host: The address on which to listen.
-        service: The name of what is served, for errors.
-        option: The command-line option that sets the port, for errors.
+        service: The name of what is served, for error messages.
+        option: The command-line option that sets the port, for error messages.
         names: Additional names of this server, from `--allow-host`; see `request_guard`.
         max_connections: The maximum number of connections.
-        wait_s: The time limit for a request and for reading a response (seconds).
+        wait_s: The time limit for an entire request, and for progress in reading a response (seconds).
     """
     listening = _open_socket(host, port, service, option)
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it would log every invalid request

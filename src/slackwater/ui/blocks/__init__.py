@@ -1,1 +1,5 @@
-"""The blocks of the page, one module each: a function that builds immutable values from a commit, then their drawing."""
+"""The blocks of the page, one module each.
+
+Each module has a function that builds the block's immutable values from commits. Most also have functions that draw
+these values.
+"""

@@ -15,7 +15,7 @@ from slackwater.ui.svg import Axis, draw_trace
 
 @dataclass(frozen=True)
 class SizePoint:
-    """The size of the state in one commit. `open`: open windows, or rows buffered in a join."""
+    """The size of the state in one commit. `open`: the number of open windows, or of rows buffered in a join."""
 
     epoch: int
     committed_us: int
@@ -26,7 +26,7 @@ class SizePoint:
 
 @dataclass(frozen=True)
 class ShardSpread:
-    """The rows of a stage in each of its shards. `skew`: rows of the fullest shard divided by the mean."""
+    """The rows of a stage in each of its shards. `skew`: the rows of the largest shard divided by the mean."""
 
     stage: str
     rows: tuple[int, ...]
@@ -35,7 +35,7 @@ class ShardSpread:
 
 @dataclass(frozen=True)
 class StateGrowth:
-    """The sizes of the state in the commits that are kept, oldest first, and the shards of the latest one."""
+    """The size of the state in each kept commit, oldest first, and the rows by shard in the latest commit."""
 
     commits: tuple[SizePoint, ...]
     shards: tuple[ShardSpread, ...] = ()
@@ -62,13 +62,13 @@ LEFT, TOP, BOTTOM = 78, 14, 130
 
 
 def draw_size(block: StateGrowth) -> Markup:
-    """Draw the bytes in the state at each commit that is kept."""
+    """Draw the size of the state in bytes at each kept commit."""
     series = [(c.epoch, c.committed_us, c.bytes) for c in block.commits]
     return _draw(series, format_size, "Size of the state in bytes, over the kept commits", "trace")
 
 
 def draw_rows(block: StateGrowth) -> Markup:
-    """Draw the rows in the state at each commit that is kept."""
+    """Draw the number of rows in the state at each kept commit."""
     series = [(c.epoch, c.committed_us, c.rows) for c in block.commits]
     return _draw(series, format_brief, "Rows in the state, over the kept commits", "trace second")
 

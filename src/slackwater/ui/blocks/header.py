@@ -21,7 +21,7 @@ class Header:
         accounted: Whether the counts account for every row.
         sentence: A sentence that says what happened to all rows.
         held: A sentence that says what holds back the watermark.
-        told: The lines of `slackwater why` about this commit.
+        told: The lines that `slackwater why` prints about this commit.
     """
 
     pipeline: str

@@ -1,8 +1,11 @@
 """Block "Joins": buffered rows of each side by event time, the share of matched rows, and the key with the most rows.
 
         expires at                watermark
-left  ──────┼──▂▅█▃▁▁─▂▁─────────────┤        a row expires when the watermark passes its event time plus the time that
-right ────────────────────────┼─▃▇▅▁─┤        its side keeps rows; expired rows are not counted
+left  ──────┼──▂▅█▃▁▁─▂▁─────────────┤
+right ────────────────────────┼─▃▇▅▁─┤
+
+A row expires when the watermark passes its event time plus the time for which its side keeps rows. Expired rows are not
+counted.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ BINS = 100
 class AgeBin:
     """The number of rows with event times in [from_us, to_us).
 
-    `matched`: the number of these rows that have a partner; None for a side that is not outer.
+    `matched`: the number of these rows that have a partner; None if the side is not outer.
     """
 
     from_us: int
@@ -57,10 +60,10 @@ class BufferSide:
 
     Args:
         keep_us: How long a row is kept after the watermark has passed its event time (µs).
-        expires_us: Rows before this event time have expired; None without a watermark.
+        expires_us: Rows before this event time have expired; None if there is no watermark yet.
         rows: Rows that are buffered now.
         entered: Rows that entered the state.
-        matched: Entered rows with a partner. For a side that is not outer, only rows that had a partner on arrival.
+        matched: Entered rows that found a partner; if the side is not outer, only those that found it on arrival.
         unmatched: Rows emitted without a partner.
         evicted: Rows removed early because of `on_state_cap`.
     """
@@ -82,7 +85,7 @@ class BufferSide:
 
     @property
     def share(self) -> float | None:
-        """The share of entered rows with a partner; None if no row has entered."""
+        """The share of the entered rows that found a partner; None if no row has entered."""
         return self.matched / self.entered if self.entered else None
 
 
@@ -100,9 +103,9 @@ class JoinBuffers:
 
 
 def build_buffers(snapshot: Snapshot, sources: Sequence[str]) -> JoinBuffers | None:
-    """Build the block "Joins" from a snapshot of one stage; return None if it is not a join.
+    """Build the block "Joins" from a snapshot of one stage; return None if the stage is not a join.
 
-    `sources`: the inputs of the left and the right side. Raises StateError.
+    `sources`: the names of the inputs of the left and the right side. Raises StateError if the state cannot be read.
     """
     first = snapshot.commit.stages[0]
     if first.fingerprint.get("kind") != "join":
@@ -149,9 +152,10 @@ def _ages(rows: pl.DataFrame, width: int, outer: bool) -> tuple[AgeBin, ...]:
 def _hot_key(
     snapshot: Snapshot, logic: CompiledJoin, which: int, hashes: Int64s, watermark: int
 ) -> BufferHotKey | None:
-    """Return the key with the most rows. Rows are counted by the hash of their key.
+    """Return the key with the most buffered rows on the side `which`; None if there are no rows.
 
-    If several keys share the most frequent hash, which is rare, the one with the most rows is returned.
+    `hashes`: the key hash of each row. If several keys share the most frequent hash, which is rare, the one of them
+    with the most rows is returned.
     """
     if not len(hashes):
         return None
@@ -173,7 +177,7 @@ LEFT, TOP, LANE = 120, 30, 92
 
 
 def draw_join_buffers(block: JoinBuffers) -> Markup:
-    """Draw the buffered rows of both sides by event time; return empty markup if there are none."""
+    """Draw the buffered rows of both sides by event time; return empty markup if no rows are buffered."""
     times = [t for side in block.sides for age in side.ages for t in (age.from_us, age.to_us)]
     if not times:
         return Markup("")

@@ -1,4 +1,4 @@
-"""Block "One key": the windows of a key in the state with their values, and the watermark."""
+"""Block "One key": the windows of a key that are in the state, their values, and the watermark."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from slackwater.windows.state_rows import FLOOR
 
 @dataclass(frozen=True)
 class KeyWindow:
-    """A window or session of the key.
+    """A window of the key.
 
     Args:
-        last_us: The last event of a session, followed by its gap up to `end_us` (µs); None for a window.
-        cap_us: The latest time at which a session is cut (µs).
+        last_us: The last event of a session (µs), where its gap begins; None for tumbling and hopping windows.
+        cap_us: The latest time at which a session is cut (µs); None for tumbling and hopping windows.
         closes_us: The watermark that closes the window (µs).
-        cut: Whether the cap closes the session.
-        revision: How many times the window was emitted; None if windows are emitted only once.
+        cut: Whether the session closes because of its cap.
+        revision: How many times the window was emitted; None if the stage emits each window only once.
     """
 
     start_us: int
@@ -55,8 +55,8 @@ class KeyView:
 
     Args:
         of_sessions: Whether the windows are sessions.
-        told: The lines of `why --key` about the key.
-        history: The late rows and the latest results of the key; None without a config.
+        told: The lines that `why --key` prints about the key.
+        history: The late rows and the latest results of the key; None if there is no config.
     """
 
     key: Mapping[str, Any]
@@ -76,7 +76,8 @@ def build_key(
 ) -> KeyView:
     """Build the block "One key" from a snapshot of one stage.
 
-    Raises StartError for a wrong key, or a stage without windows.
+    `key_texts`: the values of the key columns as strings. Raises StartError if the key is invalid or the stage has no
+    windows.
     """
     last = snapshot.commit.stages[-1]
     if (kind := kind_name(last.fingerprint.get("kind"))) != "window":
@@ -148,7 +149,10 @@ MOST = 60  # maximum number of windows of a key drawn
 
 @dataclass(frozen=True)
 class SessionBar:
-    """A window of a key, with times in µs. `last_us`: the last event of a session, followed by its gap."""
+    """A window of a key to be drawn. Times are in µs.
+
+    `last_us`: the last event of a session, where its gap begins; None for tumbling and hopping windows.
+    """
 
     key: str
     start_us: int
@@ -158,7 +162,7 @@ class SessionBar:
 
 
 def draw_key_timeline(block: KeyView) -> Markup:
-    """Draw the latest MOST windows of the key as bars with a hatched gap, and the cap as a line.
+    """Draw the latest windows of the key, at most MOST, as bars with hatched gaps, and the caps as lines.
 
     Return empty markup if the key has no windows.
     """
@@ -183,7 +187,7 @@ def draw_key_timeline(block: KeyView) -> Markup:
 
 
 def draw_sessions(bars: Sequence[SessionBar], watermark_us: int | None) -> Markup:
-    """Draw windows of several keys, each in a lane with its key; return empty markup if there are none."""
+    """Draw windows of several keys, each in a lane labeled with its key; return empty markup if there are none."""
     if not bars:
         return Markup("")
     low, high = min(b.start_us for b in bars), max(b.end_us for b in bars)
@@ -195,7 +199,7 @@ def draw_sessions(bars: Sequence[SessionBar], watermark_us: int | None) -> Marku
 
 
 def _bar(b: KeyWindow | SessionBar, across: svg.Axis, y: float, height: float, closes: str = "") -> list[Markup]:
-    """Draw a window. `closes`: text about its end, for the tooltip."""
+    """Draw a window as a bar. `closes`: the end of its tooltip, which says when the window closes."""
     start, end = across.position(b.start_us), across.position(b.end_us)
     last = end if b.last_us is None else across.position(b.last_us)
     key = f"{b.key}, " if isinstance(b, SessionBar) else ""
@@ -219,12 +223,15 @@ def _draw_lanes(
     start: float,
     height: float,
 ) -> Markup:
-    """Draw lanes over a time axis.
+    """Draw one lane per bar over a time axis.
 
     Args:
-        draw: Draws a bar on the axis, in the lane with this top.
+        label: A description for screen readers.
+        bars: The windows.
+        draw: A function that draws a bar. Its arguments are the bar, the axis, and the y coordinate of the lane's top.
         span: The first and the last time to show (µs).
-        far: How far outside of `span` a watermark is still drawn (µs).
+        far: How far outside of `span` the watermark may be and still be drawn (µs).
+        watermark_us: The watermark (µs); None if there is none yet.
         start: The x coordinate at which the axis starts.
         height: The height of a lane.
     """

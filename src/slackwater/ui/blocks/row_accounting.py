@@ -1,7 +1,12 @@
 """Block "Where did every row go?": the rows read and what happened to them, in total and by epoch.
 
-in  =  used + late + refused + bad + lost          "lost": removed from the source before they were read
-       + by the SQL (removed; negative: added)  + without a key (joins)
+in  =  used + late + replayed + refused + bad + lost + without a key + by the SQL
+
+replayed        late rows that `dlq replay` has applied
+refused         rows that a stage refused because of `max_groups_per_window`
+lost            removed from the source before they were read
+without a key   rows of a join with a NULL key that are not used
+by the SQL      removed by the SQL; negative if it added rows
 """
 
 from __future__ import annotations
@@ -22,13 +27,13 @@ PARTS = ("used", "late", "replayed", "refused", "bad", "lost", "keyless", "by_sq
 
 @dataclass(frozen=True)
 class RowCounts:
-    """Row counts.
+    """Row counts by outcome.
 
     Args:
         rows_in: Rows that were read, and rows that were lost before they were read.
         by_sql: Rows that the SQL removed; negative if it added rows.
         unaccounted: Rows of `rows_in` that are not in any other count.
-        replayed: Late rows that `dlq replay` has applied; only known in total.
+        replayed: Late rows that `dlq replay` has applied; counted only in the total, and 0 in each epoch.
     """
 
     rows_in: int
@@ -45,7 +50,7 @@ class RowCounts:
 
 @dataclass(frozen=True)
 class EpochRows:
-    """The rows that a commit added to the counts of the previous commit.
+    """The row counts of one epoch: the differences between its commit and the previous one.
 
     `account` and `emitted` are None if the previous commit is not kept.
     """
@@ -63,9 +68,9 @@ class RowAccounting:
     `total`, `letters`, `late` and `emitted` cover the life of the pipeline. The last three are counts by reason.
 
     Args:
-        unaccounted: The largest unaccounted count, whether in total or in an epoch.
+        unaccounted: The largest number of unaccounted rows, whether in total or in one epoch.
         lateness: Statistics of late rows since the current lateness of the sources was set.
-        advice: A sentence about the lateness that would have kept more rows.
+        advice: A recommendation of a lateness that would have kept more rows; None if there is none.
     """
 
     total: RowCounts
@@ -81,9 +86,9 @@ class RowAccounting:
 def build_accounting(
     commits: Sequence[Commit], lateness: LatenessStats = NOTHING, advice: str | None = None
 ) -> RowAccounting:
-    """Build the row-accounting block from the commits that are kept, oldest first.
+    """Build the block "Where did every row go?" from the kept commits, oldest first.
 
-    `lateness` and `advice` come from `why`.
+    `lateness` and `advice` come from the report of `why`.
     """
     latest = next_commit.sum_counters(commits[-1])
     total = _account(_parts(commits[-1]), sql=True)
@@ -113,7 +118,7 @@ def _parts(commit: Commit) -> dict[str, int]:
 
 
 def _account(p: Mapping[str, int], sql: bool) -> RowCounts:
-    """Compute row counts from the counters `p`. `sql`: whether there is a SELECT, which may remove or add rows."""
+    """Compute row counts from the counters `p`. `sql`: whether the pipeline has SQL, which may remove or add rows."""
     by_sql = p["in"] - p["bad"] - p["sql"]
     missing = p["sql"] - p["used"] - p["late"] - p["refused"] - p["keyless"]
     if not sql:
@@ -129,7 +134,7 @@ NAMES = {"replayed": "late, applied by dlq replay", "keyless": "without a key", 
 
 
 def draw_total(account: RowCounts) -> Markup:
-    """Draw all rows as one bar."""
+    """Draw all rows as one bar, divided by outcome; return empty markup if there are no rows."""
     parts = _drawn_parts(account)
     across, bars, offset = Axis(0, sum(count for _, count, _ in parts), 0, width()), list[Markup](), 0
     if not parts:
@@ -158,7 +163,7 @@ def draw_epochs(block: RowAccounting) -> Markup:
 
 
 def _drawn_parts(account: RowCounts, before: str = "") -> list[tuple[str, int, str]]:
-    """Return the parts of a column. `before`: the beginning of their tooltips."""
+    """Return the CSS class, row count and tooltip of each outcome that has rows. `before`: how the tooltips begin."""
     counts = [(name, int(getattr(account, name))) for name in (*PARTS, "unaccounted")]
     return [
         (f"part {name}", count, f"{before}{format_number(count)} {NAMES.get(name, name)}")
@@ -168,7 +173,7 @@ def _drawn_parts(account: RowCounts, before: str = "") -> list[tuple[str, int, s
 
 
 def draw_lateness(block: LatenessStats) -> Markup:
-    """Draw late rows by the additional lateness that would have kept them; return empty markup if no row was late."""
+    """Draw the late rows by how much more lateness would have kept them; return empty markup if no row was late."""
     columns, remaining = list[tuple[str, list[tuple[str, int, str]]]](), block.late
     for chance in block.chances:
         count, remaining = remaining - chance.late, chance.late

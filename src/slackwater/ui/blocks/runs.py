@@ -19,7 +19,7 @@ OUTCOMES = {
 
 @dataclass(frozen=True)
 class PastRun:
-    """One run. Times are in microseconds UTC, and durations in microseconds.
+    """One run. Times are in microseconds since 1970 (UTC), and durations in microseconds.
 
     Args:
         ended_us: The end of the run; None if the run is in progress or was killed.
@@ -46,7 +46,8 @@ class PastRun:
 class Runs:
     """The block "How did its runs go?".
 
-    `runs`: newest first. `failure`: the latest run, if it failed or was killed and no runner is active.
+    `runs`: the runs, newest first. `failure`: the latest run if it failed or was killed and no runner is active;
+    otherwise None.
     """
 
     runs: tuple[PastRun, ...]
@@ -54,7 +55,10 @@ class Runs:
 
 
 def build_runs(recorded: Sequence[Run], runner: str | None, epoch: int) -> Runs:
-    """Build the block of runs from the recorded runs (oldest first), the active runner, and the latest epoch."""
+    """Build the block "How did its runs go?".
+
+    `recorded`: the runs, oldest first. `runner`: the active runner; None if there is none. `epoch`: the latest epoch.
+    """
     nexts: list[Run | None] = [*recorded[1:], None]
     past_runs = [
         _past(run, epoch if next_run is None else next_run.epoch, next_run is None and runner is not None)
@@ -66,7 +70,10 @@ def build_runs(recorded: Sequence[Run], runner: str | None, epoch: int) -> Runs:
 
 
 def _past(run: Run, epoch: int, may_run: bool) -> PastRun:
-    """Convert a run for the block. `epoch`: the latest epoch committed before the next run began."""
+    """Convert a recorded run for the block.
+
+    `epoch`: the last epoch committed before the next run began. `may_run`: whether the run may still be in progress.
+    """
     outcome = run.outcome or ("running" if may_run else "killed")
     last = epoch if run.last_epoch is None else run.last_epoch
     ended = run.ended_us

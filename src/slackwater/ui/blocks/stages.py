@@ -17,17 +17,17 @@ from slackwater.ui.svg import WIDTH, element, picture, rect, shorten, text, titl
 
 @dataclass(frozen=True)
 class StageSummary:
-    """The summary of one stage. `rows_in`, `late` and `emitted` count over the life of the stage.
+    """The summary of one stage. `rows_in`, `late` and `emitted` count rows over the life of the stage.
 
     Args:
-        at: The component of the stage in URLs.
+        at: The path component that identifies the stage in URLs.
         reads: The sources and stages that the stage reads.
         waits_for: A description of what the watermark of the stage waits for.
         open: The number of open windows, or of rows buffered in a join.
         rows: The number of rows in the state.
         bytes: The size of the rows in the state.
         targets: The targets that receive the output.
-        kept: A description of the state, for a stage without open windows or buffered rows.
+        kept: A description of the state of a stage that is neither a window nor a join; None for windows and joins.
     """
 
     name: str
@@ -53,7 +53,7 @@ def build_stages(commit: Commit, report: WhyReport) -> tuple[StageSummary, ...]:
 
 
 def _stage_address(name: str, number: int) -> str:
-    """Return a stage's component in URLs: its name, or `~` and its number if the name is not valid in a path."""
+    """Return a stage's path component in URLs: its name, or `~` and its number if the name is not valid in a path."""
     return name if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name) else f"~{number}"
 
 
@@ -85,10 +85,11 @@ SOURCE = 110  # the width of a source's name
 
 
 def draw_stages(summaries: Sequence[StageSummary], base: str | None, chosen: str | None = None) -> Markup:
-    """Draw the stages.
+    """Draw the stages and what they read.
 
     Args:
-        base: The prefix of the URLs that boxes link to; None in a file, where they link to anchors.
+        summaries: The stages, in order.
+        base: The prefix of the URLs that boxes link to; None in a saved file, where boxes link to anchors.
         chosen: The name of the highlighted stage; None for no stage.
     """
     columns = _columns(summaries)
@@ -121,7 +122,7 @@ def draw_stages(summaries: Sequence[StageSummary], base: str | None, chosen: str
 
 
 def _columns(summaries: Sequence[StageSummary]) -> Mapping[str, int]:
-    """Return the column of each stage: one more than the largest column of its inputs."""
+    """Return the column of each stage: one more than the largest column of its inputs. Sources are in column 0."""
     columns: dict[str, int] = {}
     for stage in summaries:
         columns[stage.name] = 1 + max((columns.get(n, 0) for n in stage.reads), default=0)
@@ -129,12 +130,18 @@ def _columns(summaries: Sequence[StageSummary]) -> Mapping[str, int]:
 
 
 def _row(index: int, count: int, high: int) -> float:
-    """Return the y coordinate of the middle of a box in a column of `count` boxes."""
+    """Return the y coordinate of the middle of a box in a column of `count` boxes.
+
+    `high`: the number of boxes in the largest column.
+    """
     return ROW * ((high - count) / 2 + index + 0.5)
 
 
 def _flow(x1: float, y1: float, x2: float, y2: float, below: float | None) -> Markup:
-    """Draw an arrow. `below`: the y at which it passes the columns in between; None for a direct arrow."""
+    """Draw an arrow.
+
+    `below`: the y coordinate at which the arrow passes below the columns in between; None for a direct arrow.
+    """
     if below is None:
         middle = (x1 + x2) / 2
         curve = f"M{x1 + 4:g} {y1:g} C{middle:g} {y1:g} {middle:g} {y2:g} {x2 - 8:g} {y2:g}"

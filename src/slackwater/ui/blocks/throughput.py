@@ -1,6 +1,7 @@
 """Block "Does it keep up?": the time of each epoch by phase, its rows, and the backlog of the sources.
 
-commit n records    plan read ingest emit of n, commit write note of n - 1, which follow the writing of a commit
+A commit records how long the phases `plan`, `read`, `ingest` and `emit` of its own epoch took. The phases `commit`,
+`write` and `note` end only after the commit is written, so the next commit records them.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class EpochTiming:
     Args:
         rows: The number of rows read since the previous commit; None if that commit is not kept.
         since_us: The time since the previous commit (µs); None if that commit is not kept.
-        phases: The time of each phase (µs), without phases that are not known yet.
+        phases: The duration of each phase (µs). Phases whose duration is not known are omitted.
     """
 
     epoch: int
@@ -40,20 +41,20 @@ class EpochTiming:
 
 @dataclass(frozen=True)
 class Throughput:
-    """The block "Does it keep up?". Rates cover the commits that are kept. A rate is None if it is unknown.
+    """The block "Does it keep up?". Rates cover the kept commits. A rate is None if it is unknown.
 
-    The measured time begins with the first of these commits. If that is the pipeline's first commit, the time begins
-    with the work on it, and its rows are counted. Therefore, even a run that read everything in one epoch has a rate.
+    The measured time begins at the first kept commit. If this is the first commit of the pipeline, its own epoch is
+    also measured, so even a pipeline that read everything in one epoch has a rate.
 
     Args:
         rows: The number of rows read within `over_us`.
         over_us: The measured time (µs).
         rows_per_s: `rows` per second of `over_us`.
         busy_per_s: The capacity: rows per second while an epoch was in progress.
-        busy: The share of the time in which an epoch was in progress.
+        busy: The share of `over_us` during which an epoch was in progress.
         waits: The backlog of each source.
-        asked_us: When the sources were polled (µs UTC).
-        behind_us: How long it takes to read the backlog at this capacity if no more rows arrive (µs).
+        asked_us: When the sources were polled (µs since 1970, UTC).
+        behind_us: How long it would take to read the backlog at this capacity (µs) if no more rows arrived.
     """
 
     laps: tuple[EpochTiming, ...]
@@ -68,7 +69,10 @@ class Throughput:
 
 
 def build_throughput(commits: Sequence[Commit], backlogs: Sequence[Backlog], now_us: int) -> Throughput:
-    """Build the block "Does it keep up?" from the commits that are kept, oldest first."""
+    """Build the block "Does it keep up?" from the kept commits, oldest first.
+
+    `now_us`: when the sources were polled (µs since 1970, UTC).
+    """
     neighbours = zip([None, *commits[:-1]], commits, [*commits[1:], None], strict=True)
     laps = tuple(_epoch_timing(*three) for three in neighbours)
     first, last = commits[0], commits[-1]
@@ -103,7 +107,10 @@ def _rows(commit: Commit) -> int:
 
 
 def _epoch_timing(before: Commit | None, commit: Commit, after: Commit | None) -> EpochTiming:
-    """Return the timing of a commit. `before` and `after`: the kept commits next to it, which may have other epochs."""
+    """Return the timing of a commit.
+
+    `before` and `after`: the previous and the next kept commit. Commits in between may be missing.
+    """
     before = before if before is not None and before.epoch == commit.epoch - 1 else None
     after = after if after is not None and after.epoch == commit.epoch + 1 else None
     is_complete = before is not None or commit.epoch == 0

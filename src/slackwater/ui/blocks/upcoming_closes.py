@@ -1,9 +1,12 @@
 """Block "What closes next?": open windows by the watermark that closes them, in up to BINS bins, and the keys of a bin.
 
 watermark
-    │  ▂▅█▃▁▁  ▂▁              ▁        sessions: one scan of a few columns; WHOLE rows close when they are due, fragments
-    └──────────────▶ closes at           that the cap may still cut are merged as they would be emitted
-                                         windows: from the counts of keys per pane, which are part of the commit
+    │  ▂▅█▃▁▁  ▂▁              ▁
+    └──────────────▶ closes at
+
+Sessions are counted with one scan of a few columns. A session that is one WHOLE row closes when this row is due.
+Fragments, which the cap may still cut, are merged as if they were emitted. Tumbling and hopping windows are counted
+from the number of keys in each pane, which is part of the commit.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ AT_ONCE = 50_000  # how many units are merged at a time
 
 @dataclass(frozen=True)
 class CloseBin:
-    """The number of windows that close at a watermark in [from_us, to_us)."""
+    """The number of windows that close at a watermark in [from_us, to_us), in µs."""
 
     from_us: int
     to_us: int
@@ -54,8 +57,8 @@ class UpcomingCloses:
     """The block "What closes next?".
 
     Args:
-        what: "sessions" or "keys in windows". For hopping windows, the count of keys is an upper bound.
-        width_us: The width of each bin (µs). The last bin may be wider, because it has all windows that close much later.
+        what: What is counted: "sessions" or "keys in windows". For hopping windows, the count is an upper bound.
+        width_us: The width of each bin (µs). The last bin may be wider: it contains all windows that close much later.
         bins: The non-empty bins.
     """
 
@@ -84,9 +87,9 @@ def count_windows(count: int, noun: str) -> str:
 
 
 def build_closes(snapshot: Snapshot) -> UpcomingCloses | None:
-    """Build the block "What closes next?" from a snapshot of one stage; return None if it has no windows.
+    """Build the block "What closes next?" from a snapshot of one stage; return None if the stage has no windows.
 
-    Raises StateError.
+    Raises StateError if the state cannot be read.
     """
     last = snapshot.commit.stages[-1]
     closes = _closing_times(restore_operator(snapshot.commit, -1), snapshot)
@@ -100,7 +103,10 @@ def build_closes(snapshot: Snapshot) -> UpcomingCloses | None:
 
 @singledispatch
 def _closing_times(operator: Operator, snapshot: Snapshot) -> tuple[str, Int64s, Int64s] | None:
-    """Return the noun for what closes, the closing times in any order, and the count at each time."""
+    """Return a noun for what closes, the closing times (µs) in any order, and the count at each of these times.
+
+    Return None for a stage without windows.
+    """
     raise_unregistered(operator, "slackwater.ui.blocks.upcoming_closes")
 
 
@@ -140,9 +146,10 @@ def _(operator: Operator, snapshot: Snapshot) -> None:
 
 
 def bin_times(times: Int64s, counts: Int64s) -> tuple[int, tuple[CloseBin, ...]]:
-    """Return the bin width, and the bins of times with their counts. If the last 1% are far away, they share one bin.
+    """Return the bin width (µs) and the non-empty bins. If the last 1% of the windows close much later, they share one.
 
-    The times are not sorted, because there may be millions of them.
+    `counts`: the number of windows that close at each of `times`. The times are not sorted, because there may be
+    millions of them.
     """
     if not len(times):
         return 0, ()
@@ -164,7 +171,7 @@ def bin_times(times: Int64s, counts: Int64s) -> tuple[int, tuple[CloseBin, ...]]
 
 
 def _percentile(times: Int64s, counts: Int64s) -> int:
-    """Return the 99th percentile of the times."""
+    """Return the 99th percentile of the times, each weighted by its count."""
     if len(times) == counts.sum():  # every count is 1
         index = max(-(-99 * len(times) // 100) - 1, 0)
         return int(np.partition(times, index)[index])
@@ -173,7 +180,10 @@ def _percentile(times: Int64s, counts: Int64s) -> int:
 
 
 def closing_windows(snapshot: Snapshot, from_us: int, to_us: int) -> list[ClosingWindow]:
-    """Return the first KEYS windows that close between `from_us` and `to_us`, by closing time. Raises StateError."""
+    """Return the first windows that close in [from_us, to_us), at most KEYS of them, ordered by closing time.
+
+    Raises StateError if the state cannot be read.
+    """
     return _closing_keys(restore_operator(snapshot.commit, -1), snapshot, from_us, to_us)
 
 
@@ -206,7 +216,10 @@ def _(operator: Operator, snapshot: Snapshot, low: int, high: int) -> list[Closi
 def _candidate_hashes(
     operator: Operator, reader: StateReader, rows: pl.DataFrame, watermark: int, low: int, high: int
 ) -> Iterator[Int64s]:
-    """Yield hashes of the state units that may contain the first windows of a bin. An array has all units of a window."""
+    """Yield arrays of hashes of the state units that may contain the first windows that close in [low, high).
+
+    A unit comprises the rows of a key, or of a key in one pane. All units of a window are in the same array.
+    """
     raise_unregistered(operator, "slackwater.ui.blocks.upcoming_closes.closing_windows")
 
 
@@ -253,7 +266,7 @@ LEFT, TOP, BOTTOM, REST = 70, 26, 190, 60
 
 
 def draw_closes(block: UpcomingCloses, base: str | None) -> Markup:
-    """Draw the bins of closing windows. `base`: the prefix of the URLs that bars link to; None for no links."""
+    """Draw the number of windows in each bin. `base`: the prefix of the URLs that bars link to; None for no links."""
     if not block.bins:
         return Markup("")
     regular = [b for b in block.bins if b.to_us - b.from_us == block.width_us]

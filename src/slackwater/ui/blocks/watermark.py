@@ -39,7 +39,10 @@ class WatermarkLane:
 
 @dataclass(frozen=True)
 class LagPoint:
-    """The lag of the watermark behind the clock at one commit (µs); None if there is no watermark yet."""
+    """The lag of the watermark behind the clock at one commit.
+
+    `behind_us`: the lag (µs); None if there was no watermark yet.
+    """
 
     epoch: int
     committed_us: int
@@ -48,7 +51,7 @@ class LagPoint:
 
 @dataclass(frozen=True)
 class WatermarkBlock:
-    """The block "Who holds the watermark?". `behind`: the lag at each commit that is kept."""
+    """The block "Who holds the watermark?". `behind`: the lag of the watermark at each kept commit."""
 
     watermark_us: int | None
     lanes: tuple[WatermarkLane, ...]
@@ -56,7 +59,10 @@ class WatermarkBlock:
 
 
 def build_watermark(report: WhyReport, commits: Sequence[Commit]) -> WatermarkBlock:
-    """Build the watermark block of one stage, or of all sources, from a report and the kept commits, oldest first."""
+    """Build the watermark block of one stage, or of all sources.
+
+    `report`: a report of `why`. `commits`: the kept commits, oldest first.
+    """
     return WatermarkBlock(
         _watermark(report, commits),
         tuple(_lane(c, report) for c in _shown_clocks(report)),
@@ -65,9 +71,10 @@ def build_watermark(report: WhyReport, commits: Sequence[Commit]) -> WatermarkBl
 
 
 def _shown_clocks(report: WhyReport) -> tuple[ClockReport, ...]:
-    """Return the clocks of the inputs of a report about one stage.
+    """Return the clocks to show.
 
-    For a report about several stages, return each source's clock in the first stage that reads it.
+    For a report about one stage, these are the clocks of its inputs. For a report about several stages, they are the
+    clocks of each source in the first stage that reads it.
     """
     if not report.stages:
         return report.clocks
@@ -83,7 +90,7 @@ def _watermark(report: WhyReport, commits: Sequence[Commit]) -> int | None:
 
 
 def _holds(clock: ClockReport, report: WhyReport) -> bool:
-    """Return whether the watermark waits for this input.
+    """Return whether the watermark waits for the input with this clock.
 
     In a report about several stages, only the source at the end of the chain of waiting stages holds the watermark.
     """
@@ -118,7 +125,10 @@ LANE = 30
 
 
 def select_lanes(lanes: Sequence[WatermarkLane]) -> list[WatermarkLane]:
-    """Return at most MOST lanes: the holder, the sources, and the partitions that are furthest behind."""
+    """Return at most MOST lanes, in their original order.
+
+    The lane that holds the watermark is preferred, then sources, then the partitions that are furthest behind.
+    """
     if len(lanes) <= MOST:
         return list(lanes)
     rank = {
@@ -187,7 +197,7 @@ def _draw_lane(lane: WatermarkLane, parted: bool, axis: svg.Axis, y: float) -> l
 
 
 def draw_lag(lag_points: Sequence[LagPoint]) -> Markup:
-    """Draw the clock minus the watermark at each commit."""
+    """Draw how far the watermark was behind the clock at each commit."""
     series = [(b.epoch, b.committed_us, b.behind_us) for b in lag_points if b.behind_us is not None]
     values = [behind for _, _, behind in series] or [0]
     up, labeled = (
