@@ -129,7 +129,7 @@ class PublishError(SlackwaterError):
 
 
 class SparkEndedError(SlackwaterError):
-    """Spark's process ended while it was needed. Commits are kept, and the next start continues from the last one."""
+    """Spark's process ended while it was needed. No commit is lost: the next start continues from the last one."""
 
 
 class EpochError(SlackwaterError):

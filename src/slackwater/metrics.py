@@ -334,7 +334,9 @@ def _lateness(statuses: Iterable[Status]) -> Metric:
 def serve_metrics(
     metrics: Metrics, port: int, host: str = "127.0.0.1", names: Sequence[str] = (), health: HealthProbes | None = None
 ) -> HttpServer:
-    """Serve `/metrics`, and the paths that `health` answers, until the server's `stop` is called. Raises StartError.
+    """Serve `/metrics`, and the paths that `health` answers, until `stop` of the server is called.
+
+    Raises StartError if the port cannot be used.
 
     Args:
         port: The port; 0 selects a free one.

@@ -92,7 +92,10 @@ def forbid_imports() -> Iterator[None]:
 
 
 def load_aggregator(reference: Any, options: Mapping[str, Any]) -> Aggregator:
-    """Return the aggregator that an import path, a class or an instance refers to. Raises AggregatorError."""
+    """Return the aggregator that an import path, a class or an instance refers to.
+
+    Raises AggregatorError if it cannot be imported, is not an Aggregator, or rejects the options.
+    """
     if isinstance(reference, Aggregator):
         if options:
             raise AggregatorError(
@@ -128,7 +131,7 @@ def may_import() -> bool:
 
 
 def import_attribute(path: str) -> Any:
-    """Return the object that an import path names. Raises AggregatorError."""
+    """Return the object that an import path names. Raises AggregatorError if it cannot be imported."""
     module_name, _, names = path.partition(":")
     if not _MAY_IMPORT.get() and module_name not in sys.modules:
         raise AggregatorError(

@@ -1,6 +1,6 @@
 """Columns by which SQL may group rows, although each epoch sees only its own rows.
 
-    results of a window ─▶ one epoch has all results with equal bounds ─▶ GROUP BY window_start is exact
+    results of a window ─▶ one epoch has all results of one time range ─▶ GROUP BY window_start is exact
     rows of a source    ─▶ an epoch has only the rows that it read     ─▶ GROUP BY is an error
 
 All tumbling and hopping windows with the same start and end close at the same watermark, so they are emitted in the

@@ -34,7 +34,7 @@ def check_state_identifiers(values: Values) -> Iterator[Problem]:
 
 
 def check_target_identifiers(values: Values, connections: Mapping[str, Any], path: str = "target") -> Iterator[Problem]:
-    """Yield one problem for each name that the target rejects, truncates or reserves. `path`: the target's key."""
+    """Yield a problem for each name that the target rejects, truncates or reserves. `path`: the target's config key."""
     window: Window | None = values["transform"].window if values.get("transform") is not None else None
     target: Target | None = values.get("target")
     if target is None or target.connection is None:

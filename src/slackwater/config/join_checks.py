@@ -22,7 +22,7 @@ def _join(values: Values) -> Join | None:
 
 
 def check_join(values: Values) -> Iterator[Problem]:
-    """Yield a problem for each source that the join names but that does not exist, and each that it does not read."""
+    """Yield a problem for each nonexistent source that the join names, and each source that it does not read."""
     join, sources = _join(values), values.get("sources", ())
     if join is None or not sources:
         return

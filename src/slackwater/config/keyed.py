@@ -131,7 +131,10 @@ class Keyed(KeyedStep):
         return json.dumps(self.options, sort_keys=True)
 
     def load_function(self) -> KeyedFunction:
-        """Load the class and instantiate it with its options. Raises KeyedFunctionError."""
+        """Load the class and instantiate it with its options.
+
+        Raises KeyedFunctionError if it cannot be used, or if this spec comes from a state.
+        """
         if not self._may_load:
             text = f'"{self.class_}" is named by a state, and reading a state never loads code; pass the config instead'
             raise KeyedFunctionError("class", text)

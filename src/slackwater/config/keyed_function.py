@@ -103,7 +103,10 @@ def import_path(function: type[KeyedFunction]) -> str:
 
 @lru_cache(maxsize=64)
 def load_keyed_function(path: str, options: str) -> KeyedFunction:
-    """Return an instance of the class at an import path, with these options (JSON). Raises KeyedFunctionError."""
+    """Return an instance of the class at an import path, created with these options (JSON).
+
+    Raises KeyedFunctionError if the class cannot be loaded, does not implement KeyedFunction, or rejects the options.
+    """
     try:
         loaded = import_attribute(path)
     except AggregatorError as error:

@@ -49,7 +49,8 @@ class InputPath:
 def stage_inputs(stages: Sequence[Stage], sources: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Return the inputs of each stage, by name.
 
-    By default, a join reads its two sides, the first stage reads all sources, and any other stage reads the one above.
+    By default, a join reads its two sides, the first stage reads all sources, and any other stage reads the stage above
+    it.
     """
     inputs: dict[str, tuple[str, ...]] = {}
     before = tuple(sources)

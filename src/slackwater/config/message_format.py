@@ -37,7 +37,7 @@ class MissingEnvString(EnvString):
 
 
 class EnvDuration(int):
-    """A duration in milliseconds whose text came from the environment. `raw` is its spelling in the config."""
+    """A duration in milliseconds, from a string in the environment. `raw` is its spelling in the config."""
 
     raw: str
 

@@ -214,7 +214,10 @@ class Pipeline(Spec, NotebookRepr):
         return pipelines
 
     def one_target(self, name: str | None = None) -> Pipeline:
-        """Return the pipeline with only the named target, or its only target if `name` is None. Raises StartError."""
+        """Return the pipeline with only the named target, or its only target if `name` is None.
+
+        Raises StartError if there is no such target, or if `name` is None and there are several targets.
+        """
         pipelines = self.per_target
         if name is None and len(pipelines) == 1:
             return next(iter(pipelines.values()))

@@ -48,7 +48,7 @@ def _value(value: Any) -> Any:
 
 
 def spec_from_data(cls: type[S], data: Mapping[str, Any], where: str) -> S:
-    """Return the spec written by `spec_to_data`. Raises ConfigError."""
+    """Return the spec written by `spec_to_data`. Raises ConfigError if the data is not a valid spec."""
     problems: list[str] = []
     spec = cls.parse(dict(data), where, "", problems)
     if spec is None or problems:

@@ -56,7 +56,7 @@ def check_sql(pipeline: Pipeline) -> CheckResult:
 
 
 def infer_stage_columns(pipeline: Pipeline, source_types: Mapping[str, Mapping[str, str]]) -> dict[str, ColumnTypes]:
-    """Return the columns that each stage emits. `source_types`: columns of sources that the config does not declare."""
+    """Return the columns that each stage emits. `source_types`: the column types of sources without a schema."""
     return _check(pipeline, {name: ColumnTypes(types, True) for name, types in source_types.items()}, CheckResult())
 
 
@@ -71,7 +71,7 @@ def _check(pipeline: Pipeline, sources: Mapping[str, ColumnTypes], checked: Chec
 
 
 def check_draft_sql(pipeline: Pipeline) -> CheckResult:
-    """Check a draft, which holds the readable parts of an invalid config. Parts with reported problems are omitted."""
+    """Check a draft: the readable parts of an invalid config. Parts with reported problems are omitted."""
     transform = pipeline.transform
     usable = pipeline.sources and transform is not None and not transform._wrong & {"sql", "lookups"}
     if not usable or pipeline.stages or {"connections", "spark"} & pipeline._wrong or transform.join is not None:

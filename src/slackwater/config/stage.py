@@ -149,8 +149,8 @@ class Stage(Transform):
     """One of several stages: a window, a join, dedup, a class of your own, or SQL alone.
 
     `name`: the name of its results where other stages read them. `from_`: its inputs, which are sources or stages
-    above. By default, a join reads both its sides, the first stage reads all sources, and any other stage reads the one
-    above.
+    above. By default, a join reads both its sides, the first stage reads all sources, and any other stage reads the
+    stage above it.
     """
 
     name: str

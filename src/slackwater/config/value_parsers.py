@@ -25,11 +25,11 @@ Duration = int | str  # milliseconds, or a text such as "30s"
 
 
 class InvalidValueError(Exception):
-    """A value is invalid. The text says what was expected."""
+    """A value is invalid. The message says what was expected."""
 
 
 class InvalidTableError(ConfigError):
-    """A nested table is invalid. `draft` holds its readable parts, so that checks of those parts can still run."""
+    """A nested table is invalid. `draft` contains its readable parts, so that checks of those parts can still run."""
 
     def __init__(self, problems: list[str], draft: Any) -> None:
         super().__init__(problems)

@@ -91,7 +91,7 @@ class WindowColumns:
 
 
 def check_scalar_column(result: CheckResult, key: str, name: str, out: ColumnTypes, prefix: str = "") -> str | None:
-    """Return the type of a column that a config key names. Report a missing or non-scalar column."""
+    """Return the type of a column that a config key names, if it is known. Report a missing or non-scalar column."""
     type_ = out.types.get(name)
     if name not in out.types:
         if out.is_complete:

@@ -38,7 +38,7 @@ def add_attempts(pipeline: Pipeline, letters: pl.DataFrame) -> pl.DataFrame:
 def read_attempt_ledger(pipeline: Pipeline) -> AttemptLedger:
     """Read from the state which dead letters were replayed, and how many times. Takes no lock.
 
-    Raises StateError or StartError.
+    Raises StateError or StartError if the state cannot be read.
     """
     from slackwater.state.store_creation import create_store
 

@@ -306,7 +306,7 @@ def _match_rows(
 
 
 def _number_distinct(frame: pl.DataFrame, columns: Sequence[str]) -> pl.Series:
-    """Number the distinct rows from 0."""
+    """Return the number of each row, from 0. Rows that are equal in these columns have the same number."""
     numbers = frame.select(columns).unique(maintain_order=True).with_row_index("__letter")
     numbered = frame.select(columns).join(
         numbers, on=list(columns), how="left", nulls_equal=True, maintain_order="left"

@@ -28,7 +28,7 @@ def _log(level: str, line: str) -> None:
 def open_telemetry(notice: Notice = _log) -> Observer:
     """Return an observer that sends metrics by OTLP over HTTP, configured by the OpenTelemetry SDK's variables.
 
-    Raises StartError.
+    Raises StartError if the library is not installed or its configuration is invalid.
     """
     observer: Observer = _module("opentelemetry_metrics", "otel", "OpenTelemetry's SDK").OpenTelemetry(notice)
     return observer
@@ -37,14 +37,14 @@ def open_telemetry(notice: Notice = _log) -> Observer:
 def open_lineage(notice: Notice = _log) -> Observer:
     """Return an observer that sends OpenLineage events by the transport that the client's configuration selects.
 
-    Raises StartError.
+    Raises StartError if the library is not installed or its configuration is invalid.
     """
     observer: Observer = _module("openlineage", "openlineage", "OpenLineage's client").OpenLineage(notice)
     return observer
 
 
 def _module(name: str, extra: str, library: str) -> Any:
-    """Import a module that needs an optional library. `extra`: the package's extra, and the option of `run`."""
+    """Import a module that needs an optional library. `extra`: the name of its extra and of the option."""
     try:
         return import_module(f"slackwater.observe.{name}")
     except ModuleNotFoundError as error:

@@ -254,7 +254,7 @@ def _schema(fields: Sequence[Field]) -> dict[str, Any]:
 
 
 def _client() -> OpenLineageClient:
-    """Create a client with OpenLineage's own configuration. Raises StartError."""
+    """Create a client with OpenLineage's own configuration. Raises StartError if it is invalid or incomplete."""
     _remember_keys()
     log = logging.getLogger("openlineage.client.client")
     log.addFilter(_not_the_console)

@@ -11,9 +11,9 @@ class OutageReporter:
     """Reports an outage: one warning at the first failure, and one notice when the system works again.
 
     Args:
-        notice: Receives the level and the text.
-        activity: What failed, for the text.
-        consequence: What the failure means, for the text.
+        notice: Called with the level and the text of each message.
+        activity: The noun phrase for what fails, with which each message begins.
+        consequence: What the failure means for the run, as a part of the warning.
     """
 
     def __init__(self, notice: Callable[[str, str], None], activity: str, consequence: str) -> None:

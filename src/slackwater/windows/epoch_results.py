@@ -55,7 +55,7 @@ class EmitResult:
     """The results that an epoch emits, and the units (state rows with equal `__h`) to replace.
 
     `rows` has keys, `__start`, `__end`, `__final`, `__rev`, `__reason` and accumulators. `superseded` has keys,
-    `__start` and `__rev` of results that no longer exist but that the target still holds.
+    `__start` and `__rev` of results that no longer exist but are still in the target.
     """
 
     rows: pl.DataFrame

@@ -1,4 +1,4 @@
-"""Apply late rows to windows that have left the state, and correct what the target holds.
+"""Apply late rows to windows that have left the state, and correct their results in the target.
 
     target     [0 ──── 5]      [9 ── 12]       sessions that left the state, gap 3
     state                                  [16 ── …
@@ -51,11 +51,11 @@ CAPPED = "its session reaches max_session_duration, or was cut there: where the 
 
 @dataclass(frozen=True)
 class LateCorrection:
-    """The changes that replaying late rows makes.
+    """The changes that a replay of late rows makes.
 
     `refused` has, for each row, the reason why it cannot be applied, or NULL. A refused row has no effect at all.
-    `done.state` holds all rows of the units to replace. `done.groups` and `done.windows` are the changes in their
-    numbers.
+    `done.state` contains all rows of the units to replace. `done.groups` and `done.windows` are the changes in the
+    numbers of groups and open windows.
     """
 
     done: EmitResult
@@ -248,7 +248,7 @@ def _drop_gone(logic: CompiledSessionWindow, state: pl.DataFrame, watermark: int
 
 
 def _emitted_but_open(logic: CompiledSessionWindow, staying: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows that the target holds for sessions that are open again, unless the state records them."""
+    """Return the results in the target of sessions that are open again, unless the state records these results."""
     columns = ["__kh", *logic.key_names, "__start", "__rev"]
     if logic.revises:
         return staying.clear().select(columns)
@@ -277,7 +277,7 @@ def _may_be_cut(logic: CompiledSessionWindow) -> pl.Expr:
 
 
 def _revive_stored(retaining: CompiledSessionWindow, held: pl.DataFrame, stored: pl.DataFrame) -> pl.DataFrame:
-    """Return the target's sessions that are not in the state, as state rows marked as held by the target."""
+    """Return the target's sessions that are not in the state, as state rows marked as present in the target."""
     identity = ["__kh", *retaining.key_names, "__start"]
     emitted_starts = held.select("__kh", *retaining.key_names, "__out").explode("__out").drop_nulls("__out")
     absent = stored.join(emitted_starts.rename({"__out": "__start"}), on=identity, how="anti", nulls_equal=True)
@@ -293,7 +293,7 @@ def _revive_stored(retaining: CompiledSessionWindow, held: pl.DataFrame, stored:
 def _refusal_reasons(
     retaining: CompiledSessionWindow, rows: pl.DataFrame, held: pl.DataFrame, revived: pl.DataFrame, lost: str | None
 ) -> pl.Series:
-    """Return why each row cannot be applied, or NULL. It is the same for all rows of a run (joined by the gap)."""
+    """Return why each row cannot be applied, or NULL. The rows of a run (joined by the gap) share the reason."""
     hidden = ["__kh", "__kind", "__start", "__last", "__due", *retaining.key_names]
     hidden += ["__end"] if retaining.dynamic else []
     cut_at = pl.col("__start") + retaining.cap_us - 1  # the latest event that a cut session can have
@@ -332,7 +332,7 @@ def _refusal_reasons(
 
 
 def _with_floors(logic: CompiledSessionWindow, staying: pl.DataFrame, past: pl.DataFrame, horizon: int) -> pl.DataFrame:
-    """Return whole units of state rows: the staying rows, and a floor for expired ones if rows can still be late."""
+    """Return whole units of state rows: the staying rows, and floors for expired ones that can still make rows late."""
     bare = past.with_columns(pl.lit(FLOOR, pl.Int8).alias("__kind"))
     everything = pl.concat([staying, bare])
     if everything.is_empty():

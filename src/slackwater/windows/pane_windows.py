@@ -94,7 +94,7 @@ class CompiledPaneWindow(CompiledWindow):
         return DueRowFilter((move, waiting), closing, (), pending_upto, start_before=now + self.duration_us)
 
     def expiry_bounds(self, watermark: int) -> ExpiryBounds:
-        """Return the expiry bounds of panes whose last window has left the state."""
+        """Return the `__due` up to which the last window of a pane has left the state."""
         return ExpiryBounds(whole_upto=watermark, floor_upto=NEVER)
 
     def drop_expired(self, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
@@ -247,8 +247,8 @@ def admit_groups(
 ) -> tuple[pl.DataFrame, int]:
     """Apply `on_state_cap = "drop_new_groups"` in a shard: return admitted rows and the number of refused raw rows.
 
-    Only called if the limit may be reached. `existing` holds all live panes of the shard (`__kh`, `__start`, keys). A
-    group counts in every open window that contains its pane. Groups are admitted in order of (first event time, key),
+    Called only if the limit may be reached. `existing` contains all live panes of the shard (`__kh`, `__start`, keys).
+    A group counts in every open window that contains its pane. Groups are admitted in order of (first event time, key),
     and only if all these windows have room. The loop runs over new groups, not over rows.
     """
     names = logic.key_names

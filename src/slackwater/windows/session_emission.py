@@ -1,12 +1,12 @@
 """Emit sessions that close, are cut at the cap, were corrected, or have changed since they were last emitted.
 
-    emitted before    [0 ──── 5]      [8 ── 12]        __out = [0], [8]
+    emitted before    [0 ──── 5]      [8 ── 12]        `__out` (starts in the target) = [0], [8]
     a late row                    ● 6.5                joins both (gap 3)
-    emitted now       [0 ──────────────── 12]          upsert 0, supersede 8; __out = [0]
+    emitted now       [0 ──────────────── 12]          upsert 0, supersede 8; `__out` = [0]
 
-When a session closes, its state is usually read, but not written. Only some units are settled: those with
-fragments, or with a changed session that is emitted and stays in the state. Settling merges the sessions of a unit,
-emits those that are due, and writes the rest back.
+When a session closes, its state is usually read, but not written. Only some units are settled: those with fragments, or
+with a changed session that is emitted and stays in the state. Settling merges the sessions of a unit, emits those that
+are due, and writes the rest back.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def emit_sessions(
 ) -> EmitResult:
     """Return the sessions to emit as the watermark advances from `since` to `watermark`.
 
-    `units` holds all rows of the visited keys. With `early` (emit = "updates"), open sessions that have changed since
-    their last emission are emitted as well.
+    `units` contains all rows of the visited keys. With `early` (emit = "updates"), open sessions that have changed
+    since their last emission are emitted as well.
     """
     kind, due = units["__kind"].to_numpy(), units["__due"].to_numpy()
     unsettled = (kind == FRAGMENT) if logic.updates else (kind == FRAGMENT) & (due <= watermark)
@@ -79,7 +79,7 @@ def emit_sessions(
 
 
 def emit_standalone_sessions(logic: CompiledSessionWindow, late: pl.DataFrame) -> pl.DataFrame:
-    """Return late rows (from `ingest_sessions`) as separate sessions, marked by their reason."""
+    """Return late rows (from `ingest_sessions`) as separate sessions, marked by `__reason`."""
     unit = IntervalBatch.from_frame(logic, late)
     run, _ = find_runs(logic, unit)
     session = np.cumsum(session_heads(unit.start, unit.last, unit.end, run, logic.cap_us)) - 1
@@ -172,7 +172,7 @@ def _record_emissions(
     emitted: Bools,
     merged: pl.DataFrame,
 ) -> IntervalBatch:
-    """Record in the intervals what the target now holds: a session's first interval stores its emitted start."""
+    """Record in the intervals what the target now contains: a session's first interval stores its emitted start."""
     if not logic.revises or not emitted.any():
         return unit
     now = emitted[session]

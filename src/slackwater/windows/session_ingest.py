@@ -152,7 +152,7 @@ class SessionInput:
         return is_in_sorted(unit, distinct_values(unit[touched]))
 
     def still_emitted(self, logic: CompiledSessionWindow, positions: Int64s, key: Int64s, fragment: Bools) -> Bools:
-        """Return a mask of the intervals that the target holds and that these fragments leave unchanged."""
+        """Return a mask of the intervals that are in the target and that these fragments leave unchanged."""
         if not logic.revises or not self.state["__kind"].is_in([EMITTED, EMITTED_FRAGMENT]).any():
             return np.zeros(len(positions), dtype=bool)
         intervals = self.intervals

@@ -124,7 +124,7 @@ class CompiledSessionWindow(CompiledWindow):
         return DueRowFilter((*whole, (FAR - 1, upto)), whole, (going,), pending_upto=upto, start_before=FAR)
 
     def expiry_bounds(self, watermark: int) -> ExpiryBounds:
-        """Return the expiry bounds of sessions, and of floors that can no longer make a row late."""
+        """Return the `__due` up to which sessions have expired, and floors can no longer make a row late."""
         horizon = self.horizon(watermark)
         return ExpiryBounds(whole_upto=horizon - self.reach_us, floor_upto=horizon)
 
@@ -178,7 +178,7 @@ class IntervalBatch:
 
     @property
     def emitted(self) -> Bools:
-        """Return a mask of the intervals that the target holds unchanged."""
+        """Return a mask of the intervals that the target contains unchanged."""
         return (self.kind == EMITTED) | (self.kind == EMITTED_FRAGMENT)
 
     def is_gone(self, horizon: int) -> Bools:
@@ -224,7 +224,7 @@ def first_per_key(key: Int64s) -> Int64s:
 
 
 def reduce_per_key(ufunc: np.ufunc, values: Int64s | Bools, key: Int64s) -> Int64s:
-    """Reduce `values` per key with `ufunc`; `key` is sorted and has no gaps."""
+    """Reduce `values` per key with `ufunc`; `key` numbers the keys from 0, in order."""
     result: Int64s = ufunc.reduceat(values, first_per_key(key)) if len(key) else values  # type: ignore[assignment]
     return result
 
@@ -262,7 +262,7 @@ def select_rows(unit: IntervalBatch, mask: Bools) -> IntervalBatch:
 
 
 def find_runs(logic: CompiledSessionWindow, unit: IntervalBatch) -> tuple[Int64s, Int64s]:
-    """Number the runs of touching intervals; also return the result of `reach_before`.
+    """Return the number of each interval's run (of touching intervals), and the result of `reach_before`.
 
     A new run begins where an interval begins after all earlier ones have ended. Intervals that touch belong to one
     run.

@@ -1,4 +1,4 @@
-"""Layout of sessions: which intervals form which session, and whether the target still holds an interval unchanged.
+"""Layout of sessions: which intervals form which session, and whether the target still contains an interval unchanged.
 
 An interval stays marked as emitted while its session is the one that was emitted. A new row can move the cuts of other
 sessions, too.
@@ -59,11 +59,11 @@ def session_heads(start: Int64s, last: Int64s, end: Int64s, run: Int64s, cap: in
 
 
 def mark_still_emitted(logic: CompiledSessionWindow, unit: IntervalBatch, fragment: Int64s) -> IntervalBatch:
-    """Return the intervals with the emitted mark on those that the target still holds.
+    """Return the intervals, with the emitted mark on those that the target still contains unchanged.
 
-    `fragment` is the number of the fragment that each new row or stored interval becomes part of. The target still
-    holds an interval if its session has the same intervals as before, ends at the same time, and becomes final at the
-    same time.
+    `fragment` is the number of the fragment that each new row or stored interval becomes part of. An interval is
+    still unchanged in the target if its session has the same intervals as before, ends at the same time, and becomes
+    final at the same time.
     """
     if not unit.emitted.any():
         return unit

@@ -7,12 +7,12 @@
                           start     start + cap: the cut
 
 The session of a row is certain only once the watermark has passed the row. Until then, an earlier row may move the
-start of a run, and with it every cut. Therefore, a unit (one key) holds
+start of a run, and with it every cut. Therefore, a unit (one key) contains
 
 * WHOLE rows: one complete session each, which closes at `last + gap` without being written again;
 * FRAGMENT rows: parts of a run that may still be cut. Rows at or above `min(first open start, watermark) + cap` stay
   separate fragments; everything below can end up in only one session and is merged;
-* EMITTED and EMITTED_FRAGMENT rows: the same, but the target holds them unchanged (only if windows can be revised);
+* EMITTED and EMITTED_FRAGMENT rows: the same, but the target contains them unchanged (only if windows can be revised);
 * at most one FLOOR row: the latest end of the key's sessions that have left the state. Rows at or below it are late.
 
 Once the watermark has passed the close of a WHOLE row, the row counts as emitted. Once the row has expired, it *is* the

@@ -12,7 +12,7 @@ A state row is one interval with its accumulators:
 | `__due`            | µs UTC, the watermark at which the row closes, or (panes) leaves its last window      |
 | `__end`            | µs UTC, how far the session's rows extend (only if each row has its own gap)          |
 | `__rev`            | the largest revision of the merged rows (only if windows can be revised)              |
-| `__out`            | sessions: the starts under which the target holds the merged rows (only if revisable) |
+| `__out`            | sessions: the starts of the merged rows in the target (only if revisable)             |
 | keys, accumulators | typed as in the input                                                                 |
 
 All rows with the same `__h` form a *unit*. A unit is read and replaced as a whole; the newest version wins. Expired

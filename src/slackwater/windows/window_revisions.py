@@ -1,11 +1,11 @@
-"""Record how many times each window of a pane was emitted. If windows overlap, a pane keeps one note per window.
+"""Record how many times each window of a pane was emitted. If windows overlap, a pane has one note per window.
 
     window 60, hop 20          a late row in pane 40 corrects the two closed windows
     [0 ─────────── 60)         emitted for the 2nd time         pane 40 notes: 0 and 20 were emitted again
          [20 ─────────── 80)   emitted for the 2nd time
               [40 ─────────── 100)  closes later: emitted for the 1st time
 
-The pane of a tumbling window is the window itself: `__rev` holds the revision, and there are no notes. A pane of
+The pane of a tumbling window is the window itself: `__rev` is the revision, and there are no notes. A pane of
 hopping windows has a list of notes in `__out`. There is one note for each window that was emitted after the pane had
 changed: `nth << 40 | (revision + 1) << 1 | holds`. `nth` is the position of the window among the windows of the pane.
 `holds` is 1 if the pane has not changed since. The revision of a window is the largest in the notes of its panes.

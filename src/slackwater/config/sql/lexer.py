@@ -47,7 +47,7 @@ class Token:
 
 
 def tokenize(sql: str) -> list[Token]:
-    """Return the tokens of a SQL string. Raises UnreadableError."""
+    """Return the tokens of a SQL string. Raises UnreadableError if it cannot be split."""
     parts, position = list[Token](), 0
     while position < len(sql):
         space = _SPACE.match(sql, position)

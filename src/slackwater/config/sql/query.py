@@ -57,7 +57,7 @@ LOOKUP_JOINS = {  # messages for a lookup to the left of source, by join type
 def resolve_query(
     sql: str, tables: Mapping[str, ColumnTypes], findings: SqlFindings, rows: Sequence[str] = ()
 ) -> ColumnTypes:
-    """Return the output columns of a query over these tables, and add to `findings`.
+    """Return the output columns of a query over these tables, and add its problems to `findings`.
 
     `rows`: names that users mistakenly write instead of `source`.
     """
@@ -80,7 +80,7 @@ def resolve_query(
 
 
 def resolve_expression(text: str, columns: ColumnTypes, findings: SqlFindings) -> str | None:
-    """Return the type of an expression over one row's columns (None if unknown), and add to `findings`."""
+    """Return the type of an expression over one row's columns (None if unknown), and add its problems to `findings`."""
     from sqlglot import exp
 
     tree = _parse(f"SELECT {text}", findings)
@@ -138,7 +138,10 @@ class _QueryResolver:
     may_group: bool = False  # some of the rows may be grouped by a window bound
 
     def visit(self, node: exp.Expr, readable: Mapping[str, Table], beyond: set[str]) -> ColumnTypes:
-        """Return the output columns of a query, and add its problems to the findings."""
+        """Return the output columns of a query, and add its problems to the findings.
+
+        `readable`: the tables that its FROM may name. Its constructs that are not row-wise are added to `beyond`.
+        """
         from sqlglot import exp
 
         with_: Any = node.args.get("with_")
@@ -224,7 +227,10 @@ class _QueryResolver:
     # -- FROM ----------------------------------------------------------------------------------------------------
 
     def _table(self, node: exp.Expr, scope: SelectScope) -> bool | None:
-        """Add a table and those joined with it to the scope. Return whether its rows are those of `source`."""
+        """Add a table, and those joined with it, to the scope.
+
+        Returns whether its rows are those of `source`; None if unknown.
+        """
         from sqlglot import exp
 
         columns, alias = UNKNOWN, node.alias

@@ -127,14 +127,14 @@ class CustomAggregation(AggregationKind):
 
 
 def custom_kind(spec: Aggregation, columns: tuple[Field, ...] = (), keys: tuple[str, ...] = ()) -> AggregationKind:
-    """Build the aggregation for the aggregator named in the spec."""
+    """Build the kind that runs the user-defined aggregator that the spec names."""
     aggregator = spec.aggregator()
     check_aggregator(aggregator)
     return CustomAggregation(spec, columns, keys, aggregator)
 
 
 def accepts_column(input_type: str, column: Field) -> bool:
-    """Return whether a column can be an input of this type: its type is this one, or numeric and fits into it."""
+    """Return whether a column can be an input of this type: its type equals this one, or is numeric and fits."""
     if column.type == input_type:
         return True
     if input_type in schema.FLOATS:

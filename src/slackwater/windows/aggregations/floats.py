@@ -200,7 +200,7 @@ class Moments(_Moments):
         return LegacyMoments(self.spec, self.columns, self.keys)
 
     def from_legacy(self, rows: pl.DataFrame) -> Sequence[pl.Series]:
-        """Convert to totals with the same variance: n * mean, and m2 + n * mean²."""
+        """Convert `mean` and `m2` to totals with the same variance: n * mean, and m2 + n * mean²."""
         n, mean, m2 = (rows[self.part(part)] for part in ("n", "mean", "m2"))
         square, total = pl.DataFrame(self.squares.from_squares(mean)), self.squares
         parts = [total.times(n, square[total.sum]), total.times(n, square[total.rest]), total.from_values(m2)]

@@ -85,7 +85,7 @@ class AggregationKind(ABC):
 
     @property
     def module(self) -> str | None:
-        """Return the name of the module whose user code the aggregation runs; None for a built-in aggregation."""
+        """Return the name of the user's module that the aggregation runs; None for a built-in aggregation."""
         return None
 
     @property

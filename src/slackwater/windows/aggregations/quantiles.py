@@ -94,7 +94,10 @@ class Quantile(AggregationKind):
         return whole
 
     def finish(self, frame: pl.DataFrame) -> pl.Series:
-        """Return the smallest value whose rank reaches the quantile, like Spark's `percentile_disc`; NULL if none."""
+        """Return the smallest value whose rank reaches the quantile, like Spark's `percentile_disc`.
+
+        A group without values gets NULL.
+        """
         q = self.spec.quantile or 0.0
         nans, values = frame[self.part("nans")], frame[self.part("values")]
         sketched = (frame[self.part("sketch")].list.len() > 0).arg_true().to_list()

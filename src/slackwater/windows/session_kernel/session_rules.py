@@ -76,8 +76,8 @@ class SessionFragments(NamedTuple):
     """The columns of the fragments to write.
 
     `first` is the first interval of a fragment, as an index into `IntervalVerdicts.positions`. `whole` marks a complete
-    session, which is not part of a run that may still be cut. `emitted` is true if the target holds the fragment
-    unchanged.
+    session, which is not part of a run that may still be cut. `emitted` is true if the target contains the
+    fragment unchanged.
     """
 
     first: Int64s
@@ -182,7 +182,7 @@ def _judge(
                 floor          horizon
     gone ........│               │
     row  ●       │  at or below the floor: late
-    row          │ ●   ○─────○   its run holds an open session: used
+    row          │ ●   ○─────○   its run contains an open session: used
     row          │ ●             alone, and ts + gap < horizon: late
     """
     used, head = begin, begin
@@ -267,7 +267,7 @@ def needs_late_placement(
 
 @compiled
 def summarize_keys(intervals: SortedIntervals, positions: Int64s, key: Int64s) -> tuple[Bools, Bools, Int64s]:
-    """For each key, return whether a row is used, whether it has a session, and its number of stored intervals."""
+    """For each key, return whether it has a new row, whether it has a session, and its number of stored intervals."""
     keys = len(intervals.heads) - 1
     touched, has_open = np.zeros(keys, np.bool_), np.zeros(keys, np.bool_)
     held = np.zeros(keys, np.int64)
@@ -305,7 +305,7 @@ def cut_sessions(run: Int64s, start: Int64s, last: Int64s, end: Int64s, cap: int
 def build_fragments(
     intervals: SortedIntervals, times: SessionTimes, positions: Int64s, run: Bools, fragment: Bools, emitted: Bools
 ) -> SessionFragments:
-    """Return the fragments of all runs. `emitted` is true if the target holds an interval unchanged.
+    """Return the fragments of all runs. `emitted` is true if the target contains an interval unchanged.
 
     A run of one fragment is a whole session, which needs only the watermark to close. It does not count as whole if
     the watermark has already passed its end (because of a late row): then it is visited and emitted. A run that may be
