@@ -1,4 +1,4 @@
-"""Warnings about wrong clocks in the input: jumps that are held back, or newest times that make other rows late.
+"""Warnings about wrong clocks in the input: event times that jump ahead and are held back, or make other rows late.
 
 This module only logs. It never changes how a row is treated.
 """
@@ -27,7 +27,7 @@ ADVICE = "a clock in the input may be wrong: set max_jump to hold such rows back
 class ClockSkewWarnings:
     """Row counts since the watermark last moved, and the warnings that were already logged.
 
-    Neither is stored, so warnings are logged again after a restart.
+    The state contains neither, so warnings are logged again after a restart.
     """
 
     pipeline: Pipeline
@@ -40,7 +40,7 @@ class ClockSkewWarnings:
     def check_late_rows(
         self, before: StageState, clocks: Mapping[str, SourceClock], epoch: int, outcome: IngestOutcome
     ) -> None:
-        """Warn if most rows of recent epochs are behind the watermark that was committed before they were read."""
+        """Warn if most of the rows that were read since the watermark last moved are late."""
         if before.watermark_us != self.watermark_us:
             self.watermark_us, self.rows, self.late = before.watermark_us, 0, 0
         self.rows += sum(r.rows for r in outcome.reports)
@@ -70,7 +70,7 @@ class ClockSkewWarnings:
         )
 
     def check_jumps(self, clocks: Mapping[str, SourceClock], epoch: int, outcome: IngestOutcome) -> None:
-        """Warn about event times that jump too far ahead, so that the clocks hold them back.
+        """Warn about event times that the clocks hold back, because they jump ahead by more than `max_jump`.
 
         Call this after the clocks have processed the epoch.
         """

@@ -17,7 +17,7 @@ from slackwater.watermark import SourceActivity, Span
 
 @dataclass(frozen=True)
 class SourceStats:
-    """Statistics of one source's rows: the numbers of rows, usable times and bad rows, and the largest event time."""
+    """Statistics of one source's rows: the numbers of all, usable and bad rows, and the largest event time."""
 
     rows: int = 0
     usable: int = 0
@@ -36,7 +36,7 @@ class SourceStats:
 
 
 class UnstorableRows(NamedTuple):
-    """Rows of a source that cannot be stored after the SQL: counts by reason, and samples.
+    """Rows that the SQL returns for a source, but that cannot be stored: counts by reason, and samples.
 
     See `operators.storability`.
     """
@@ -64,19 +64,19 @@ class IngestOutcome:
 
     @property
     def letters(self) -> list[LetterFile]:
-        """Return all staged files of dead letters of the epoch."""
+        """Return all files of dead letters that the epoch has staged."""
         return [*self.staged, *(r.letters for r in self.reports if r.letters is not None)]
 
 
 class Engine(Protocol):
     def statistics_before_read(self, batch: Batch, clock_us: int) -> Mapping[str, SourceStats]:
-        """Return the statistics that `ingest` would return, for sources where they are known before any row is read."""
+        """Return the statistics that `ingest` would return, for sources that provide them before rows are read."""
         ...
 
     def ingest(
         self, batch: Batch, tasks: Sequence[ShardTask], clock_us: int, idle: Mapping[str, Sequence[str]]
     ) -> IngestOutcome:
-        """Add a batch's rows to the shards. `idle` has the idle partitions of each source."""
+        """Add a batch's rows to the shards. `idle`: the idle partitions of each source."""
         ...
 
     def payload(self, rows: pl.DataFrame) -> Any:
@@ -86,13 +86,13 @@ class Engine(Protocol):
     def replay_rows(self, payload: Mapping[str, Any], clock_us: int, capacity: ValueLimits = ANYTHING) -> pl.DataFrame:
         """Extract the event times of the rows of dead letters, and run the SQL over these rows.
 
-        Returns one row per result: `__letter`, the number of its dead letter; `__kh` and `__ts`; for a window, also its
-        keys and accumulators. Bad rows and rows that exceed `capacity` are omitted.
+        Returns one row per row of the SQL's output, with `__letter` (the number of its dead letter), `__kh` and `__ts`,
+        and for a window also with the keys and accumulators. Bad rows, and rows that exceed `capacity`, are omitted.
         """
         ...
 
     def validate_letters(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame:
-        """Read the rows of dead letters again. Return `__letter` and `__bad`: the reason, or NULL for a usable row."""
+        """Read the rows of dead letters again. Return `__letter` and `__bad` (why the row is bad, or NULL) for each."""
         ...
 
     def emit(self, tasks: Sequence[ShardTask]) -> Sequence[EmitReport]: ...

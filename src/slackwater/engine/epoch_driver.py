@@ -75,7 +75,7 @@ class EpochDriver:
 
     @property
     def stage(self) -> StageRunner:
-        """Return the first stage: the one that reads the rows stored in dead letters."""
+        """Return the first stage, to which dead letters are applied."""
         return self.stages[0]
 
     # -- start ---------------------------------------------------------------------------------------------------
@@ -91,11 +91,12 @@ class EpochDriver:
         """Publish a pending epoch, then adapt the state to the sources and shards of this config.
 
         Args:
-            latest: The commit that the store's `open` returned.
+            latest: The commit that the store's `open` returned; None for a new state.
             shards: The number of shards.
             schemas: The schema of each source, in Spark's JSON format.
             state_id: The id of the state, if this start creates it.
-            branches: True if `latest` is the first commit of a branch, which becomes a separate commit.
+            branches: Whether `latest` begins a branch. If so, the start commits it, even if there is nothing to
+                migrate.
         """
         startup = StartupRecovery(self.pipeline, self.store, self.publishing, self.hooks)
         self.stages, self.state = startup.run(self.stages, latest, shards, schemas, state_id, branches)
@@ -146,7 +147,8 @@ class EpochDriver:
     def run_batch(self, batch: Batch, quiet_us: int) -> None:
         """Run a data epoch: either all of `batch` becomes part of the state, or none of it.
 
-        A batch that was already committed is skipped.
+        A batch that was already committed is skipped. `quiet_us`: how long (µs) the polled sources had no rows before
+        it.
         """
         if batch.id is not None and self.state.batch is not None and _is_committed(self.state, batch):
             return
@@ -174,7 +176,7 @@ class EpochDriver:
         return True
 
     def flush(self) -> None:
-        """Commit a watermark just past the latest close of any open window, for all stages."""
+        """Close all open windows: commit, for all stages, a watermark just past the latest time at which one closes."""
         self.publishing.publish_pending(self.state)
         if any(s.waiting or any(m.close > s.watermark_us for m in s.metas) for s in self.state.stages):
             self._epoch(replace(self._context(), flush=True))
@@ -227,8 +229,8 @@ class EpochDriver:
     def _flush_points(self, furthest: int) -> dict[str, int]:
         """Return the watermark of each stage after a flush. A stage is never behind the stages that read it.
 
-        If results can be behind the stage's own watermark, as for joins, the stage is ahead of its readers by that
-        much.
+        If the results of a stage can be behind its watermark, as for joins, the stage is ahead of its readers by the
+        largest possible distance. `furthest`: the highest watermark of any stage.
         """
         points: dict[str, int] = {}
         for stage in reversed(self.stages):

@@ -5,8 +5,8 @@
                                               and later rows of b are late at s
 
 The minimum ignores an idle source if another one is active. It cannot ignore an idle stage, since the stage's later
-results would then be late for its reader. Therefore, the idle stage's own watermark moves, and late rows are late where
-they enter.
+results would then be late for its reader. The watermark of the idle stage itself is moved instead. Rows that arrive
+too late are then late in the idle stage, not in its reader.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def find_idle_stages(stages: Sequence[StageInputs], clocks: Clocks) -> dict[str,
 def limit_idle_watermarks(stages: Sequence[StageInputs], clocks: Clocks, promised: Mapping[str, int]) -> dict[str, int]:
     """Return how far each idle stage's watermark may be carried: to the minimum of the active inputs of its readers.
 
-    All arguments are from the same commit. `promised` has the output watermarks. Stages that are not carried are
-    omitted.
+    All arguments must be from the same commit. `promised`: the output watermark of each stage. Stages that are not
+    carried are omitted.
     """
     idle, carried = find_idle_stages(stages, clocks), dict[str, int]()
     for stage in reversed(stages):
@@ -61,7 +61,7 @@ def limit_idle_watermarks(stages: Sequence[StageInputs], clocks: Clocks, promise
 def _active_minimum(
     reader: StageInputs, clocks: Mapping[str, SourceClock], idle: Mapping[str, bool], promised: Mapping[str, int]
 ) -> int:
-    """Return the minimum watermark of a stage's active inputs. The stage must have at least one."""
+    """Return the minimum watermark of a stage's active inputs, of which there must be at least one."""
     of_stages = [promised[n] for n in reader.inputs if n in idle and not idle[n]]
     source_stages = [clocks[n].watermark_us for n in reader.inputs if n not in idle and not clocks[n].idle]
     return min(of_stages + source_stages)

@@ -1,4 +1,4 @@
-"""Decides whether an idle tick needs a commit: only if it changed something that is visible or that affects rows."""
+"""Decide whether an idle tick needs a commit: only if it changed something that users can see or that affects rows."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class IdleTickCheck:
     def needs_commit(self, pipeline: Pipeline, stages: Sequence[StageRunner], state: Commit) -> bool:
         """Return whether the tick needs a commit.
 
-        A commit is needed immediately if sources moved a watermark, a source became idle, a stage is carried along,
-        windows become due, or it is time to emit changed windows. If the watermark advances only because the input is
-        silent, it is committed once per checkpoint interval.
+        A commit is needed immediately if sources moved a watermark, a source became idle, an idle stage is carried
+        along, windows become due, or it is time to emit changed windows. If the watermark advances only because the
+        input is silent, it is committed once per checkpoint interval.
         """
         reached, results = dict[str, int](), dict[str, StageOutput]()
         idle, carried = (

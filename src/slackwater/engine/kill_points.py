@@ -3,7 +3,9 @@
 The phases that `PhaseTimer` measures begin and end at these steps.
 
     read ─ ingest ( stage, in a worker ) ─ emit ─ commit ─ write ─ note ─ checkpoint
-                                                           target  store   until the next plan, or Spark's own commit
+                                                           target  store
+
+`checkpoint` begins after an epoch has been published, and ends before the next batch is planned.
 
 `SLACKWATER_CRASH_AT="commit.before@3"` makes the process send itself SIGKILL when epoch 3 reaches that step.
 """
@@ -27,7 +29,7 @@ class FaultInjector(Protocol):
         ...
 
     def in_worker(self, epoch: int) -> Callable[[str], None] | None:
-        """Return a picklable function that a worker calls at its steps (`stage`); None if no worker is to be killed."""
+        """Return a picklable function that a worker calls before and after `stage`; None if no worker is killed."""
         ...
 
 
@@ -41,7 +43,7 @@ class NoFaultInjector:
 
 @dataclass(frozen=True)
 class KillDriver:
-    """Called at each step of a worker on the same machine: at one step, kills the driver, then the worker itself."""
+    """A function for workers on the driver's machine to call at each step. At `step`, it kills driver and worker."""
 
     step: str
     driver: int
@@ -53,7 +55,7 @@ class KillDriver:
 
 
 class KillAt:
-    """Kills this process at one step of one epoch (of any epoch, if none is given)."""
+    """Kills this process at one step of one epoch, or of any epoch if `spec` names none."""
 
     def __init__(self, spec: str) -> None:
         self.step, _, epoch = spec.partition("@")
@@ -83,7 +85,7 @@ class PhaseTimer:
     """
 
     def __init__(self, faults: FaultInjector, epoch: int, began: float | None = None) -> None:
-        """Start the timer. `began` is when planning of the epoch began, on the monotonic clock."""
+        """Start the timer. `began`: when the planning of the epoch began, on the monotonic clock, if it was planned."""
         now = time.monotonic()
         self.seconds: dict[str, float] = {} if began is None else {"plan": now - began}
         self.began = now if began is None else began

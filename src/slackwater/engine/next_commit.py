@@ -36,7 +36,7 @@ def source_activity(stats: SourceStats | None) -> SourceActivity:
 
 
 def add_time_spans(outcome: IngestOutcome, clocks: Mapping[str, SourceClock]) -> IngestOutcome:
-    """Add the spans of newest event times to the statistics of each source whose clock needs them to detect jumps."""
+    """Add the newest event times, as spans, to the statistics of each source whose clock needs them to detect jumps."""
     sources = dict(outcome.sources)
     for name, stats in outcome.sources.items():
         jump = clocks[name].jump_us
@@ -93,7 +93,7 @@ def _add_counters(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str,
 
 
 def final_wait_us(pipeline: Pipeline) -> int:
-    """Return how long (µs) the watermark waits for late rows so that results are final; 0 for other emission modes."""
+    """Return how long (µs) the watermark waits for late rows if only final results are emitted, else 0."""
     window = pipeline.transform.window
     return 1000 * effective_allowed_lateness_ms(window) if window and window.emit == "final" else 0
 
@@ -112,12 +112,12 @@ def input_clocks(pipeline: Pipeline, state: StageState) -> dict[str, SourceClock
 
 
 def late_cause(state: StageState) -> str:
-    """Return the cause of late rows in a stage whose source was not idle."""
+    """Return the cause to record for late rows whose source was not idle: "flush" or "lateness"."""
     return "flush" if state.is_flushed else "lateness"
 
 
 def read_stage_counts(state: StageState) -> StageCounts:
-    """Return the counts of a stage's state from its commit."""
+    """Return the counts that a commit contains for the state of a stage."""
     return StageCounts(state.groups, state.windows, state.panes, state.counters.get("sides", {}))
 
 
@@ -205,7 +205,7 @@ def add_replay_record(commit: Commit, replayed: ReplayRecord) -> Commit:
 
 
 def build_next_commit(before: Commit, **changed: Any) -> Commit:
-    """Return the commit of the next epoch: the same state and no pending output, except for `changed`."""
+    """Return the commit of the next epoch: the same state without pending output, except for the fields `changed`."""
     nothing: dict[str, Any] = {
         "epoch": before.epoch + 1,
         "commit_id": new_commit_id(),
@@ -225,14 +225,14 @@ def add_target_counts(commit: Commit) -> Commit:
 
 
 def add_phase_times(commit: Commit, seconds: Mapping[str, float]) -> Commit:
-    """Add the time (s) that epochs spent in each phase; for the latest epoch, only in phases that have finished."""
+    """Add seconds per phase to the totals over all epochs. The phases after a commit are added to the next commit."""
     spent: Counter[str] = Counter(commit.counters.get("spent_us", {}))
     spent.update({phase: round(1e6 * s) for phase, s in seconds.items()})
     return commit.model_copy(update={"counters": {**commit.counters, "spent_us": dict(spent)}})
 
 
 def advance_offsets(before: Commit, batch: Batch) -> dict[str, SourceRecord]:
-    """Return the position of each source after a batch."""
+    """Return the record of each source, with its offsets after a batch."""
     return {
         name: record if (offsets := batch.offsets.get(name)) is None else record.model_copy(update={"offsets": offsets})
         for name, record in before.sources.items()
@@ -315,7 +315,8 @@ def build_status(
 ) -> Status:
     """Build the status to report after a commit.
 
-    `operators` and `outcomes` are by stage, `clocks` by source.
+    `operators` are in the order of the stages, `outcomes` by stage, `clocks` by source. `last_end_us`: the latest end
+    of a window that this epoch emitted.
     """
     step, last = pipeline.transform.step, operators[-1]
     stages = tuple(_stage(commit, s, o, outcomes.get(s.name)) for s, o in zip(commit.stages, operators, strict=True))

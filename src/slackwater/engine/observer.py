@@ -3,6 +3,8 @@
 Observers are notified when the run starts, at every commit, and when it ends.
 
 on_start ─▶ on_pending? ─▶ on_schema ─▶ on_commit? ─▶ on_running ─▶ ( on_pending* ─▶ on_commit )* ─▶ on_end
+
+`?` marks calls that may be absent, `*` calls that are repeated or absent.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ class PendingPublish:
     """A committed epoch whose output has not reached all of its targets.
 
     `rows`: the number of rows for each target (LETTERS for dead letters). `missing`: the targets that have not been
-    written. `failed`: the target that has just failed.
+    written. `failed`: the target that has just failed, if any.
     """
 
     epoch: int
@@ -51,7 +53,8 @@ class PendingPublish:
 class Observer:
     """Base class of observers. Override the methods that you need.
 
-    The thread that runs the epochs calls them, so they must be quick. An exception that they raise ends the run.
+    The thread that runs the epochs calls the methods, so they must return quickly. If a method raises an exception, the
+    run ends.
     """
 
     def on_start(self, pipeline: Pipeline) -> None:
@@ -77,7 +80,7 @@ class Observer:
         """Called after each commit, and once at the start if there is already a state."""
 
     def on_end(self, error: BaseException | None) -> None:
-        """Called when the run is over, even if no epoch ran."""
+        """Called when the run is over, even if no epoch ran. `error`: why it failed; None if it did not fail."""
 
 
 class ObserverGroup(Observer):

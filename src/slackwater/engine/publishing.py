@@ -1,9 +1,9 @@
 """Publish the staged output of a commit to the targets: rows to write and rows to delete.
 
-This is part of the commit's transaction if store and target share a database. Otherwise it follows the commit.
+If store and target share a database, publishing is part of the commit's transaction. Otherwise, it follows the commit.
 
 COMMIT ─▶ write (target, with a marker) ─▶ note (store)     after a crash in between, repeating the write has no effect
-       ─▶ write (the next one) ─▶ note                      an unavailable target does not delay the others
+       ─▶ write (the next target) ─▶ note                   an unavailable target does not delay the others
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def split_deletes(
     """Split an epoch's staged output into rows to write (output columns) and identities to delete, both sorted.
 
         __reason    user  window_start  session_id  n
-        supersede   u     09:05         77          NULL   ─▶ gone (user, window_start, session_id)
-        late        u     09:00         12          8      ─▶ rows (all columns)
+        supersede   u     09:05         77          NULL   ─▶ to delete (user, window_start, session_id)
+        late        u     09:00         12          8      ─▶ to write (all columns)
 
     An append-only target gets all rows unchanged.
     """
@@ -51,7 +51,7 @@ def split_deletes(
 
 
 def _add_missing_columns(operator: Operator, frame: pl.DataFrame) -> pl.DataFrame:
-    """Add missing columns with NULL, for an epoch that was committed before these columns were added."""
+    """Add the columns that did not exist yet when the epoch was committed, with NULL."""
     new = [f for f in operator.output if f.name not in frame.columns]
     return frame.with_columns(pl.lit(None, f.polars).alias(f.name) for f in new) if new else frame
 
@@ -93,7 +93,7 @@ def bind_targets(
 class Publisher:
     """Publishes the output and the dead letters of a pipeline to its targets.
 
-    `unavailable`: targets that could not be opened, with the error. `held_markers`: see
+    `unavailable`: the targets that could not be opened, with the errors. `held_markers`: see
     `target_locations.with_targets`.
     """
 
@@ -111,7 +111,7 @@ class Publisher:
         return {binding.stage for binding in self.bindings.values()}
 
     def capacity(self, stage: str) -> ValueLimits:
-        """Return the values that every target of a stage can store."""
+        """Return the limits of the values that all targets of a stage can store."""
         limits = ANYTHING
         for binding in self.bindings.values():
             if binding.stage == stage:
@@ -129,7 +129,7 @@ class Publisher:
     def roll_forward(self, latest: Commit) -> None:
         """Publish the pending output of a previous run's latest commit.
 
-        Raises StartError if this config would publish it elsewhere.
+        Raises StartError if this config would publish it elsewhere, or if a target could not be opened.
         """
         if not self.is_pending(latest):
             self.check_available()
@@ -175,10 +175,10 @@ class Publisher:
                 self._mark_published(commit)
 
     def in_transaction(self, commit: Commit) -> tuple[Commit, Publish | None]:
-        """Return the commit, and a function that writes to targets within the store's transaction.
+        """Return the commit to store, and a function that writes to targets within the store's transaction.
 
-        The commit records these targets as reached. The function is None if no target uses the store's database, or
-        nothing is pending.
+        The returned commit records these targets as reached. The function is None if no target uses the store's
+        database, or if there is no output.
         """
         joined = [
             n for n in commit.recipients if n != LETTERS and self.store.shares_transaction(self.bindings[n].target)
@@ -200,7 +200,7 @@ class Publisher:
     def _publish(self, commit: Commit, phase: Phase) -> None:
         """Write the output to each target that has not received it yet, and record each success.
 
-        If one target fails, the others are still written.
+        If one target fails, the others are still written. Then raises PublishError.
         """
         failed: list[str] = []
         missing = commit.missing(self.store.delivered_targets())

@@ -1,6 +1,6 @@
-"""Account for every row: bad, late, lost and refused rows are handled by their policies and logged with their location.
+"""Apply the policies for bad, late, lost and refused rows, and log these rows with their location.
 
-`check_group_limit` enforces `max_groups_per_window`, counted over all shards or divided among them.
+`check_group_limit` enforces `max_groups_per_window` over all shards, and `divide_group_limit` divides it among them.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def log_late_results(
 def _judge_bad_rows(pipeline: Pipeline, before: StageState, epoch: int, outcome: IngestOutcome) -> None:
     """Log bad rows, or raise BadRowError for them if `on_error` is "fail".
 
-    Raises StartError if a source has had no usable row so far.
+    Raises StartError if a source has returned many rows so far, but none that is usable.
     """
     step, of_rows = pipeline.transform.step, pipeline.transform.is_stateless
     for name, stats in outcome.sources.items():
@@ -155,9 +155,9 @@ def _policy_text(pipeline: Pipeline) -> str:
 
 
 def _check_letters(pipeline: Pipeline, epoch: int, outcome: IngestOutcome) -> None:
-    """Raise EpochError if the numbers of late rows and of their dead letters differ.
+    """Raise EpochError if the number of late rows differs from the number of their dead letters.
 
-    Some windows read the batch a second time to find the late rows, so both numbers are counted separately.
+    For some windows, the batch is read a second time to write the dead letters, and may have changed in between.
     """
     late = sum(r.late + r.partly_late for r in outcome.reports)
     letters = sum(staged.reasons.get(LATE, 0) for staged in outcome.letters)

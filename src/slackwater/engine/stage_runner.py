@@ -38,9 +38,9 @@ NO_ROWS = Batch(None, {}, {})
 
 @dataclass(frozen=True)
 class StageOutput:
-    """The output of a stage in an epoch, for the stages that read it. `idle`: all sources of the stage are idle.
+    """The output of a stage in an epoch, for the stages that read it. `idle`: whether the stage is idle.
 
-    `watermark_us`: no later result has an earlier event time. `emits_late_rows`: rows before it keep their event time.
+    `watermark_us`: the output watermark. `emits_late_rows`: see `Operator.emits_late_rows`.
     """
 
     rows: pl.DataFrame | None
@@ -51,7 +51,7 @@ class StageOutput:
 
 @dataclass(frozen=True)
 class EpochContext:
-    """An epoch as all its stages see it. `quiet_us`: how long (µs) polled sources were silent; None if not polled.
+    """An epoch as seen by all its stages. `quiet_us`: how long (µs) polled sources had no rows; None if not polled.
 
     `carried`: the watermarks to which idle stages are carried (see `engine.idle_stages`).
     """
@@ -65,7 +65,7 @@ class EpochContext:
 
     @property
     def moves_clocks(self) -> bool:
-        """Return whether watermarks may move. Applying dead letters never moves one."""
+        """Return whether watermarks may move. A replay of dead letters never moves them."""
         return self.batch.replayed is None
 
 
@@ -83,10 +83,10 @@ class StageResult:
 
 @dataclass(frozen=True)
 class StageRunner:
-    """A stage of a pipeline, with what it runs on. `number`: its position in the pipeline, from 0.
+    """A stage of a pipeline, with its operator, store and engine. `number`: its position in the pipeline, from 0.
 
     `pipeline` describes only this stage: its sources are the inputs of the stage, which may be other stages. `is_read`:
-    other stages read it.
+    whether other stages read this one.
     """
 
     # configuration
@@ -119,8 +119,8 @@ class StageRunner:
     ) -> StageResult:
         """Add an epoch's rows, advance the watermark and stage what is due.
 
-        `clocks`: the input clocks before the rows, including uncommitted quiet times. `upstream`: the output of earlier
-        stages.
+        `clocks`: the input clocks before this epoch's rows, including uncommitted quiet times. `upstream`: the output
+        of the stages that this one reads.
 
         Raises SlackwaterError if the epoch must not be committed.
         """
@@ -147,7 +147,7 @@ class StageRunner:
         return replace(done, idle=self._is_idle(clocks, upstream))
 
     def raise_watermark(self, done: StageResult, watermark: int, context: EpochContext) -> StageResult:
-        """Raise the watermark of an epoch's result to the one that a flush sets, and stage what becomes due."""
+        """Raise the watermark of an epoch's result to that of a flush (`watermark`), and stage what becomes due."""
         before = done.state
         if before.watermark_us < watermark:
             more = self._emit(before, before.model_copy(update={"watermark_us": watermark}), context, None)
@@ -160,7 +160,7 @@ class StageRunner:
     def _rows(
         self, before: StageState, context: EpochContext, upstream: Mapping[str, StageOutput]
     ) -> tuple[Batch, int]:
-        """Return the rows for the stage's inputs, and the number of late results among the rows of other stages."""
+        """Return a batch with the rows for this stage, and the number of late results among those from other stages."""
         payload, late = {n: rows for n, rows in context.batch.payload.items() if n in self.inputs}, 0
         for name, results in upstream.items():
             rows = results.rows
@@ -199,7 +199,7 @@ class StageRunner:
         upstream: Mapping[str, StageOutput],
         outcome: IngestOutcome | None,
     ) -> tuple[Mapping[str, SourceClock], IngestOutcome | None]:
-        """Advance the clocks by an epoch's rows. Return them, and the outcome with the spans that detect jumps."""
+        """Return the clocks after an epoch's rows, and the outcome with the event-time spans that the clocks needed."""
         if outcome is None or not context.moves_clocks:
             return self._clocks_after(clocks, context, upstream, None), outcome
         outcome = next_commit.add_time_spans(outcome, clocks)
@@ -262,7 +262,7 @@ class StageRunner:
         return all(upstream[n].idle if n in upstream else c.idle for n, c in clocks.items())
 
     def output_watermark_at(self, before: StageState, watermark: int, since: int | None = None) -> int:
-        """Return the output watermark at this watermark if no row changes the holds.
+        """Return the output watermark at this watermark, assuming that no row changes the holds.
 
         `since`: the previous output watermark, by default the committed one.
         """
@@ -277,9 +277,9 @@ class StageRunner:
         batch: Batch,
         upstream: Mapping[str, StageOutput],
     ) -> EpochWatermark | None:
-        """Return the watermark after the rows if their statistics already determine it, else None.
+        """Return the watermark after this epoch's rows, if it is known before they are read, else None.
 
-        Results of other stages do not move this watermark.
+        Rows from other stages do not affect it, and some sources provide statistics beforehand.
         """
         read = batch.payload.keys() - upstream.keys()
         stats = self.engine.statistics_before_read(batch, context.clock_us) if read else {}
@@ -296,7 +296,7 @@ class StageRunner:
     def _emit(
         self, before: StageState, state: StageState, context: EpochContext, outcome: IngestOutcome | None
     ) -> StageResult:
-        """Stage the results that are emitted between two watermarks."""
+        """Stage the results that are emitted between the watermarks of two states."""
         early = self.operator.updates and (context.flush or self.may_emit_early(before, context.clock_us))
         folded = outcome.reports if outcome is not None else ()
         reports = [r.emitted for r in folded if r.emitted is not None]  # emitted in the same pass as the rows
@@ -388,10 +388,10 @@ class StageRunner:
 
 
 def _split_late(rows: pl.DataFrame, watermark: int) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return results as rows of a stage at this watermark, and the original rows of those behind it.
+    """Return results as input rows for a stage at this watermark, and the original rows of those behind the watermark.
 
-    Late results are moved up to the watermark. They occur if a config change makes a stage emit results that are
-    earlier than it promised before.
+    Late results get the watermark as their event time. They occur if a config change makes a stage emit results that
+    are behind its previous output watermark.
     """
     least = pl.lit(watermark, pl.Int64).cast(pl.Datetime("us", "UTC"))
     behind = rows.filter(pl.col(EVENT_TIME) < least)

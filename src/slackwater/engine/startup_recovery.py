@@ -1,7 +1,7 @@
-"""The start of a run: publishes pending output, and converts the state to this config.
+"""The start of a run: publish pending output, and migrate the state to this config.
 
 latest commit ─▶ compare with the config ─▶ publish pending output ─▶ migrate if necessary, in a separate epoch
-                 REBUILD: fails                                       else continue unchanged
+                 fails if a rebuild is needed                         otherwise continue unchanged
 """
 
 from __future__ import annotations
@@ -42,9 +42,12 @@ class StartupRecovery:
     ) -> tuple[list[StageRunner], Commit]:
         """Return the stages and the state to continue from.
 
-        The operators of the stages include the effects of earlier configs that the state stores.
+        The operators of the stages include the effects of earlier configs that are stored in the state.
 
-        Raises StateError if the state cannot be used with this config, StartError, or PublishError.
+        Raises:
+            StateError: The state cannot be used with this config.
+            StartError: A target cannot be opened, or this config would publish pending output elsewhere.
+            PublishError: Pending output cannot be published.
         """
         operators = [s.operator for s in stages]
         comparison = None
@@ -87,7 +90,7 @@ class StartupRecovery:
     def _add_holds(self, stages: Sequence[StageRunner], state: Commit) -> Commit:
         """Add watermark holds to stages that other stages read.
 
-        If no stage has read a stage before, its holds are computed from its state rows.
+        If no other stage has read a stage until now, its holds are computed from its state rows.
         """
         updated = []
         for stage, before in zip(stages, state.stages, strict=True):
@@ -124,7 +127,7 @@ def _drop_unread_holds(stages: Sequence[StageRunner], after: Sequence[StageState
 def _catch_up_new_stages(stages: Sequence[StageRunner], state: Commit, pairs: StageMatch) -> Commit:
     """Give new stages the clocks of their sources, and the watermark that their inputs have reached.
 
-    If a stage was not read before, its output watermark is derived from its current state.
+    The output watermark of a stage that no other stage has read until now is derived from its current state.
     """
     began = {s.name for s, before in zip(stages, pairs.matched, strict=True) if before is None or before.holds is None}
     results: dict[str, StageOutput] = {}

@@ -30,8 +30,8 @@ class SourceStatus:
 class Counters:
     """Cumulative counters over the lifetime of the pipeline. They are part of every commit and survive restarts.
 
-    Conservation: `rows_sql + rows_bad == rows_used + rows_late + rows_refused + rows_bad`, where `rows_sql` is the
-    number of rows after the SQL. `emitted` is by reason (`close`, `cap`, `flush`), `late` by cause (`lateness`, `idle`,
+    Conservation: `rows_sql == rows_used + rows_late + rows_refused`, where `rows_sql` is the number of usable rows
+    after the SQL. `emitted` is by reason (`close`, `cap`, `flush`), `late` by cause (`lateness`, `idle`,
     `flush`), and `letters` (dead letters) by reason (`late`, `undecodable`, `future`, `no event time`). The number of
     `late` letters is `rows_late + rows_partly_late`.
 
@@ -41,7 +41,7 @@ class Counters:
     For a join, the reasons in `emitted` are `match` and `unmatched`. `sides` has counters for "left" and "right":
     `buffered` (rows added to the state), `late`, `null_keys`, `keyless` (rows with a NULL key that are neither emitted
     nor used), `matched` (rows that got their first partner), `unmatched` (rows emitted without a partner) and `evicted`
-    (by on_state_cap).
+    (because of `on_state_cap`).
     """
 
     rows_in: int = 0
@@ -88,9 +88,9 @@ class Counters:
 
 @dataclass(frozen=True)
 class BufferCounts:
-    """One side of a join: the number of rows in the state, and a key with very many rows.
+    """One side of a join: the number of its rows in the state, and its hot key, if any.
 
-    `hot_key`: the number of rows of that key, and the key as text; None if no key has very many rows.
+    `hot_key`: the number of rows of the hot key, and the key as text; None if no key has very many rows.
     """
 
     rows: int
@@ -150,8 +150,8 @@ class Status:
     def results(self, target: str | None = None) -> pl.DataFrame:
         """Read the current content of the run's target. If there are several targets, `target` selects one.
 
-        Only works on the status that `run` returns. Raises StartError for a target that cannot be read, such as the
-        console.
+        This works only on the status that `run` returns. Raises StartError for a target that cannot be read, such as
+        the console.
         """
         if self.read_results is None:
             raise StartError(

@@ -1,4 +1,4 @@
-"""Added columns: which state and which targets accept them, and what values earlier rows have.
+"""Added columns: which state and which targets accept them, and which values they have in earlier rows.
 
     source ──▶ SQL ──▶ join: buffered rows have NULL ──▶ results ──▶ target: gets the column, NULL in its rows
                schema_changes = "add" allows all of it
@@ -32,14 +32,14 @@ def _shown(columns: Types) -> str:
 
 
 def added_side_columns(before: Any, now: Any) -> list[list[str]] | None:
-    """Return the added columns on each side of a join, in fingerprint form; None if a column was removed or retyped."""
+    """Return the added columns ("name type") of each side of a join; None if a column was removed or retyped."""
     if before is None or any(Counter(was) - Counter(is_) for was, is_ in zip(before, now, strict=True)):
         return None
     return [[column for column in is_ if column not in was] for was, is_ in zip(before, now, strict=True)]
 
 
 def join_change(prefix: str, state: StageState, new: Types) -> KeyChange:
-    """Return the change for columns added to a join. They do not require rewriting the state."""
+    """Return the change for columns that were added to a join. The state need not be rewritten for them."""
     rows, had = sum(m.rows for m in state.metas), sum(map(len, state.fingerprint.get("columns", ())))
     how = f"{plural(rows, 'row')} of the state {'has' if rows == 1 else 'have'} NULL in new columns, without a rewrite"
     has = f"{plural(had + len(new), 'column')}, new: {_shown(new)}"
@@ -63,7 +63,7 @@ def added_target_columns(
 ) -> dict[str, dict[str, str | None]]:
     """Return the columns that a start adds to targets, by target.
 
-    `results`: the columns of stages, as far as known.
+    `results`: the output columns of each stage, as far as they are known.
     """
     if commit is None or not commit.targets:
         return {}

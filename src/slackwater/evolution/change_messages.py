@@ -15,7 +15,7 @@ Text = Callable[[Any, Any, StageState], str]
 
 
 def describe_gap_change(before: int, after: int, open_: int) -> str:
-    """Return the sentence about a changed gap. `before` and `after` are in milliseconds."""
+    """Return the sentence about a changed gap (`before`, `after`: ms). `open_`: the number of open sessions."""
     if after > before:
         return (
             f"{open_:,} open and retained sessions now reach to their last event + {format_config_duration(after)}; those that now touch "

@@ -1,4 +1,4 @@
-"""Build commits and descriptions from a config: the first commit, and the stages and sources of a start."""
+"""Build commits and descriptions from a config: the first commit, and the stages and sources at a start."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def stored_emission(stage: StageState) -> dict[str, Any]:
 
 
 def _step_description(step: StepBase, operator: Operator) -> dict[str, Any]:
-    """Return the description of a step for the commit; empty if it contains something that cannot be written as text.
+    """Return the description of a step for the commit; empty if the step contains values that cannot be stored.
 
-    Every commit contains it, so that a state can be read without a config. SQL is excluded, since it may contain
-    secrets; see `sql_hashes`.
+    Every commit contains this description, so that a state can be read without a config. The description does not
+    contain SQL, which may contain secrets; see `sql_hashes`.
     """
     data = spec_to_data(step)
     return {} if data is None else operator.description(data)
@@ -55,7 +55,7 @@ def _hash(text: str | None) -> str:
 def check_description(commit: Commit, stage: StageState, window: Window) -> None:
     """Raise StateError if a state's description contradicts the window that its rows were written for.
 
-    Only checks what can be checked without the types of the aggregations. `window`: the described window.
+    This checks only what can be checked without the types of the aggregations. `window`: the described window.
     """
     wrote, described = stage.fingerprint, stage.described
     lengths = ("kind", "duration_ms", "hop_ms", "offset_ms", "gap_ms", "max_session_duration_ms")
@@ -74,13 +74,13 @@ def check_description(commit: Commit, stage: StageState, window: Window) -> None
 
 
 def with_stored_accumulators(operator: WindowOperator, stage: StageState) -> WindowOperator:
-    """Return the operator with the accumulators stored in a state, if an earlier version stored them in another form."""
+    """Return the operator with its accumulators in the form in which a state stores them, such as an earlier one."""
     fingerprints = dict(stage.fingerprint.get("aggregations", {}))
     return replace(operator, aggs=tuple(a.as_stored(fingerprints.get(a.name)) for a in operator.aggs))
 
 
 def stored_columns(stage: StageState, window: Window) -> dict[str, Field]:
-    """Return the columns that a window of the state reads, from its description or otherwise its fingerprint."""
+    """Return the columns that a window of the state reads: from its description, or else from its fingerprint."""
     if "columns" in stage.described:
         return {name: Field(name, type_) for name, type_ in stage.described["columns"].items()}
     written = stage.fingerprint
@@ -118,7 +118,10 @@ def _first_state(name: str, operator: Operator, shards: int) -> StageState:
 def with_stages(
     commit: Commit, names: Sequence[str], operators: Sequence[Operator], matched: Sequence[StageState | None]
 ) -> Commit:
-    """Return the state with the stages of this config, whether matched or new. See `stage_matching`."""
+    """Return the state with the stages of this config: those that continue a stage of the state, and new ones.
+
+    `matched`: see `stage_matching.StageMatch`.
+    """
     stages = (
         before or _first_state(name, operator, commit.shards)
         for name, operator, before in zip(names, operators, matched, strict=True)
@@ -127,7 +130,10 @@ def with_stages(
 
 
 def with_descriptions(commit: Commit, stages: Sequence[tuple[str, Pipeline, Operator]]) -> Commit:
-    """Add the descriptions of this config's stages: the name, the pipeline of only that stage, and the operator."""
+    """Add the descriptions of this config's stages.
+
+    `stages`: for each stage, its name, a pipeline that contains only this stage, and its operator.
+    """
     stage_states = []
     for state, (name, pipeline, operator) in zip(commit.stages, stages, strict=True):
         description = {
@@ -161,7 +167,7 @@ def with_sources(
 def check_schema(source: str, before: str | None, now: str) -> list[str]:
     """Compare a source's columns (Spark's JSON) with those at its first start.
 
-    Raises StartError for missing or changed columns, by name. Returns warnings about new ones.
+    Raises StartError if a column is missing or has another type. Returns warnings about new columns.
     """
     if before is None:
         return []

@@ -36,10 +36,10 @@ def compare_config(
         pipeline: The config.
         commit: The commit of the state.
         steps: The operators of the stages; None if their column types are unknown.
-        shards: The number of shards of the start; None if only the start knows it.
-        missing: Targets that lack their part of the commit.
+        shards: The number of shards with which the pipeline starts; None for the number in the config.
+        missing: The targets that have not received their output of the commit.
 
-    Raises ConfigError for a description in the state that cannot be read.
+        Raises ConfigError if a description in the state cannot be read.
     """
     sub_pipelines = list(pipeline.stage_pipelines.values())
     kind = kind_name(commit.stages[0].fingerprint.get("kind")).removesuffix(" without state")
@@ -107,7 +107,7 @@ def _compare_stages(pipeline: Pipeline, commit: Commit, pairs: StageMatch) -> It
 
 
 def _compare_inputs(sub_pipeline: Pipeline, commit: Commit, state: StageState, prefix: str) -> Iterator[KeyChange]:
-    """Yield the change in the inputs of a stage, comparing stages under their current names."""
+    """Yield the change, if any, in the inputs of a stage. An input stage that was only renamed is not a change."""
     before, now = list(state.clocks), [s.name for s in sub_pipeline.sources]
     if not prefix or not before or {*before} == {*now}:
         return
@@ -122,7 +122,10 @@ def _compare_inputs(sub_pipeline: Pipeline, commit: Commit, state: StageState, p
 
 
 def _reorder_problem(pipeline: Pipeline, commit: Commit, pairs: StageMatch) -> str | None:
-    """Return why the stages of a state cannot change their positions: Postgres tables are named by stage position."""
+    """Return why stages cannot change their positions; None if they can, or do not.
+
+    In Postgres, the table of a stage is named by its position.
+    """
     store = pipeline.state_store
     if store is None or store.kind != "postgres":
         return None

@@ -1,6 +1,7 @@
 """Compare one stage of a state with the config: the differences of a window, a join or another step, key by key.
 
-Only a start knows the types of the SQL's output columns. Without them, the types in the state are used.
+The types of the SQL's output columns are known only when the pipeline starts. Without them, the types in the state are
+used.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ from slackwater.windows.compiled_window import allowed_lateness_us
 class StageComparison:
     """Compares one step in the config (`step`) with the stage of a commit that holds its state (`state`).
 
-    `operator`: the operator of the step, with all types; None if they are unknown.
+    `operator`: the operator of the step; None if column types are unknown. `prefix`: what precedes each key in
+    messages.
     """
 
     step: Spec
@@ -95,7 +97,7 @@ class StageComparison:
         yield from self._settings(new, old)
 
     def _columns(self) -> Mapping[str, Field]:
-        """Return the columns whose types are known."""
+        """Return the columns that the window reads, as far as their types are known."""
         if self.operator is not None:
             return _columns_read_by(self.operator)
         assert isinstance(self.step, Window)
@@ -138,7 +140,7 @@ class StageComparison:
             yield self._if_described("max_session_duration_ms", cap, above, is_described, how)
 
     def _if_described(self, key: str, before: Any, after: Any, is_described: bool, how: str) -> KeyChange:
-        """Return a migration if the state describes the window that its rows were written for, else a rebuild."""
+        """Return a change that is a migration if the state describes the window of its rows, else a rebuild."""
         if is_described:
             return self.change(key, before, after, MIGRATED, how)
         why = "the state does not describe its window, because of the version that wrote it or of a custom aggregation"
@@ -222,7 +224,7 @@ class StageComparison:
         yield from self._settings(new, old)
 
     def _added_columns(self, new: Sequence[Sequence[str]]) -> Iterator[KeyChange]:
-        """Yield the change for added columns, which the config alone does not show."""
+        """Yield the change for the added columns (`new`) of a join's sides; nothing if column types are unknown."""
         if self.operator is not None and any(new):
             sides = zip(_join_sides(self.operator), new, strict=True)
             columns = {
@@ -236,7 +238,7 @@ class StageComparison:
     # -- others --------------------------------------------------------------------------------------------------
 
     def _other(self, new: Spec) -> Iterator[KeyChange]:
-        """Yield the changes of other steps.
+        """Yield the changes of a step that is neither a window nor a join.
 
         Changes in `STATE_KEYS` or in the fingerprint need a rebuild; all other changes are compatible.
         """
@@ -268,7 +270,7 @@ class StageComparison:
 
 
 def kind_name(kind: object) -> str:
-    """Return the name of a step for users, given the kind in its fingerprint; older states have no kind."""
+    """Return the name of a step for users, given the kind in its fingerprint. Without a kind, it is a window."""
     operator_type = find_type_by_kind(kind)
     return "window" if operator_type is None else operator_type.name
 
@@ -296,7 +298,7 @@ def _(operator: IntervalJoinOperator) -> Sequence[JoinSide]:
 
 
 def _join_fingerprint(new: Join, wrote: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a join's fingerprint, from a config without types. Unknown parts are taken from the state."""
+    """Return a join's fingerprint from a config without types. What is unknown is taken from the state (`wrote`)."""
     names = [list(new.left_keys), list(new.right_keys)]
     former = [[k.rpartition(" ")[0] for k in side] for side in wrote.get("keys", ())]
     return {
@@ -308,7 +310,7 @@ def _join_fingerprint(new: Join, wrote: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _emission(step: Spec) -> dict[str, Any]:
-    """Return the result of `Operator.emission` for a spec."""
+    """Return what `Operator.emission` would return for a spec."""
     if isinstance(step, Window):
         return {
             "updates": step.emit == "updates",
@@ -318,7 +320,7 @@ def _emission(step: Spec) -> dict[str, Any]:
 
 
 def _fingerprint(spec: Aggregation, columns: Mapping[str, Field], is_former: bool = False) -> str | None:
-    """Return what an aggregation's accumulators depend on, now or in earlier versions; None if a type is unknown."""
+    """Return the fingerprint of an aggregation (`is_former`: in its earlier form); None if a column type is unknown."""
     names = [*([spec.column] if spec.column else []), *spec.further_columns()]
     if any(n not in columns for n in names):
         return None

@@ -22,9 +22,9 @@ AHEAD, FOREIGN, BEHIND = "ahead", "foreign", "behind"
 class ExpectedMarkers:
     """The markers of one target that are consistent with a commit.
 
-    `is_exact`: the target must hold one of `markers`, or nothing if `may_be_empty`. False if the commit has no
+    `is_exact`: whether the target must hold one of `markers`, or nothing if `may_be_empty`. False if the commit has no
     marker for this target, because an earlier version wrote the commit or because the target has moved. `was_target`:
-    the commit records this location.
+    whether the commit records this location for the target.
     """
 
     rollback: TargetMarker  # what the target holds after the rollback of everything newer than the state and of its missing part
@@ -39,7 +39,7 @@ def expected_markers(
 ) -> ExpectedMarkers:
     """Return the markers that the target `name` may hold. LETTERS is the target of dead letters.
 
-    `missing`: the target's part of this commit may not have reached it.
+    `missing`: whether the target may not have received its output of this commit.
     """
     if name == LETTERS:
         same, markers = commit.letters_to == location, commit.letters_marks
@@ -60,7 +60,7 @@ def expected_markers(
 
 
 def find_mismatch(commit: Commit, expected: ExpectedMarkers, held: TargetMarker | None) -> str | None:
-    """Return AHEAD, FOREIGN or BEHIND; None if the state can continue with this target."""
+    """Return AHEAD, FOREIGN or BEHIND; None if the state can continue with this target. `held`: its current marker."""
     if held is None:
         return None if expected.may_be_empty else BEHIND
     if any(_is_same(held, marker) for marker in expected.markers):
@@ -78,7 +78,7 @@ def find_mismatch(commit: Commit, expected: ExpectedMarkers, held: TargetMarker 
 
 
 def _is_same(one: TargetMarker, other: TargetMarker) -> bool:
-    """Compare state and epoch, and also the commit if both markers have one: earlier versions did not store it."""
+    """Return whether two markers are equal. Commits are compared only if both have one; earlier versions had none."""
     commits = one.commit, other.commit
     return (one.state, one.epoch) == (other.state, other.epoch) and ("" in commits or one.commit == other.commit)
 
@@ -86,9 +86,10 @@ def _is_same(one: TargetMarker, other: TargetMarker) -> bool:
 def start_branch(
     commit: Commit, branch: str, held: Mapping[str, TargetMarker | None], missing: Collection[str]
 ) -> Commit:
-    """Return the commit as the first one of a branch, which is a different state for the targets.
+    """Return the commit as the first commit of a branch, which targets see as a separate state.
 
-    `held`: the current marker of each target. `missing`: the targets whose parts the branch publishes.
+    `held`: the current marker of each target. `missing`: the targets to which the branch publishes output of the
+    commit.
     """
     reached = {name for name in missing if held.get(name) == commit.marker}
     branched = commit.model_copy(update={"branch": branch, "reached": (*commit.reached, *reached)})
@@ -102,9 +103,9 @@ def start_branch(
 
 
 def with_skipped_targets(commit: Commit, names: Collection[str]) -> Commit:
-    """Return the commit without the parts of these targets, which will never be published.
+    """Return the commit for the case that its output to these targets will never be published.
 
-    The targets keep their previous markers.
+    The targets then keep their previous markers.
     """
     commit_markers = (commit.marker,)
 

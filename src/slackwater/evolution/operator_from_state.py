@@ -17,8 +17,8 @@ from slackwater.state.commit import Commit, StageState
 def restore_operator(commit: Commit, number: int = 0, *, trusting: bool = False) -> Operator:
     """Restore the operator of one stage. Raises StateError if the state lacks the operator or contradicts itself.
 
-    Operators other than windows are only restored as far as their stored rows require: a join, for example, can read
-    and rewrite its rows, but not run. `trusting`: accept contradictions.
+    Operators other than windows are restored only as far as their stored rows require: a join, for example, can read
+    and rewrite its rows, but cannot process new ones. `trusting`: do not raise StateError for contradictions.
     """
     stage = commit.stages[number]
     operator_type = find_type_by_kind(stage.fingerprint.get("kind"))
@@ -33,15 +33,15 @@ def restore_operator(commit: Commit, number: int = 0, *, trusting: bool = False)
 
 
 def matches_description(logic: Operator, stage: StageState) -> bool:
-    """Return whether the stored rows match the description.
+    """Return whether the stored rows of a stage match the operator from its description.
 
-    They do not match in a commit that rewrote them for another config.
+    They do not match in a commit that has rewritten the rows for another config.
     """
     return bool(commit_from_config.stored_emission(stage) == logic.emission)
 
 
 def find_contradiction(operator: Operator, state: StageState) -> str:
-    """Describe how the fingerprint of a stage contradicts its description; empty if it does not.
+    """Return a clause that says how the fingerprint of a stage contradicts its description; empty if it does not.
 
     `operator`: the operator from the description.
     """
@@ -51,10 +51,11 @@ def find_contradiction(operator: Operator, state: StageState) -> str:
 
 
 def restore_window(commit: Commit, number: int = 0, *, trusting: bool = False) -> WindowOperator:
-    """Restore the window of a state from its description. Raises StateError if there is none or it contradicts itself.
+    """Restore the window of a state from its description.
 
-    If the description names an aggregation class whose module is not imported yet, raises ConfigError: a state must not
-    cause imports, only a config may.
+    Raises StateError if there is no description, or if it contradicts the fingerprint (unless `trusting`). Raises
+    ConfigError if the description names an aggregation class whose module is not imported yet: only a config may cause
+    imports, not a state.
     """
     stage = commit.stages[number]
     if "window" not in stage.described:

@@ -3,7 +3,7 @@
 config                               state       continues
 name = "visits"                      visits      visits
 name = "calls", formerly = "rings"   rings       rings, which is called "calls" from then on
-name = "calls", formerly = "rings"   calls       calls: an earlier start did the rename
+name = "calls", formerly = "rings"   calls       calls, which an earlier start has renamed
 name = "logins"                                  nothing: it starts empty
 """
 
@@ -23,7 +23,8 @@ class StageMatch:
     """The result of matching stages.
 
     `matched`: for each stage of the config, the stage that it continues; None for a new stage. `removed`: stages that
-    no stage continues. `renamed`: old names by current name. `problems`: by stage, why its match is unclear.
+    no stage continues. `renamed`: the former names of renamed stages, by current name. `problems`: for each stage whose
+    match is unclear, the reason.
     """
 
     matched: tuple[StageState | None, ...]
@@ -35,7 +36,7 @@ class StageMatch:
 def match_stages(former_names: Mapping[str, str | None], commit: Commit) -> StageMatch:
     """Match the stages of a config with those of a commit.
 
-    `former_names`: the `formerly` of each running stage by name, in order.
+    `former_names`: the `formerly` of each stage in the config, by name and in order.
     """
     state = {s.name: s for s in commit.stages}
     origins: dict[str, str] = {}
@@ -65,7 +66,7 @@ def match_stages(former_names: Mapping[str, str | None], commit: Commit) -> Stag
 
 
 def _pair_unnamed(names: list[str], commit: Commit, origins: dict[str, str]) -> None:
-    """Match stages without stored names (state format 2) by their position."""
+    """Match stages without stored names (state format 2) by their position, and add the matches to `origins`."""
     if len(names) != len(commit.stages):
         return
     for name, state in zip(names, commit.stages, strict=True):
@@ -79,7 +80,7 @@ def _problems_of_unnamed(
     removed: tuple[StageState, ...],
     problems: Mapping[str, str],
 ) -> dict[str, str]:
-    """Return a problem if no stage continues a [transform], or if a [transform] continues none of the named stages."""
+    """Return a problem if no stage continues the state's [transform], or if a new [transform] continues no stage."""
     before = [s.name for s in commit.stages]
     if before == [TRANSFORM] and removed and not problems:
         how = f'the state is that of [transform], and no stage continues it; set formerly = "{TRANSFORM}" in the stage that does'
@@ -91,6 +92,6 @@ def _problems_of_unnamed(
 
 
 def _with_inputs(state: StageState, today: Mapping[str, str], commit: Commit) -> StageState:
-    """Return the stage with its input stages under their current names."""
+    """Return the stage with its input stages under their current names. `today`: current names by former name."""
     clocks = {n if n in commit.sources else today.get(n, n): clock for n, clock in state.clocks.items()}
     return state if clocks.keys() == state.clocks.keys() else state.model_copy(update={"clocks": clocks})

@@ -1,4 +1,4 @@
-"""Migrate a state from one config to the next, in a separate epoch: new shards, another emission, a changed window.
+"""Migrate a state to another config, in a separate epoch: to another number of shards, emission mode or window.
 
     commit n        former rows ── read with the former window ─▶ converted ─▶ staged per new shard ─▶ commit n + 1
     old fingerprint                                                                                    new fingerprint
@@ -39,13 +39,13 @@ from slackwater.windows.state_rows import EMITTED_FRAGMENT, FRAGMENT
 
 
 def read_earlier_settings(state: StageState) -> dict[str, Any]:
-    """Return the effects of earlier configs that a state stores."""
+    """Return the lasting effects of earlier configs, which the state of a stage stores."""
     return {"gone_us": state.gone_us, "rows_from_us": state.rows_from_us, "revised": state.revised}
 
 
 @singledispatch
 def restore_earlier_settings(operator: Operator, state: StageState) -> Operator:
-    """Return the operator with the effects of earlier configs that a state stores."""
+    """Return the operator with the lasting effects of earlier configs, which the state of its stage stores."""
     raise_unregistered(operator, "slackwater.evolution.state_migration.restore_earlier_settings")
 
 
@@ -104,7 +104,7 @@ def described_window(state: StageState) -> Window | None:
 
 
 def _with_common_aggregations(former: WindowOperator, state: StageState) -> WindowOperator:
-    """Return the old window with the aggregations that both state and config have, in the form stored in the state."""
+    """Return the former window with the aggregations that both state and config have, in the form of the state."""
     fingerprints = dict(state.fingerprint.get("aggregations", {}))
     aggs = commit_from_config.with_stored_accumulators(former, state).aggs
     return replace(former, aggs=tuple(a for a in aggs if fingerprints.get(a.name) == a.fingerprint()))
@@ -112,9 +112,10 @@ def _with_common_aggregations(former: WindowOperator, state: StageState) -> Wind
 
 @dataclass(frozen=True)
 class StageMigration:
-    """A stage on its way from one commit to the next.
+    """The migration of a stage between two commits.
 
-    `rows` are the converted state rows, and `before` the state rows without the conversion. Both are empty for a join.
+    `rows`: the converted state rows. `before`: the same rows before the conversion. Both are empty for joins and stages
+    without state. `rewritten`: whether the conversion has changed anything.
     """
 
     operator: Operator
@@ -126,7 +127,7 @@ class StageMigration:
     rewritten: bool
 
     def write_shards(self, store: StateStore, shards: int) -> StageState:
-        """Stage the rows for this number of shards, and return the stage to commit, without its description."""
+        """Stage the rows for this number of shards, and return the stage to commit, except for its description."""
         description = {"fingerprint": self.operator.fingerprint, "emission": self.operator.emission}
         return self.state.model_copy(update=description | _write_rows(self.operator, self, store, shards))
 
@@ -192,7 +193,7 @@ def _(operator: StatelessOperator, migration: StageMigration, store: StateStore,
 
 @singledispatch
 def _count_rows(operator: Operator, parts: Sequence[pl.DataFrame], watermark: int) -> StageCounts:
-    """Return the row counts of each shard for the commit."""
+    """Return the counts of the state for the commit. `parts`: the state rows of each shard."""
     raise_unregistered(operator, "slackwater.evolution.state_migration.StageMigration")
 
 
@@ -276,7 +277,7 @@ def _(operator: WindowOperator, store: StateStore, state: StageState, epoch: int
 
 @read_stage.register
 def _(operator: KeyedOperator, store: StateStore, state: StageState, epoch: int, number: int) -> StageMigration:
-    """Read the rows with the columns that the state has. Columns of state that were added are NULL in them."""
+    """Read the rows with the columns that they were stored with. Columns of state that have been added are NULL."""
     former = StoredKeyedOperator.from_state(operator.pipeline, state)
     parts = [
         store.shard(shard, state.shards, epoch, metas, number).reader(former).scan()

@@ -52,12 +52,12 @@ def with_targets(
     letters_to: TargetLocation | None,
     held_markers: Mapping[str, TargetMarker | None] | None = None,
 ) -> Commit:
-    """Return the commit with these targets. Each has its current marker and the marker after its part of the commit.
+    """Return the commit with these targets, each with its current marker and the marker of its output in the commit.
 
-    `held_markers`: the markers that the start has read from targets. They are used for targets whose marker the commit
-    does not contain, because the target, its location or its writer has changed. If a target has a new writer, the
-    commit keeps the previous writer until the target receives rows, because the target's current marker belongs to the
-    previous writer.
+    `held_markers`: the markers that were read from the targets at the start. They are used for targets whose marker the
+    commit does not contain, because the target, its location or its writer has changed. If a target has a new writer,
+    the commit keeps the previous writer until the target receives rows, because the target's current marker belongs to
+    the previous writer.
     """
     earlier = commit.targets
     same_letters = commit.letters_to == letters_to
@@ -89,9 +89,9 @@ def with_targets(
 
 
 def with_current_names(commit: Commit, stages: Mapping[str, str | None], targets: Sequence[str]) -> Commit:
-    """Return the commit with the current names of its stages and targets; stages are matched by `stage_matching`.
+    """Return the commit with the current names of its stages and targets. `stages`: the `formerly` of each stage.
 
-    A target takes the new name if it is the only target, or if it is named after a renamed stage.
+    A target is renamed if it is the only target, or if it has the name of a renamed stage.
     """
     renamed = {former: now for now, former in match_stages(stages, commit).renamed.items()}
     called = {}
@@ -119,7 +119,7 @@ def with_current_names(commit: Commit, stages: Mapping[str, str | None], targets
 
 
 def describe_target_changes(pipeline: Pipeline, commit: Commit) -> Iterator[tuple[str, str | None, str | None, str]]:
-    """Yield (setting, before, after, consequence), or nothing if no epoch with targets has been committed."""
+    """Yield (setting, before, after, consequence) for each change; nothing if no epoch with targets was committed."""
     if not commit.targets:
         return
     now = configured_targets(pipeline)
@@ -166,7 +166,7 @@ def describe_blocked_change(pipeline: Pipeline, commit: Commit, missing: Sequenc
     """Return why the pipeline must first be started with the previous config; None if this is not necessary.
 
     The previous config must publish its pending output if the new config would send that output elsewhere. `missing`:
-    targets that lack their part.
+    the targets that have not received their output of the commit.
     """
     if not missing or not commit.targets:
         return None
@@ -183,7 +183,7 @@ def changed_pending_targets(
     missing: Sequence[str],
     growing: Collection[str] = (),
 ) -> list[str]:
-    """Return the changed settings of targets that lack their part of a commit.
+    """Return the changed settings of targets that have not received their output of a commit.
 
     `growing`: targets that may get added columns.
     """

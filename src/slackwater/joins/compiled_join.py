@@ -1,11 +1,10 @@
 """A stream-stream join as the engine sees it: two sides bound to their columns, and the time limits between partners.
 
     left    ──●─────────────────────────▶ event time      lower <= right.ts - left.ts <= upper
-    right      ├──────────────┤  its partners             it waits for them until the watermark passes ts + upper
+    right      ├──────────────┤  its partners             the left row waits until watermark > ts + upper
              lower          upper
 
-A row expires once the watermark is above its time plus `keep_us` of its side. This depends on the row alone, not on how
-it is stored.
+A row expires once the watermark is above the row's time plus its side's `keep_us`, regardless of how the row is stored.
 
 Rows of both sides go through one shuffle in one frame, in which columns of the same type share a shuffled column:
 
@@ -32,10 +31,10 @@ MATCH, UNMATCHED = "match", "unmatched"
 
 @dataclass(frozen=True)
 class JoinSide:
-    """One side of a join. `keys` and `fields` are its columns; `output` pairs each output name with a column, in order.
+    """One side of a join. `fields`: all its columns, including `keys`. `output`: each output name with its column.
 
     `low_us` and `high_us` limit a partner's time relative to a row's time. A row may find partners until the watermark
-    is above its time plus `keep_us`. `outer`: rows without a partner are emitted.
+    is above its time plus `keep_us`. `outer`: whether rows without a partner are emitted.
     """
 
     which: int
@@ -54,7 +53,7 @@ class JoinSide:
 
     @cached_property
     def schema(self) -> dict[str, pl.DataType]:
-        """Return the columns of a buffered row. `__matched` is only used on outer sides."""
+        """Return the columns of a buffered row. `__matched` is used only on outer sides."""
         return {**HIDDEN, **{f.name: f.polars for f in self.fields}}
 
     def add_missing_columns(self, rows: pl.DataFrame) -> pl.DataFrame:
@@ -63,13 +62,13 @@ class JoinSide:
         return rows.with_columns(pl.lit(None, f.polars).alias(f.name) for f in new) if new else rows
 
     def due(self, ts: Int64s) -> Int64s:
-        """Return the watermark at which rows with these times expire."""
+        """Return, for each of these event times, the watermark at which a row with this time expires."""
         return ts + (self.keep_us + 1)
 
 
 @dataclass(frozen=True)
 class CompiledJoin:
-    """A compiled join: two sides bound to their columns, as pure functions.
+    """A join with both sides bound to their columns. Its methods are pure functions.
 
     `event_time` selects the event time of a joined row: "later", "left" or "right".
     """
@@ -88,7 +87,7 @@ class CompiledJoin:
 
     @property
     def lag_us(self) -> int:
-        """Return how far (µs) a joined row can be behind the watermark."""
+        """Return how far (µs) the event time of an output row can be behind the watermark."""
         waits = (max(s.high_us, 0) for s in self.sides if s.outer or self.event_time == s.name)
         return self.allowed_us + max(waits, default=0)
 
@@ -121,7 +120,7 @@ class CompiledJoin:
         return pl.DataFrame([*columns, _utc(later), pl.Series("__reason", [MATCH]).new_from_index(0, left.height)])
 
     def unmatched_rows(self, which: int, rows: pl.DataFrame) -> pl.DataFrame:
-        """Convert unmatched rows of one side to output rows with `__reason`."""
+        """Convert unmatched rows of one side to output rows with `__reason`; the other side's columns are NULL."""
         columns: list[pl.Series] = []
         for side in self.sides:
             for name, field in side.output:
@@ -148,7 +147,7 @@ def build_join_side(
     allowed_us: int,
     outer: bool,
 ) -> JoinSide:
-    """Build one side of a join whose rows match if `lower_us <= right.ts - left.ts <= upper_us`."""
+    """Build one side of a join in which rows match if `lower_us <= right.ts - left.ts <= upper_us`."""
     low, high = (lower_us, upper_us) if which == LEFT else (-upper_us, -lower_us)
     columns = list(dict.fromkeys([*keys, *fields]))
     return JoinSide(

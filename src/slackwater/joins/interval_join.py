@@ -1,9 +1,8 @@
 """One epoch of a join in one shard: late rows, matches, buffered rows, and rows that expire without a partner.
 
-new left  ─┬─ late, NULL keys ─▶ counted; outer rows without a key are emitted immediately
-           ├─▶ buffered right, new right ─▶ pairs ─┐
-new right ─┴─▶ buffered left ────────────▶ pairs ─┴▶ output, in chunks; which rows have a partner
-                                                   ─▶ changes of both buffers
+new left  ─┬─ late, NULL keys ─▶ counted; rows of outer sides with a NULL key are emitted immediately
+           ├─▶ buffered right, new right ─▶ pairs ─┬▶ output, in chunks
+new right ─┴─▶ buffered left ────────────▶ pairs ─┴▶ changes to both buffers: new rows, rows that have got a partner
 """
 
 from __future__ import annotations
@@ -45,7 +44,8 @@ class SideCounts:
 class JoinResult:
     """The outcome of an epoch's rows. `late`: the late rows of each side, with their original columns.
 
-    `hot_key`: for each side, the key with the most rows if it has more than half of the limit: (rows, key as text).
+    `hot_key`: for each side, the key with the most rows, if their number is more than half of the limit: (rows, key as
+    text).
     """
 
     changes: Changes
@@ -57,7 +57,7 @@ class JoinResult:
 
 @dataclass
 class NewRows:
-    """The sorted new rows of a side that have a key and are not late, and a mask of those with a partner."""
+    """The new rows of a side, sorted, and a mask of those with a partner. Late rows and NULL keys are excluded."""
 
     side: JoinSide
     rows: pl.DataFrame
@@ -82,7 +82,7 @@ def ingest_rows(
     """Match an epoch's rows (`__kh`, `__ts`, the side's columns) with each other and with the buffers.
 
     `watermark` is that of the previous epoch. `sink` receives the output, frame by frame. Raises
-    RowsPerKeyExceededError.
+    RowsPerKeyExceededError if a key has too many rows, unless the oldest rows may be dropped.
     """
     tallies = {which: SideCounts(rows=rows.height) for which, rows in new.items()}
     late: dict[int, pl.DataFrame] = {}
@@ -128,7 +128,7 @@ def ingest_rows(
 def emit_unmatched_rows(
     logic: CompiledJoin, buffers: Buffers, since: int, watermark: int, sink: Sink
 ) -> Mapping[int, int]:
-    """Emit outer rows that expire between two watermarks without a partner; return their number by side."""
+    """Emit rows of outer sides that expire between two watermarks without a partner. Return their number by side."""
     counts: dict[int, int] = {}
     for side in logic.sides:
         if side.outer:
@@ -183,9 +183,11 @@ def _match(
     firsts: list[pl.DataFrame],
     matched: NDArray[np.bool_] | None = None,
 ) -> int:
-    """Emit the pairs of new rows and matching rows of a run, and return the number of pairs.
+    """Emit the pairs of new rows (`query`) and matching rows of a run, and return the number of pairs.
 
-    `buffers` is None if the run itself consists of new rows.
+    `low`, `high`: the first and the last time that a partner of each new row may have. `firsts`: an output, the rows of
+    the run that have a partner if the other side is outer. If the run itself consists of new rows, `buffers` is None,
+    and `matched` is a mask that is set for the rows of the run that have a partner.
     """
     other = logic.sides[1 - query.side.which]
     begin, end = matching_ranges(run, query.run.kh, low, high)
@@ -212,9 +214,9 @@ def _match(
 
 
 def _equal_keys(side: JoinSide, other: JoinSide, rows: pl.DataFrame, partners: pl.DataFrame) -> NDArray[np.bool_]:
-    """Compare the keys of each pair, since different keys may have the same hash.
+    """Return a mask of the pairs whose keys are equal, since different keys may have the same hash.
 
-    Here NaN equals NaN, and 0.0 equals -0.0.
+    NaN equals NaN, and 0.0 equals -0.0.
     """
     good = np.ones(rows.height, dtype=bool)
     for a, b in zip(side.keys, other.keys, strict=True):
@@ -223,7 +225,7 @@ def _equal_keys(side: JoinSide, other: JoinSide, rows: pl.DataFrame, partners: p
 
 
 def _first_matches(side: JoinSide, frames: list[pl.DataFrame], buffers: Buffers) -> pl.DataFrame:
-    """Return the buffered rows that have just got their first partner."""
+    """Return references to the buffered rows in `frames` that had no partner before this epoch."""
     if not frames:
         return row_references()
     rows = pl.concat(frames).unique(["__kh", "__id"], keep="first", maintain_order=True)
@@ -244,7 +246,7 @@ def _enforce_limit(
     tally: SideCounts,
     hot_key: dict[int, tuple[int, str]],
 ) -> BufferChange:
-    """Enforce the limit of rows per key: fail the epoch, or evict the oldest rows."""
+    """Enforce the limit on rows per key: raise RowsPerKeyExceededError, or evict the oldest rows."""
     most = logic.max_rows_per_key or 0
     kh = change.rows["__kh"].to_numpy()
     begins = find_run_starts(kh)
@@ -276,9 +278,9 @@ def _evict_oldest(
     sink: Sink,
     tally: SideCounts,
 ) -> BufferChange:
-    """Evict the oldest rows with these hashes.
+    """Evict the oldest rows of the keys with these hashes, so that each key has as many rows as allowed.
 
-    Evicted outer rows without a partner are emitted, since they can no longer find one.
+    Evicted rows of an outer side are emitted if they have no partner, since they can no longer find one.
     """
     fields = list(side.schema)
     held = []

@@ -1,4 +1,4 @@
-"""The interface of a shard's join buffers: what a join reads from them and what it changes."""
+"""The interface of a shard's join buffers: what a join reads from them, and the changes that it makes to them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class BufferChange:
     """The changes that an epoch makes to one side's buffer.
 
     `rows`: new rows, sorted by (`__kh`, `__ts`, `__id`). `matched`: `__kh`, `__ts` and `__id` of buffered rows that
-    got their first partner (outer sides only). `evicted`: the same columns of rows that were dropped early.
+    got their first partner (outer sides only). `evicted`: the same columns of rows that were dropped to respect the
+    limit on rows per key.
     """
 
     rows: pl.DataFrame
@@ -43,18 +44,18 @@ class Buffers(Protocol):
     """The buffered rows of both sides in one shard, as of a commit or of the current epoch's staged changes."""
 
     def runs(self, which: int, hashes: Int64s, low: int, high: int) -> Sequence[SortedRows]:
-        """Return sorted runs with all rows of a side with these hashes (sorted, unique) and times from `low` to `high`.
+        """Return sorted runs with all rows of a side that have these hashes (sorted, unique) and times `low` to `high`.
 
         The runs may contain other rows as well.
         """
         ...
 
     def matched(self, which: int, rows: pl.DataFrame) -> NDArray[np.bool_]:
-        """Return a mask of the buffered rows (`__kh`, `__id`, `__matched`) that have a partner."""
+        """Return a mask of the rows that have a partner. `rows`: buffered rows with `__kh`, `__id` and `__matched`."""
         ...
 
     def evicted(self, which: int, kh: Int64s, id_: Int64s) -> NDArray[np.bool_]:
-        """Return a mask of the rows from `runs` that were dropped early."""
+        """Return a mask of the rows that were evicted, given the key hashes and ids of rows from `runs`."""
         ...
 
     def due(self, which: int, since: int, watermark: int) -> pl.DataFrame:
@@ -62,7 +63,7 @@ class Buffers(Protocol):
         ...
 
     def bound(self, which: int) -> int:
-        """Return an upper bound on the number of rows per key on a side. The bound may be loose."""
+        """Return an upper limit for the number of rows per key on a side. The actual numbers may be much lower."""
         ...
 
     def counts(self, which: int, hashes: Int64s, watermark: int) -> Int64s:

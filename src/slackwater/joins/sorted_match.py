@@ -18,7 +18,7 @@ from slackwater.core.sorted_arrays import Int64s
 
 @dataclass(frozen=True)
 class SortedRows:
-    """Buffered rows of one side, sorted by (`kh`, `ts`).
+    """Rows of one side, sorted by (`kh`, `ts`).
 
     `take` returns the rows at the given positions, with all their columns.
     """
@@ -36,7 +36,7 @@ class SortedRows:
 
 
 def sort_order(kh: Int64s, ts: Int64s) -> Int64s:
-    """Return the stable order by (`kh`, `ts`).
+    """Return the positions of the rows in the stable order of (`kh`, `ts`).
 
     If few keys repeat, this costs no more than sorting one column of numbers.
     """
@@ -69,9 +69,10 @@ def matching_ranges(run: SortedRows, kh: Int64s, low: Int64s, high: Int64s) -> t
 
 
 def bisect_ranges(values: Int64s, begin: Int64s, end: Int64s, thresholds: Int64s, after_equals: bool) -> Int64s:
-    """For each range of ascending values, return the first position whose value is not below its threshold.
+    """For each range of ascending values, return the first position whose value is not below the range's threshold.
 
-    With `after_equals`, return the first position whose value is above the threshold.
+    With `after_equals`, return the first position whose value is above the threshold. If there is none, return the end
+    of the range.
     """
     low, high = begin.copy(), end.copy()
     open_ = np.flatnonzero(low < high)
@@ -88,7 +89,7 @@ def bisect_ranges(values: Int64s, begin: Int64s, end: Int64s, thresholds: Int64s
 def matching_pairs(begin: Int64s, end: Int64s, most: int) -> Iterator[tuple[Int64s, Int64s]]:
     """Yield (query, position in the run) for all pairs in these ranges, at most `most` pairs at a time.
 
-    A hot key can have very many pairs.
+    This limits the memory used, because a hot key can have very many pairs.
     """
     counts = end - begin
     upto = np.cumsum(counts)

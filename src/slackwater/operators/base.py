@@ -36,9 +36,9 @@ Recount = Callable[[Question], Mapping[int, int]]  # asks all shards after the r
 class StageCounts:
     """Counts of a stage's state, stored in the commit so that no shard has to be opened.
 
-    Each operator fills in its own fields. `groups` and `windows`: keys with open sessions, and open sessions, per
-    shard. `panes`: for each shard, the number of keys by pane start, until the pane expires. `sides`: for a join, what
-    happened to the rows of each side.
+    Each operator fills in its own fields. `groups` and `windows`: per shard, the number of keys with open sessions, and
+    of open sessions; for keyed stages, of keys and of rows of state. `panes`: for each unexpired pane start, the number
+    of keys per shard. `sides`: for a join, how many rows of each side were buffered, late, matched and so on.
     """
 
     groups: tuple[int, ...]
@@ -68,7 +68,7 @@ class Operator(Protocol):
 
     @property
     def retraction(self) -> tuple[str, ...]:
-        """Return the output columns that remain in a superseded row."""
+        """Return the output columns that have values in a row that marks a result as superseded."""
         ...
 
     @property
@@ -78,7 +78,7 @@ class Operator(Protocol):
 
     @property
     def updates(self) -> bool:
-        """Return whether open windows are emitted when they change."""
+        """Return whether open windows are emitted again when they change."""
         ...
 
     @property
@@ -88,7 +88,7 @@ class Operator(Protocol):
 
     @property
     def group_limit(self) -> int | None:
-        """Return the limit beyond which new groups are dropped; None if groups are never dropped.
+        """Return the number of groups beyond which new ones are dropped; None if groups are never dropped.
 
         The limit is divided among the shards.
         """
@@ -105,7 +105,7 @@ class Operator(Protocol):
     def late_before(self, watermark: int) -> int:
         """Return the time before which rows may be late at this watermark.
 
-        With pre-aggregation, all rows before it are late.
+        With pre-aggregation, every row before this time is late for at least one of its windows.
         """
         ...
 
@@ -137,12 +137,12 @@ class Operator(Protocol):
     def emits_late_rows(self) -> bool:
         """Return whether rows behind the watermark are emitted with their original event time.
 
-        If so, the stages that read them decide whether they are late.
+        If so, the stages that read these rows decide whether the rows are late.
         """
         ...
 
     def read_holds(self, task: ShardTask) -> tuple[Hold, ...]:
-        """Read a shard and return holds for the results that it may still emit behind the watermark."""
+        """Read a shard and return its watermark holds: those of results that it may still emit behind the watermark."""
         ...
 
     # -- on a shard ----------------------------------------------------------------------------------------------
@@ -150,7 +150,8 @@ class Operator(Protocol):
     def ingest(self, task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport:
         """Add an epoch's rows to a shard and stage its new state.
 
-        `origins` has the origin of each row (see `operators.dead_letters`), if late rows become dead letters here.
+        `origins`: the origin of each row (see `operators.dead_letters`). Without it, late rows do not become dead
+        letters.
         """
         ...
 
@@ -179,8 +180,8 @@ class Operator(Protocol):
     def fingerprint(self) -> dict[str, Any]:
         """Return what the stored state depends on, including the operator's `kind`.
 
-        If the fingerprint changes, the state can no longer be used. The fingerprint is readable and part of every
-        commit.
+        If the fingerprint changes, the state can no longer be used. Every commit contains the fingerprint in a form
+        that people can read.
         """
         ...
 
@@ -193,9 +194,9 @@ class Operator(Protocol):
         ...
 
     def description(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the description for the commit, which allows the state to be read without a config.
+        """Return the description of the step for the commit, which allows the state to be read without a config.
 
-        `data`: the keys of the step (see `config.spec_serialization`).
+        `data`: the step as plain data (see `config.spec_serialization`).
         """
         ...
 
@@ -212,7 +213,7 @@ class Operator(Protocol):
         ...
 
     def live_segments(self, metas: tuple[SegmentMeta, ...], since: int) -> tuple[SegmentMeta, ...]:
-        """Return the unexpired segments of a shard, even if no new row reached the shard.
+        """Return the segments of a shard that are still needed. This is also called for shards that received no rows.
 
         `since` is the watermark that the previous epoch committed. Segments that have expired by then are no longer
         needed.
@@ -220,9 +221,9 @@ class Operator(Protocol):
         ...
 
     def check_group_limit(self, counts: StageCounts, watermark: int, recount: Recount) -> None:
-        """Raise CapExceededError if an epoch's rows made the state exceed its limits.
+        """Raise CapExceededError if an epoch's rows made the number of groups exceed its limit.
 
-        `watermark` is that of the previous epoch. `recount` repeats the count in all shards.
+        `watermark` is that of the previous epoch. `recount` asks all shards for exact counts and adds them up.
         """
         ...
 
@@ -231,7 +232,7 @@ class Operator(Protocol):
 class LateLetterContext:
     """Facts about an epoch that the dead letters of its late rows record (`late_data = "dlq"`).
 
-    `held_by`: the source that held the watermark. `cause`: why rows of a source that was not idle are late.
+    `held_by`: the source that held back the watermark. `cause`: why rows are late if their source was not idle.
     """
 
     pipeline: str
@@ -276,15 +277,15 @@ class ShardTask:
 
 
 def flag_idle_sources(task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:
-    """Replace the tag of each row's source or partition (`__src`) with a flag for whether it is idle (`__idle`)."""
+    """Replace the tag of each row's source (`__src`) with whether the source or partition is idle (`__idle`)."""
     if "__src" not in rows.columns:
         return rows
     return rows.with_columns(pl.col("__src").is_in(list(task.idle_sources)).alias("__idle")).drop("__src")
 
 
 def is_segment_expired(meta: SegmentMeta, since: int) -> bool:
-    """Return whether all rows of a segment file have expired.
+    """Return whether all rows of a segment file have expired at the watermark `since`.
 
-    Always false for Postgres, where the commit deletes expired rows from the table.
+    This is always false for Postgres, where the commit deletes expired rows from the table.
     """
     return meta.dead <= since and "/" in meta.file

@@ -33,7 +33,7 @@ def compile_window(pipeline: Pipeline, columns: Mapping[str, Field]) -> PaneOper
 
 
 def bind_window(pipeline: str, window: Window, columns: Mapping[str, Field]) -> PaneOperator | SessionOperator:
-    """Bind keys and aggregations of a window to these columns. `pipeline` is the name used in errors.
+    """Bind the keys and aggregations of a window to these columns. `pipeline`: the name that errors begin with.
 
     Raises StartError, with one line per problem.
     """
@@ -137,7 +137,7 @@ def compile_join(pipeline: Pipeline, columns: Sequence[Mapping[str, Field]]) -> 
 def bind_keyed_step(
     pipeline: Pipeline, columns: Mapping[str, Mapping[str, Field]]
 ) -> tuple[tuple[Field, ...], tuple[Field, ...]]:
-    """Return the keys of a keyed step, and all columns except the event time.
+    """Return the key columns of a keyed step, and all of its input columns except the event time.
 
     Raises StartError, with one line per problem.
     """
@@ -192,7 +192,7 @@ def compile_stateless(pipeline: Pipeline, columns: Sequence[Field]) -> Stateless
 
 
 def _hidden(pipeline: Pipeline) -> tuple[Sequence[str], Sequence[str]]:
-    """Return, for each side, the metadata columns that its connector adds to the rows."""
+    """Return, for each side of a join, the metadata columns that the connector adds to its rows."""
     assert pipeline.transform.join is not None
     connections = {
         s.name: resolve_connection(s.connection, pipeline.connections) if s.connection else None
@@ -209,9 +209,10 @@ def _hidden(pipeline: Pipeline) -> tuple[Sequence[str], Sequence[str]]:
 
 
 def _key_problems(where: str, left: Field, right: Field) -> list[str]:
-    """Return the problems of a pair of join keys.
+    """Return error messages about a pair of join keys; empty if they can be compared.
 
-    Keys are compared by hash, so both must have the same type; all integer widths match each other.
+    Keys are compared by hash, so both must have the same type. Integer types of different widths count as the same
+    type.
     """
     pair = f'"{left.name}" of the left side is {left.type} and "{right.name}" of the right side is {right.type}'
     if not (left.is_scalar and right.is_scalar):

@@ -71,7 +71,7 @@ def unstorable_letters(rows: pl.DataFrame, epoch: int, pipeline: str) -> pl.Data
 
 
 def storable_letters(letters: pl.DataFrame, times: tuple[int, int] | None) -> pl.DataFrame:
-    """Return dead letters in a form that their target can store.
+    """Return dead letters in a form that their target can store. `times`: its range of times (µs), if limited.
 
     Event times outside the target's range become NULL; the row's original bytes still contain them. Columns that an
     earlier version did not stage are NULL.
@@ -102,7 +102,7 @@ def numbered_origin(number: str) -> str:
 
 
 def _origin_sql(columns: Mapping[str, str], source: str, file: str) -> dict[str, str]:
-    """Return Spark SQL for the origin and content of a row, by field, over the source's columns and their types."""
+    """Return Spark SQL for each field of a row's origin and content. `columns`: the source's columns and types."""
     names = set(columns)
     plain = [c for c in columns if c not in ("__bad", "_event_ts", CORRUPT) and not _is_meta(c)]
     row = f"to_json(struct({', '.join(map(quote_identifier, plain))}), {_times()})" if plain else "NULL"
@@ -126,7 +126,7 @@ def _times() -> str:
 
 
 def _headers(kind: str) -> str:
-    """Return Spark SQL for a record's headers as a JSON list. RabbitMQ provides them as a JSON object in a string."""
+    """Return Spark SQL that converts headers to a JSON list. RabbitMQ provides headers as a JSON object in a string."""
     if kind.startswith("array<struct<key:string,value:binary"):
         return "to_json(_headers)"
     if kind != "string":
@@ -152,9 +152,9 @@ def build_late_letters(
 
     Args:
         task: The task of the shard.
-        rows: `__start` (event time, µs), `_origin`, `keys`, and `__idle` if sources may be idle.
-        missed: The number of windows for which each row was late.
-        windows: The starts of these windows, as JSON lists.
+        rows: The late rows: `__start` (event time, µs), `_origin`, `keys`, and `__idle` if sources may be idle.
+        missed: For each row, the number of windows for which it was late; None for operators without windows.
+        windows: For each row, the starts of these windows as a JSON list; None if they are not listed.
         keys: The key columns of the operator.
     """
     assert task.late is not None
@@ -180,7 +180,7 @@ def build_late_letters(
 
 
 def group_key_json(keys: Sequence[Field]) -> pl.Expr:
-    """Return a row's key columns as one JSON object, for searching its dead letters; NULL if there are no keys."""
+    """Return a row's key columns as one JSON object, by which dead letters are searched; NULL if there are no keys."""
     if not keys:
         return pl.lit(None, pl.String)
     typed = pl.struct(pl.col(k.name).cast(k.polars) for k in keys)

@@ -1,15 +1,15 @@
 """Deduplication: one row per key out of all rows that are close together in event time.
 
 keep = "first"      ●────── within ──────┤          ●──…           a row is a duplicate if a result of its key is less
-                    result   ○   ○                  result         than `within` away; results are `within` apart
+                    result   ○   ○                  result         than `within` away
 
 keep = "last"       ○ ── within ──┤                                a row is a duplicate if another row of its key
                           ○ ── within ──┤                          follows in less than `within`
                                   ● ── within ──┤
-                                  result        emitted here       rows of one run: each follows within the previous
+                                  result        emitted here       one run: each row is less than `within` after another
 
 Both decide by event time. The watermark decides only which rows are late, and when a row of state is no longer needed:
-after every row that it could affect has been read.
+once every row that it could affect has been read.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TIME_TYPE = pl.Datetime("us", "UTC")
 
 @dataclass(frozen=True)
 class DedupOperator(KeyedOperator):
-    """Keeps the first or the last of the rows of a key that are less than `within_us` apart."""
+    """Emits either the first or the last of the rows of a key that are less than `within_us` apart."""
 
     keep: str = "first"
     within_us: int = 0
@@ -46,14 +46,14 @@ class DedupOperator(KeyedOperator):
 
     @property
     def state_fields(self) -> Sequence[Field]:
-        """Return the time of a result, or the times of a run and its last row."""
+        """Return the columns of state: the time of a result, or the first and last times of a run and its last row."""
         if self.keep == "first":
             return (Field(_EMITTED, "timestamp"),)
         return (Field(_FIRST, "timestamp"), Field(_LAST, "timestamp"), *self._row_fields)
 
     @property
     def _row_fields(self) -> list[Field]:
-        """Return the columns of a row that are not keys."""
+        """Return the columns of an input row that are not keys."""
         key_names = {k.name for k in self.keys}
         return [f for f in self.fields if f.name not in key_names]
 
@@ -77,7 +77,7 @@ class DedupOperator(KeyedOperator):
     # -- keep = "first" --------------------------------------------------------------------------------------------
 
     def _emit_first(self, rows: pl.DataFrame, state: pl.DataFrame) -> KeyedResult:
-        """Emit the rows that are not less than `within` away from a result of their key."""
+        """Emit the rows that are at least `within` away from every result of their key."""
         unseen = rows.filter(~self._is_near_result(rows, state))
         chosen = unseen.filter(pl.Series(_chain(unseen[KEY].to_numpy(), unseen[TIME].to_numpy(), self.within_us)))
         results = chosen.select(
@@ -88,7 +88,10 @@ class DedupOperator(KeyedOperator):
         return KeyedResult(chosen, pl.concat([earlier, results]), changed, rows.height - chosen.height)
 
     def _is_near_result(self, rows: pl.DataFrame, state: pl.DataFrame) -> pl.Series:
-        """Return whether a stored result of its key is near each row. A result keeps the `within` of its time."""
+        """Return, for each row, whether a stored result of its key is less than `within` away.
+
+        For rows after a result, `within` is the value with which this result was emitted.
+        """
         if state.is_empty():
             return pl.Series([False]).new_from_index(0, rows.height)
         emitted = pl.col(_EMITTED).dt.timestamp("us")
@@ -111,7 +114,7 @@ class DedupOperator(KeyedOperator):
     # -- keep = "last" ---------------------------------------------------------------------------------------------
 
     def _extend_runs(self, rows: pl.DataFrame, state: pl.DataFrame) -> KeyedResult:
-        """Merge rows and stored runs into runs. All rows of a run but its last are duplicates."""
+        """Merge rows and stored runs into runs. Every row of a run except the last is a duplicate."""
         times = (pl.col(c).dt.timestamp("us").alias(c) for c in (_FIRST, _LAST))
         values = [f.name for f in self._row_fields]
         stored = state.select(KEY, *times, pl.col(TIMER).alias(_END), *values)
@@ -151,10 +154,10 @@ class DedupOperator(KeyedOperator):
 
 
 def _chain(key: Int64s, time: Int64s, within: int) -> NDArray[np.bool_]:
-    """Return which rows are results: the first row of each key, and then each first row `within` after a result.
+    """Return which rows are results: the first row of each key, then the next row at least `within` later, and so on.
 
-    The rows are sorted by key and time. Each row points to the row that would be the next result after it. Jumps of
-    1, 2, 4, … pointers find all results in as many steps as the length of the longest chain has bits.
+    The rows are sorted by key and time. Each row points to the row that would be the next result after it. Following 1,
+    2, 4, … pointers at a time finds all results in a number of steps that is logarithmic in the longest chain.
 
         time     0   3   10   12   21        within 10
         next     └────────▶└────────▶        results: 0, 10, 21
@@ -172,7 +175,10 @@ def _chain(key: Int64s, time: Int64s, within: int) -> NDArray[np.bool_]:
 
 
 def _next_results(key: Int64s, time: Int64s, within: int) -> Int64s:
-    """Return the position of the first row of the same key that is at least `within` later; the length if none is."""
+    """Return, for each row, the position of the first row of its key that is at least `within` later.
+
+    If there is none, the position is the number of rows.
+    """
     count = len(key)
     keys, times, is_row = np.tile(key, 2), np.append(time + within, time), np.repeat([False, True], count)
     order = np.lexsort((is_row, times, keys))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DryRunShardState:
-    """Wraps a `ShardState`. Everything that an operator stages is counted and dropped."""
+    """Wraps a `ShardState`, but drops everything that an operator stages. Output rows are only counted."""
 
     state: ShardState
 

@@ -1,4 +1,4 @@
-"""Base class of operators that emit rows in the epoch that reads them. Nothing is pending, so no row is late.
+"""Base class of operators that emit each row in the epoch that reads it. Nothing is pending, so no row is late.
 
 Packages that dispatch on the operator's class register `ImmediateOperator` once for all of its subclasses.
 """

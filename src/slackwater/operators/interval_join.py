@@ -1,4 +1,4 @@
-"""The work of a join on one shard in one epoch: match, buffer and stage. Runs in a Spark worker or in this process."""
+"""The work of a join on one shard in one epoch: match, buffer and stage. Runs in a Spark worker or in the driver."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SAMPLE = 3
 
 
 class _JoinOutput:
-    """Stages output in a moderate number of frames of moderate size."""
+    """Collects output frames, and stages them together whenever they have `interval_join.MOST` rows or more."""
 
     def __init__(self, task: ShardTask) -> None:
         self._state, self._held, self._rows = task.state, list[pl.DataFrame](), 0
@@ -49,7 +49,7 @@ class _JoinOutput:
 
 @dataclass(frozen=True)
 class IntervalJoinOperator(CompiledJoin, NonWindowOperator):
-    """The join of two streams."""
+    """The operator of a join of two streams."""
 
     def late_before(self, watermark: int) -> int:
         return watermark - self.allowed_us
@@ -65,7 +65,7 @@ class IntervalJoinOperator(CompiledJoin, NonWindowOperator):
         return 0 if source == self.left.source else 1
 
     def ingest(self, task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport:
-        """Match and buffer rows.
+        """Match rows with their partners, and buffer them.
 
         `rows` has `__side`, `__kh`, `__ts`, the columns of `ShuffleColumns`, and `__src` if sources may be idle.
         """
@@ -127,7 +127,7 @@ class IntervalJoinOperator(CompiledJoin, NonWindowOperator):
         )
 
     def _uncounted(self, tallies: Sequence[interval_join.SideCounts]) -> int:
-        """Return the number of rows without a key on sides that only emit pairs."""
+        """Return the number of rows with a NULL key on sides whose unmatched rows are not emitted."""
         return sum(t.null_keys for t, side in zip(tallies, self.sides, strict=True) if not side.outer)
 
     def _sample(self, late: Mapping[int, pl.DataFrame]) -> tuple[dict[str, Any], ...]:
@@ -163,7 +163,7 @@ class IntervalJoinOperator(CompiledJoin, NonWindowOperator):
     # -- emission ------------------------------------------------------------------------------------------------
 
     def may_be_due(self, metas: Sequence[SegmentMeta], since: int, watermark: int, early: bool) -> bool:
-        """Return whether an outer row may expire."""
+        """Return whether a row of an outer side may expire between two watermarks, without reading the shard."""
         return any(m.first_due <= watermark and m.last_due > since for m in metas)
 
     def is_due(self, task: ShardTask) -> bool:
@@ -171,7 +171,7 @@ class IntervalJoinOperator(CompiledJoin, NonWindowOperator):
         return any(buffers.due(s.which, task.since, task.watermark).height for s in self.sides if s.outer)
 
     def emit(self, task: ShardTask) -> EmitReport:
-        """Stage outer rows that expire without a partner."""
+        """Stage the rows of outer sides that expire without a partner between two watermarks."""
         outbox = _JoinOutput(task)
         counts = interval_join.emit_unmatched_rows(
             self, task.state.buffers(self), task.since, task.watermark, outbox.take
@@ -206,9 +206,9 @@ class IntervalJoinOperator(CompiledJoin, NonWindowOperator):
 
     @classmethod
     def from_state(cls, pipeline: str, state: StageState) -> Self:
-        """Restore the parts of a join that its buffers depend on.
+        """Restore as much of a join as its buffers depend on.
 
-        The result can read and rewrite buffers, but it cannot run.
+        The result can read and rewrite buffers, but cannot process rows.
         """
         allowed = int(state.emission.get("retain_us", 0))
         left, right = (_side_of(state.fingerprint, which, allowed) for which in (0, 1))
@@ -234,7 +234,7 @@ class IntervalJoinOperator(CompiledJoin, NonWindowOperator):
 
 
 def _side_of(fingerprint: Mapping[str, Any], which: int, allowed_us: int) -> JoinSide:
-    """Restore a side from a fingerprint, which does not contain its output columns."""
+    """Restore a side of a join from the fingerprint, without its output columns, which the fingerprint lacks."""
     keys, columns = ([parse_field(text) for text in fingerprint[part][which]] for part in ("keys", "columns"))
     low, high = fingerprint["bounds_us"]
     outer = SIDES[which] in fingerprint["outer"]

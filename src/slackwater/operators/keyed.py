@@ -1,6 +1,6 @@
 """Base class of operators that store rows of state per key, with timers in event time.
 
-rows of a shard, by key and time ─┐                    ┌─▶ emitted rows: output
+rows sorted by key and time ──────┐                    ┌─▶ emitted rows: output
                                   ├─▶ advance (pure) ──┤
 rows of state of these keys ──────┘                    └─▶ new rows of state, each with a timer
 
@@ -8,8 +8,8 @@ rows of state of these keys ──────┘                    └─▶ n
 rows of state that are due ─▶ expire (pure)
                                   └─▶ rows of state with later timers
 
-Stores, Spark, the in-process engine, migrations, verification, hot keys and `why` support `KeyedOperator`. A subclass
-defines only its columns of state, `advance`, and `expire` if its timers emit rows.
+Stores, Spark, the in-process engine, migrations, verification, hot keys and `why` work with any `KeyedOperator`. A
+subclass defines only its columns of state, `advance`, and `expire` if its timers emit rows.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _SAMPLE = 3
 class KeyedOperator(TimedStateLayout, NonWindowOperator):
     """Base class of operators that store rows of state per key.
 
-    `fields`: the columns of the rows that it reads, without the event time.
+    `fields`: the columns of the rows that the operator reads, without the event time.
     """
 
     pipeline: str
@@ -57,25 +57,25 @@ class KeyedOperator(TimedStateLayout, NonWindowOperator):
 
     @abstractmethod
     def advance(self, rows: pl.DataFrame, state: pl.DataFrame, watermark: int) -> KeyedResult:
-        """Return the emitted rows and the new state of the keys of an epoch's rows.
+        """Return the rows to emit, and the new state of the keys that occur in an epoch's rows.
 
         The function must be pure: equal arguments give equal results.
 
         Args:
-            rows: Sorted by key, then by event time, then by their values. Columns: `KEY`, `TIME` and `fields`.
+            rows: The epoch's rows, sorted by key, event time and values. Columns: `KEY`, `TIME` and `fields`.
             state: The rows of state of these keys, sorted by key. Columns: `KEY`, `TIMER`, the keys, `state_fields`.
             watermark: The watermark (µs) of the previous epoch. No timer in `state` is at or before it.
         """
 
     def expire(self, due: pl.DataFrame, watermark: int) -> KeyedResult:
-        """Return the emitted rows for rows of state whose timers are due, and rows of state to add for their keys.
+        """Return the rows to emit for rows of state whose timers are due, and new rows of state for the same keys.
 
-        A row of state is passed exactly once; it has then left the state. All rows of one call and key have the same timer,
-        unless `EXPIRES_ROWS_ALONE`. The function must be pure.
+        Each row of state is passed exactly once, and has left the state by then. Within one call, all rows of a key
+        have the same timer, unless `EXPIRES_ROWS_ALONE`. The function must be pure.
 
         Args:
-            due: Sorted by key. Columns: `KEY`, `TIMER`, the keys, `state_fields`.
-            watermark: The watermark (µs) that makes them due.
+            due: The rows of state that are due, sorted by key. Columns: `KEY`, `TIMER`, the keys, `state_fields`.
+            watermark: The watermark (µs) that has reached their timers.
         """
         return KeyedResult()
 
@@ -86,7 +86,7 @@ class KeyedOperator(TimedStateLayout, NonWindowOperator):
 
     @property
     def reach_us(self) -> int:
-        """Return how far (µs) a timer may be after the event time of a row."""
+        """Return how long (µs) after the event time of a row its timer may be."""
         return 0
 
     # -- rows ----------------------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ class KeyedOperator(TimedStateLayout, NonWindowOperator):
 
     @property
     def added(self) -> Sequence[Field]:
-        """Return the columns that are added after those of the rows."""
+        """Return the output columns that follow the columns of the input rows."""
         return ()
 
     @property
@@ -114,7 +114,7 @@ class KeyedOperator(TimedStateLayout, NonWindowOperator):
         return (self.kind,)
 
     def slot(self, position: int) -> str:
-        """Return the name of a column while it is sent to a shard; normalized keys are sent separately."""
+        """Return the name under which a column is sent to a shard. Normalized keys are sent separately."""
         return f"__c{position}"
 
     @property
@@ -122,7 +122,7 @@ class KeyedOperator(TimedStateLayout, NonWindowOperator):
         return {self.slot(i): f for i, f in enumerate(self.fields)}
 
     def sorted_output(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Sort by event time, then by the comparable values; NULL first, NaN last."""
+        """Sort emitted rows by event time, then by the columns that can be compared; NULL first, NaN last."""
         by = [EVENT_TIME, *(f.name for f in self.output_fields if f.is_scalar)]
         return frame.sort(by, nulls_last=False, maintain_order=True)
 
@@ -142,7 +142,7 @@ class KeyedOperator(TimedStateLayout, NonWindowOperator):
     # -- on a shard: rows ------------------------------------------------------------------------------------------
 
     def ingest(self, task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport:
-        """Advance the keys of `rows`, which has `__kh`, `__ts`, the keys, and the columns under their `slot`."""
+        """Advance the keys of `rows`, which has `__kh`, `__ts`, the keys, and all columns under the names of `slot`."""
         if rows.is_empty():
             return IngestReport(shard=task.shard, segments=task.state.metas)
         total, rows = rows.height, flag_idle_sources(task, rows)
@@ -186,12 +186,12 @@ class KeyedOperator(TimedStateLayout, NonWindowOperator):
         )
 
     def _number_keys(self, rows: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
-        """Return the keys of an epoch's rows, numbered, with their first and last event time."""
+        """Return the distinct keys of an epoch's rows, each with a number and its first and last event times."""
         times = (pl.col(TIME).min().alias("__from"), pl.col(TIME).max().alias("__upto"))
         return rows.group_by(by, maintain_order=True).agg(*times).with_row_index(KEY)
 
     def _rows_by_key(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Return rows as `advance` expects them: in order, with the names of their columns."""
+        """Return rows in the order, and with the column names, that `advance` expects."""
         order = [KEY, TIME, *(name for name, f in self.slots.items() if f.is_scalar)]
         named = (pl.col(slot).alias(f.name) for slot, f in self.slots.items())
         return rows.sort(order, nulls_last=False, maintain_order=True).select(KEY, TIME, *named)
@@ -211,7 +211,7 @@ class KeyedOperator(TimedStateLayout, NonWindowOperator):
         return build_late_letters(task, rows, keys=self.keys)
 
     def _write_output(self, task: ShardTask, frames: Sequence[pl.DataFrame | None]) -> tuple[OutputMeta, ...]:
-        """Stage the emitted rows with the columns of the output."""
+        """Stage the emitted rows, converted to the columns of the output."""
         named = [self._output(frame) for frame in frames if frame is not None and frame.height]
         return (task.state.write_output(pl.concat(named)),) if named else ()
 
@@ -230,7 +230,7 @@ class KeyedOperator(TimedStateLayout, NonWindowOperator):
         return not self._due_units(task).is_empty()
 
     def _due_units(self, task: ShardTask) -> pl.DataFrame:
-        """Return all rows of the units with a timer between the two watermarks of a task."""
+        """Return all state rows of the units in which a timer is due between the two watermarks of a task."""
         return task.state.reader(self).due(self.due_between(task.since, task.watermark))
 
     def emit(self, task: ShardTask) -> EmitReport:
@@ -264,8 +264,8 @@ class KeyedOperator(TimedStateLayout, NonWindowOperator):
     def _expire(self, due: pl.DataFrame, watermark: int) -> tuple[list[pl.DataFrame | None], pl.DataFrame]:
         """Call `expire` until no timer is due; return the emitted frames, and the rows of state that remain.
 
-        Each round takes the earliest timer of each key, so that the rounds do not depend on the watermarks between
-        them.
+        Each round handles the earliest due timer of each key, so that the result is the same whether the watermark
+        advances in one step or in several.
 
             timers of a key   5    9            watermark 10: round 1 expires 5, which adds 7;
                                                 round 2 expires 7, round 3 expires 9
@@ -291,7 +291,7 @@ class KeyedOperator(TimedStateLayout, NonWindowOperator):
         return frames, pl.concat(added)
 
     def _check_timers(self, fired: pl.DataFrame, state: pl.DataFrame) -> None:
-        """Raise EpochError unless every timer that `expire` sets is after the one that it handled."""
+        """Raise EpochError unless every timer that `expire` has set is later than the timer that it handled."""
         earliest = fired.group_by(KEY).agg(pl.col("__due").min())
         timers = state.select(pl.col(KEY).cast(fired.schema[KEY]), TIMER).join(earliest, on=KEY, how="left")
         if (wrong := timers.filter(pl.col("__due").is_null() | (pl.col(TIMER) <= pl.col("__due")))).height:
@@ -324,7 +324,7 @@ class KeyedOperator(TimedStateLayout, NonWindowOperator):
         return 0, sum(counts.groups)
 
     def live_segments(self, metas: tuple[SegmentMeta, ...], since: int) -> tuple[SegmentMeta, ...]:
-        """Drop expired segments, oldest first. Dropping a newer one would uncover older versions of its units."""
+        """Drop the expired segments before the first unexpired one. Dropping others would expose older row versions."""
         count = next((n for n, meta in enumerate(metas) if not is_segment_expired(meta, since)), len(metas))
         return metas[count:]
 

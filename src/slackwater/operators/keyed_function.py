@@ -1,4 +1,4 @@
-"""The operator of a keyed step: runs a class of a user's package, which each process loads by its import path."""
+"""The operator of a keyed step. It runs a class from a user's package, which each process loads by its import path."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from slackwater.operators.keyed import KEY, TIME, TIMER, KeyedOperator, KeyedRes
 
 @dataclass(frozen=True)
 class KeyedFunctionOperator(KeyedOperator):
-    """Calls a `KeyedFunction`. It holds the import path and the options (JSON), so workers load the class themselves."""
+    """Calls a `KeyedFunction`. Each worker loads the class itself, by its import path (`path`) and options (JSON)."""
 
     path: str = ""
     options: str = "{}"
@@ -51,7 +51,10 @@ class KeyedFunctionOperator(KeyedOperator):
         return self._call("expire", due, watermark)
 
     def _call(self, step: str, *arguments: Any) -> KeyedResult:
-        """Call a function of the class and check the columns that it returns. Raises EpochError."""
+        """Call `advance` or `expire` (`step`) of the class, and check the columns that it returns.
+
+        Raises EpochError if the class cannot be loaded, the call fails, or the columns are wrong.
+        """
         try:
             function = load_keyed_function(self.path, self.options)
         except KeyedFunctionError as error:
@@ -69,7 +72,7 @@ class KeyedFunctionOperator(KeyedOperator):
         return self._checked(step, result)
 
     def _checked(self, step: str, result: Any) -> KeyedResult:
-        """Return a result with exactly the declared columns. Raises EpochError if one is missing or has another type."""
+        """Return a result with only the declared columns. Raises EpochError if one is missing or has the wrong type."""
         if not isinstance(result, KeyedResult):
             raise self._mismatch(step, f"a {type(result).__name__}", "a slackwater.KeyedResult")
         output = {f.name: f.polars for f in self.output_fields} | {TIME: pl.Int64()}
@@ -97,7 +100,7 @@ class KeyedFunctionOperator(KeyedOperator):
 
     @classmethod
     def from_config(cls, pipeline: Pipeline, columns: Mapping[str, Mapping[str, Field]]) -> Self:
-        """Bind the class to the columns of the SQL, and try it on empty frames. Raises StartError."""
+        """Bind the class to the columns of the SQL, and try it on empty frames. Raises StartError if either fails."""
         step: Any = pipeline.transform.step
         assert isinstance(step, Keyed)
         keys, fields = bind_keyed_step(pipeline, columns)
@@ -113,7 +116,7 @@ class KeyedFunctionOperator(KeyedOperator):
         return operator
 
     def try_on_empty_frames(self) -> None:
-        """Call both functions without rows, so that a start reports wrong columns. Raises StartError."""
+        """Call `advance` and `expire` without rows. Raises StartError if a call fails or returns wrong columns."""
         numbered = {KEY: pl.UInt32(), TIME: pl.Int64()}
         rows = pl.DataFrame(schema={**numbered, **{f.name: f.polars for f in self.fields}})
         keys = {k.name: k.polars for k in self.keys}
@@ -126,7 +129,7 @@ class KeyedFunctionOperator(KeyedOperator):
 
 
 def _find_line(function: KeyedFunction, error: Exception) -> str:
-    """Return the location of an error: the last line of its traceback that is in the function's module."""
+    """Return the location of an error: the last line in its traceback that is in the module of the class."""
     file = inspect.getsourcefile(type(function))
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     return f"line {lines[-1]} of {file}" if lines else str(file)

@@ -1,7 +1,7 @@
 """Rows of state of keyed operators: any number per key, each with a timer in event time.
 
-A timer is a time in event time: the row of state is due when the watermark reaches it. The watermark alone decides
-that, so nothing has to be written when a row of state expires:
+A row of state is due when the watermark reaches its timer. The watermark alone decides this, so nothing has to be
+written when a row of state expires:
 
      stored          due: `expire` gets it, exactly once
     ────────────────┬──────────────────────────────────▶ watermark
@@ -28,7 +28,7 @@ NO_TIMER = YEARS[1]  # `__due` of a row of state without a timer; Postgres store
 
 
 class StateChange(NamedTuple):
-    """The new rows of changed units, and by how much the numbers of keys and of state rows change."""
+    """The new rows of changed units, and the changes in the number of keys (`groups`) and of state rows (`windows`)."""
 
     rows: pl.DataFrame
     groups: int
@@ -36,7 +36,7 @@ class StateChange(NamedTuple):
 
 
 class TimedStateLayout(KeyedStateLayout):
-    """The rows of state of a keyed operator."""
+    """The layout of the rows of state of a keyed operator."""
 
     @property
     @abstractmethod
@@ -69,22 +69,22 @@ class TimedStateLayout(KeyedStateLayout):
         return state.filter(pl.col("__due") > limit_timer(watermark))
 
     def count_state(self, state: pl.DataFrame, watermark: int) -> tuple[int, int]:
-        """Return the numbers of keys and of rows of state at this watermark."""
+        """Return the number of keys, and of rows of state, that have not expired at this watermark."""
         return self.count_rows(self.drop_expired(state, watermark))
 
     def count_rows(self, rows: pl.DataFrame) -> tuple[int, int]:
-        """Return the number of keys of rows of state, and of the rows."""
+        """Return the number of distinct keys in rows of state, and the number of these rows."""
         return rows.select("__kh", *self.key_names).n_unique() if rows.height else 0, rows.height
 
     def state_frame(self, state: pl.DataFrame) -> pl.DataFrame:
-        """Return rows of state as `advance` and `expire` expect them."""
+        """Convert rows of state to the frame that `advance` and `expire` expect."""
         timer = pl.when(pl.col("__due") < NO_TIMER).then("__due").alias(TIMER)
         return state.sort(KEY, maintain_order=True).select(KEY, timer, *self.key_names, *self.accumulators)
 
     def replace_state(self, keys: pl.DataFrame, live: pl.DataFrame, result: KeyedResult, watermark: int) -> StateChange:
         """Return the new rows of the units that contain a changed key.
 
-        `keys`: see `state_rows`. `live`: the rows of all touched units with `KEY`, which is NULL for other keys.
+        `keys`: see `state_rows`. `live`: the unexpired rows of all touched units; `KEY` is NULL in rows of other keys.
         """
         changed = keys if result.changed is None else keys.filter(pl.col(KEY).is_in(result.changed.unique().implode()))
         new = self.state_rows(changed, result.state, watermark)
@@ -99,9 +99,10 @@ class TimedStateLayout(KeyedStateLayout):
         return StateChange(rows, keys_after - keys_before, rows_after - rows_before)
 
     def state_rows(self, keys: pl.DataFrame, state: pl.DataFrame | None, watermark: int) -> pl.DataFrame:
-        """Return rows of state as stores keep them. A timer that the watermark has passed is due at its next advance.
+        """Convert rows of state to the form that stores keep.
 
-        `keys`: `KEY`, `__kh`, the keys, and their first and last event time (`__from`, `__upto`).
+        A timer at or before the watermark is due when the watermark next advances. `keys`: for each key, `KEY`, `__kh`,
+        the key columns, and the first and last event time (`__from`, `__upto`).
         """
         if state is None or state.is_empty():
             return self.empty_state()
@@ -126,7 +127,7 @@ def limit_timer(watermark: int) -> int:
 
 
 def _tombstones(before: pl.DataFrame, after: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows that delete the units of `before` without rows in `after`."""
+    """Return rows that mark units as deleted: those that have rows in `before`, but none in `after`."""
     emptied = before.join(after, on="__h", how="anti").unique("__h", keep="first")
     return emptied.with_columns(pl.lit(TOMBSTONE, pl.Int8).alias("__kind"))
 

@@ -1,7 +1,7 @@
-"""Compute how much more lateness would have kept the late rows of a shard; see `core.lateness_histogram`.
+"""Compute with how much more lateness the late rows of a shard would have been used; see `core.lateness_histogram`.
 
-The histogram is exact for windows made of panes and for joins. For sessions it is an upper bound: a row at or after
-the horizon is never late, and an earlier row may still join an open session.
+The result is exact for windows made of panes and for joins. For sessions, less may suffice: a row at or after the
+horizon is never late, but an earlier row that joins an open session is not late either.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from slackwater.windows.session_intervals import CompiledSessionWindow
 def count_late_rows_by_lateness(
     logic: CompiledWindow | CompiledJoin, late: pl.DataFrame, watermark: int
 ) -> dict[str, int]:
-    """Count late rows by the additional lateness that would have kept them.
+    """Count late rows by the additional lateness with which they would have been used.
 
-    The time column is `__ts` for joins and `__start` for windows. For panes, `__start` is the start of the pane, and
-    `__n` the number of its rows.
+    `late` has the event time in `__ts` for joins, and in `__start` for sessions. For panes, `__start` is the start of
+    the pane, and `__n` the number of its rows.
     """
     return _count_by_lateness(logic, late, watermark) if late.height else {}
 
@@ -59,5 +59,5 @@ def _(logic: CompiledPaneWindow, late: pl.DataFrame, watermark: int) -> dict[str
 
 
 def _was_forgotten(logic: CompiledWindow, watermark: int) -> bool:
-    """Return whether a window left the state under an earlier config, although this config would still retain it."""
+    """Return whether windows that this config would still retain have left the state under an earlier config."""
     return logic.horizon(watermark) > watermark - logic.retain_us

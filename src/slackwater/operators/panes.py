@@ -41,9 +41,10 @@ class PaneOperator(CompiledPaneWindow, WindowOperator):
         return pane_windows.late_before(self, watermark)
 
     def ingest(self, task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport:
-        """Add lifted panes (see `windows.pane_windows.lift_rows`).
+        """Add rows that were lifted into panes (see `windows.pane_windows.lift_rows`).
 
-        Each pane stands for several raw rows, so the engine stages the dead letters of late rows.
+        A pane stands for several rows and has no origin, so the engine, not this method, stages dead letters of late
+        rows.
         """
         if rows.is_empty():
             return empty_report(task)
@@ -102,8 +103,8 @@ class PaneOperator(CompiledPaneWindow, WindowOperator):
     def check_group_limit(self, counts: StageCounts, watermark: int, recount: Recount) -> None:
         """Raise CapExceededError if a window has too many groups.
 
-        The sum over the panes of a hopping window is an upper bound. The exact count is read from the state only
-        if this sum exceeds the limit.
+        In a hopping window, the sum over its panes may count a group more than once. Only if this sum exceeds the limit
+        is the exact number of groups read from the state.
         """
         bound = self.fails_above
         if bound is None:
@@ -122,7 +123,7 @@ class PaneOperator(CompiledPaneWindow, WindowOperator):
             )
 
     def groups_in(self, windows: Sequence[int], task: ShardTask) -> Mapping[int, int]:
-        """Return the exact number of groups in each of these windows of a shard."""
+        """Return the exact number of groups in a shard for each of these windows, which are given by their starts."""
         return pane_windows.exact_totals(self, task.state.reader(self).scan(), list(windows))
 
     def _may_exceed(self, task: ShardTask, rows: pl.DataFrame) -> bool:
@@ -135,12 +136,15 @@ class PaneOperator(CompiledPaneWindow, WindowOperator):
 
 
 def _units(rows: pl.DataFrame) -> pl.Series:
-    """Return the state units of lifted panes."""
+    """Return the unit (`__h`) of each lifted pane."""
     return pl.Series("__h", mix_bits(rows["__kh"].to_numpy(), rows["__start"].to_numpy()))
 
 
 def _window_lists(first: Int64s, count: Int64s, hop: int) -> pl.Series:
-    """Format window starts as JSON lists of ISO times, with at most `WINDOWS_SHOWN` elements each."""
+    """Return, for each row, the starts of `count` windows from `first` on, as a JSON list of ISO times.
+
+    A list has at most `WINDOWS_SHOWN` elements. `hop`: the time (µs) between two starts.
+    """
     shown = np.minimum(count, WINDOWS_SHOWN)
     row = np.repeat(np.arange(len(first)), shown)
     nth = np.arange(len(row)) - np.repeat(np.cumsum(shown) - shown, shown)

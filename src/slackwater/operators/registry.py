@@ -1,4 +1,4 @@
-"""Registry of operators: which config step each is built from, and how it is restored from a state.
+"""Registry of operators: from which config step each is built, and how it is restored from a state.
 
 Add a line here for each new operator.
 """
@@ -35,8 +35,8 @@ Columns = Mapping[str, Mapping[str, Field]]  # the output columns of each source
 class OperatorType:
     """The operator type that implements a step of the config.
 
-    `from_state` restores an operator from a pipeline's name and a stage. It may raise KeyError, TypeError, ValueError
-    or IndexError. It is None for windows, which `evolution.operator_from_state` restores.
+    `from_state`: a function that restores an operator from a pipeline's name and the state of a stage. It may raise
+    KeyError, TypeError, ValueError or IndexError. None for windows, which `evolution.operator_from_state` restores.
     """
 
     name: str  # shown to users
@@ -94,5 +94,5 @@ def find_type_by_step(step: StepBase) -> OperatorType:
 
 
 def compile_step(pipeline: Pipeline, columns: Columns) -> Operator:
-    """Compile the step of a pipeline against these columns. Raises StartError, with one line per problem."""
+    """Compile a pipeline's step against the output columns of the SQL. Raises StartError, with one line per problem."""
     return find_type_by_step(pipeline.transform.step).compile(pipeline, columns)

@@ -83,5 +83,5 @@ class IngestReport(CommitModel):
 
 
 def to_report_value(value: object) -> object:
-    """Convert a value to the form that a report stores."""
+    """Convert a value to the form that a report stores: an integer, a string or None."""
     return value if isinstance(value, int | str | None) else str(value)

@@ -1,4 +1,4 @@
-"""Session windows on a shard: rows arrive one by one; sessions merge, are cut at the cap, and close by the gap."""
+"""Session windows on a shard: rows arrive one by one; sessions merge, are cut at the cap, and close after the gap."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ class SessionOperator(CompiledSessionWindow, WindowOperator):
         return watermark
 
     def ingest(self, task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport:
-        """Add `rows` to the sessions: `__kh`, `__ts`, keys, accumulators, and `__end` if each row has its own gap."""
+        """Add rows to the sessions.
+
+        `rows` has `__kh`, `__ts`, the keys, the accumulators, and `__end` if each row has its own gap.
+        """
         if rows.is_empty():
             return empty_report(task)
         rows, origins, bad = self._split_by_gap(flag_idle_sources(task, rows), origins)
@@ -72,7 +75,7 @@ class SessionOperator(CompiledSessionWindow, WindowOperator):
     def _split_by_gap(
         self, rows: pl.DataFrame, origins: pl.Series | None
     ) -> tuple[pl.DataFrame, pl.Series | None, pl.DataFrame]:
-        """Separate the rows without a usable gap; return the usable rows, their origins, and the others."""
+        """Return the rows with a usable gap, their origins, and the rows without a usable gap."""
         if not self.dynamic:
             return rows, origins, rows.clear()
         usable = rows["__end"].is_not_null()

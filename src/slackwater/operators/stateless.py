@@ -44,11 +44,11 @@ class StatelessOperator(NoState, ImmediateOperator):
     # -- on a shard ----------------------------------------------------------------------------------------------
 
     def slot(self, position: int) -> str:
-        """Return the name of a column while it is sent to a shard. User columns may have any name, even a reserved one."""
+        """Return the name under which a column is sent to a shard, since the user's name may be a reserved one."""
         return f"c{position}"
 
     def ingest(self, task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport:
-        """Stage `rows`, which have the output columns under their `slot`."""
+        """Stage `rows`, which has the output columns under the names of `slot`."""
         if rows.is_empty():
             return IngestReport(shard=task.shard, segments=())
         columns = [rows[self.slot(i)].cast(f.polars).alias(f.name) for i, f in enumerate(self.fields)]

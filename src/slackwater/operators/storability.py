@@ -1,7 +1,7 @@
 """Find rows that the target or the state cannot store: they could be counted, but never written.
 
     SQL ─▶ storable? ─┬─ yes ─▶ shards
-                      └─ no  ─▶ a bad row with its reason; otherwise the commit could never be published
+                      └─ no  ─▶ a bad row with a reason (if it were committed, it could never be published)
 
 Each check exists in two forms: as Spark SQL and for Polars frames.
 """
@@ -40,7 +40,11 @@ _ZERO_IN_JSON = r"r'(?<!\\)(\\\\)*\\u0000'"
 
 
 class StorabilityCheck(NamedTuple):
-    """A condition that is true for an unstorable row: `sql` over the output of the SQL, `frame` over a frame with `ts`."""
+    """A condition that is true for an unstorable row.
+
+    `sql`: the condition as Spark SQL over the output of the user's SQL. `frame`: the condition for a frame with the
+    event time (µs) in `ts`.
+    """
 
     reason: str
     sql: str
@@ -50,7 +54,7 @@ class StorabilityCheck(NamedTuple):
 def unstorable_sql(operator: Operator, which: int, capacity: ValueLimits) -> str | None:
     """Return Spark SQL for the reason why a row cannot be stored; None if every row can be stored.
 
-    `which` is the side of a join.
+    `which`: the side of a join, 0 or 1. `capacity`: the values that the target and the state can store.
     """
     tests = list(_checks(operator, which, capacity))
     cases = " ".join(f"WHEN {t.sql} THEN '{t.reason}'" for t in tests)
@@ -98,8 +102,8 @@ def _checks(operator: Operator, which: int, capacity: ValueLimits) -> Iterator[S
 class _StoredFields(NamedTuple):
     """The fields of a row that a target or state stores, and how it stores them.
 
-    `fields`: fields that are written or stored unchanged. `unique`: fields in a unique index of the target. `reach_us`:
-    how far a computed time may be from the row's time. `is_timed`: the row's time is written as well.
+    `fields`: fields that are stored unchanged. `unique`: fields in a unique index of the target. `reach_us`: how far
+    (µs) a time that is computed from the row's event time may be from it. `is_timed`: the event time is stored as well.
     """
 
     fields: Sequence[Field]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StoredKeyedOperator(KeyedOperator):
-    """A keyed operator as its state describes it: it can read and rewrite rows of state, but not run.
+    """A keyed operator as its state describes it. It can read and rewrite rows of state, but cannot process input.
 
     Restoring it needs no code of the operator, so a state never decides which code is loaded.
     """
@@ -39,7 +39,7 @@ class StoredKeyedOperator(KeyedOperator):
     def from_state(cls, pipeline: str, state: StageState) -> Self:
         """Restore the operator of a stage.
 
-        Raises KeyError, TypeError or ValueError if the state does not describe it.
+        Raises KeyError, TypeError or ValueError if the state does not describe the operator.
         """
         wrote = state.fingerprint
         keys, stored = (tuple(parse_field(text) for text in wrote[part]) for part in ("keys", "state"))

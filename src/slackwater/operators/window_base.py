@@ -1,7 +1,7 @@
-"""Common base class of tumbling, hopping and session windows on a shard: due rows, reports and limits.
+"""Base class of the operators of tumbling, hopping and session windows: due rows, reports and limits.
 
-A task is deterministic and may run twice. It reads files that a commit references and writes files with new names.
-These take effect only when the driver commits a record that references them.
+A task is deterministic and may run twice. It reads files that a commit references, and writes files with new names,
+which take effect only when the next commit references them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Report = dict[str, Any]  # fields of an `IngestReport`
 
 @dataclass(frozen=True)
 class WindowOperator(CompiledWindow):
-    """A window as an operator; subclasses add what is specific to their kind."""
+    """The operator of a window; subclasses add what is specific to their kind of window."""
 
     @abstractmethod
     def ingest(self, task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport: ...
@@ -62,7 +62,7 @@ class WindowOperator(CompiledWindow):
     @property
     @abstractmethod
     def last_instant_us(self) -> int:
-        """Return the time (µs) from the last instant at which a window is open to its end."""
+        """Return the time (µs) from a window's last instant to its end: 0 if the window includes its end, else 1."""
 
     @property
     def reasons(self) -> Sequence[str]:
@@ -75,7 +75,7 @@ class WindowOperator(CompiledWindow):
     def as_rows(self, results: pl.DataFrame) -> pl.DataFrame:
         """Add `_event_ts`, the last instant of each window.
 
-        A window that is open at a watermark never ends before that watermark.
+        This is never before a watermark at which the window is still open.
         """
         end = results[self.window.window_end_column]
         return results.with_columns((end - pl.duration(microseconds=self.last_instant_us)).alias(EVENT_TIME))
@@ -91,11 +91,11 @@ class WindowOperator(CompiledWindow):
         return ()
 
     def find_shard_holds(self, rows: pl.DataFrame) -> tuple[Hold, ...]:
-        """Find the holds of a shard from its state rows."""
+        """Find the watermark holds of a shard in its state rows."""
         return ()
 
     def find_changed_holds(self, task: ShardTask, state: pl.DataFrame) -> tuple[Hold, ...] | None:
-        """Return the holds of a shard after `state` replaced its units; None if they are unchanged."""
+        """Return the watermark holds of a shard after its changed units became `state`; None if no hold changed."""
         return None
 
     @property
@@ -122,11 +122,11 @@ class WindowOperator(CompiledWindow):
         return not self.due(task).is_empty()
 
     def due(self, task: ShardTask) -> pl.DataFrame:
-        """Return all rows of the units in a shard that are due between two watermarks."""
+        """Return all state rows of the units in a shard that are due between the two watermarks of a task."""
         return task.state.reader(self).due(self.due_between(task.since, task.watermark, task.early))
 
     def live_segments(self, metas: tuple[SegmentMeta, ...], since: int) -> tuple[SegmentMeta, ...]:
-        """Drop expired segments, oldest first. Dropping a newer one would uncover older versions of its units."""
+        """Drop the expired segments before the first unexpired one. Dropping others would expose older row versions."""
         return tuple(dropwhile(lambda meta: is_segment_expired(meta, since), metas))
 
     # -- in the commit -------------------------------------------------------------------------------------------
@@ -156,9 +156,10 @@ class WindowOperator(CompiledWindow):
     def ingest_report(
         self, task: ShardTask, done: IngestResult, before: pl.DataFrame, alone: pl.DataFrame | None
     ) -> Report:
-        """Stage the outcome of an epoch's rows and return the report's fields.
+        """Stage the outcome of an epoch's rows, and return fields for the report.
 
-        `before`: all previous rows of the touched units. `alone`: late rows as separate results.
+        `before`: all previous rows of the touched units. `alone`: late rows as separate results; None if there are
+        none.
         """
         counts = done.counts
         return {
@@ -190,7 +191,7 @@ class WindowOperator(CompiledWindow):
         }
 
     def emit_report(self, task: ShardTask, done: EmitResult, before: pl.DataFrame) -> EmitReport:
-        """Stage the results that an epoch emits. `before`: all previous rows of the units."""
+        """Stage the results that an epoch emits. `before`: all previous rows of the units that are due."""
         if task.flush:
             done = replace(done, rows=done.rows.with_columns(pl.col("__reason").replace("close", "flush")))
         outputs: tuple[OutputMeta, ...] = ()
@@ -214,7 +215,7 @@ class WindowOperator(CompiledWindow):
         )
 
     def overflows(self, rows: pl.DataFrame) -> OverflowCounts:
-        """Count the results of windows that overflowed their type."""
+        """Count the results in `rows` that overflowed their type, and take a few samples."""
         count, sample = 0, list[dict[str, object]]()
         for agg in self.aggs:
             beyond = agg.overflowed(rows) if agg.spec.on_overflow == "null" else None
@@ -224,7 +225,7 @@ class WindowOperator(CompiledWindow):
         return OverflowCounts(count=count, sample=tuple(sample[:3]))
 
     def sample(self, rows: pl.DataFrame, time: str, limit: int = 3) -> tuple[dict[str, Any], ...]:
-        """Return a few rows for the log: their keys, and the event time in µs."""
+        """Return a few rows for the log: their keys, and their event times (µs) from the column `time`."""
         return tuple(
             {**{k: to_report_value(r[k]) for k in self.key_names}, "event_us": to_report_value(r[time])}
             for r in rows.head(limit).iter_rows(named=True)

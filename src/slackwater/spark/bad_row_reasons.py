@@ -22,7 +22,7 @@ LONGEST = 20_000_000  # maximum length of a JSON text in characters, unless the 
 
 
 def decode_hint(source: Source, text: str | None, length: int | None) -> str:
-    """Return advice about an undecodable record, in parentheses, to append to a sample. Empty if the cause is unknown.
+    """Return advice about an undecodable record, to append to its description. Empty if the cause is unknown.
 
     `text`: the record, possibly truncated; `length`: its length in characters.
     """
@@ -43,13 +43,14 @@ def decode_hint(source: Source, text: str | None, length: int | None) -> str:
 
 
 def describe_bad_rows(source: Source | None, column: str, samples: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Describe bad rows: the reason, the value, the row as JSON, its location and advice.
+    """Return a description of each bad row: the reason, the value at fault, the row as JSON, its location and advice.
 
     Args:
         source: The source; None if unknown.
-        column: The column of the event time.
-        samples: Mappings with the keys `__bad`, `row` and `text` (possibly truncated), `length` (of the whole text),
-            `place` and `of_file` (whether `place` is a file).
+        column: The event-time column.
+        samples: One mapping per bad row: `__bad`, the reason; `row`, the row as JSON; `text`, the original record (both
+            possibly truncated); `length`, the length of the whole record; `place`, the location; `of_file`, whether the
+            location is a file.
     """
     parsed = [_row(bad) for bad in samples]
     names = [file_uri_to_path(bad["place"]) if bad["place"] else "" for bad in samples]
@@ -67,13 +68,13 @@ def describe_bad_rows(source: Source | None, column: str, samples: Sequence[Mapp
 
 
 def _row(bad: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the row as its reader decoded it, without the original text; None if it was truncated."""
+    """Return a bad row as Spark decoded it, without the original record; None if its JSON was truncated."""
     row = bad_value_search.parse_json_object(bad["row"])
     return None if row is None else {k: v for k, v in row.items() if k != CORRUPT}
 
 
 def _text(bad: Mapping[str, Any]) -> str | None:
-    """Return the text of a record that could not be decoded; None if it was truncated."""
+    """Return the original text of a record that could not be decoded; None if the text is missing or was truncated."""
     return bad["text"] if bad["length"] is not None and len(bad["text"] or "") == bad["length"] else None
 
 
@@ -86,7 +87,7 @@ def _record(bad: Mapping[str, Any], row: Mapping[str, Any] | None) -> bad_value_
 def _explain(
     source: Source | None, column: str, bad: Mapping[str, Any], row: Mapping[str, Any] | None
 ) -> tuple[str, str]:
-    """Return two strings: the column and value that make a row bad, and advice."""
+    """Return two strings, which may be empty: the column and value that make a row bad, and advice."""
     if bad["__bad"] != "undecodable":
         return bad_value_search.describe_event_time(column, row), ""
     if source is None:

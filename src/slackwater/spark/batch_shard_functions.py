@@ -1,4 +1,4 @@
-"""The functions that `sw.batch` runs in workers. Each processes all rows of a shard, as one epoch without late rows."""
+"""The functions that `sw.batch` runs in workers. Each processes all rows of a shard as one epoch without late rows."""
 
 from __future__ import annotations
 

@@ -21,9 +21,10 @@ _TAKEN = ["source", "reason", "key", "value", "topic", "partition", "offset", "h
 def letters_to_source_frames(
     session: SparkSession, sources: Sequence[AnySource], letters: pl.DataFrame
 ) -> Mapping[str, DataFrame]:
-    """Return the rows of dead letters by source, with the column `__letter`, and `__file` for file sources.
+    """Return the rows of dead letters, by source, with the number of each row's dead letter in `__letter`.
 
-    Raises StartError for letters whose source is not in the config or cannot read letters.
+    Rows of file sources also have `__file`. Raises StartError if the source of a letter is not in the config, or cannot
+    turn letters back into rows.
     """
     frames: dict[str, DataFrame] = {}
     by_name = {s.name: s for s in sources}

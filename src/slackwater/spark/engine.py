@@ -3,11 +3,12 @@
 rows of the batch ─▶ event time ─▶ SQL, lookups ─▶ pre-aggregation, if chosen ─▶ shuffle by key ─▶ a task per shard
         ╰─▶ statistics per source: from file footers, a separate job, or an observation of the main job
 
-A batch with an event time in the far future is processed a second time, with such rows as bad rows. Bad rows, rows that
-cannot be stored, and late rows of pre-aggregated windows are read again for samples and dead letters.
+If a batch contains an event time in the far future, the batch is processed a second time, in which such rows are bad
+rows. Bad rows, rows that cannot be stored, and late rows of pre-aggregated windows are read again for samples and dead
+letters.
 
-If the new watermark is known before the rows are read, the tasks also emit. Otherwise `emit` runs a second set of
-tasks: in threads of this process if Spark runs in local mode, else as another job.
+If the new watermark is known before the rows are read, the tasks also emit. Otherwise, `emit` runs a second set of
+tasks: in threads of this process if Spark runs on this machine, else as another job.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ log = logging.getLogger("slackwater")
 class SparkEngine:
     """Runs shard tasks as Spark tasks. The payload of a batch is one DataFrame per source.
 
-    `refresh`: reloads lookups that are due. It is called before rows are read.
+    `refresh`: a function that reloads the lookups that are due. It is called before rows are read.
     """
 
     rows: RowQueryBuilder
@@ -83,7 +84,7 @@ class SparkEngine:
     preaggregation: PreaggregationPolicy = field(default_factory=PreaggregationPolicy)
 
     def __post_init__(self) -> None:
-        """Register modules of user-defined aggregations by value, so that workers need not import them."""
+        """Register the modules of user-defined aggregations to be pickled by value: workers need not import them."""
         from pyspark import cloudpickle
 
         self.hints = FirstRowHints(self.session, self.pipeline, self.rows.times)
@@ -116,11 +117,11 @@ class SparkEngine:
     def ingest(
         self, batch: Batch, tasks: Sequence[ShardTask], clock_us: int, idle: Mapping[str, Sequence[str]]
     ) -> IngestOutcome:
-        """Run the epoch's job. If an event time is in the far future, run it again without such rows.
+        """Run the epoch's job. If an event time is in the far future, run the job again with such rows as bad rows.
 
-        The plan of the first run has no upper bound for event times. Such a bound changes with every epoch, and Spark
-        compiles literals into generated code, so each epoch would be compiled again. No commit references the files of
-        a discarded run.
+        The plan of the first run has no upper limit for event times. Such a limit changes with every epoch, and Spark
+        compiles literals into generated code, so each epoch would be compiled again. If there is a second run, no
+        commit references the files that the first one staged.
         """
         self.refresh()
         self.hints.begin_sources(batch.payload)
@@ -206,7 +207,7 @@ class SparkEngine:
     def _facts_before_read(self, batch: Batch, clock_us: int) -> dict[str, Facts]:
         """Return the statistics that are available without reading any row, by source.
 
-        Only a source with Parquet footers, whose event time is a plain column, has such statistics.
+        Only a source of Parquet files whose event time is a plain column has such statistics.
         """
         if not is_enabled("statistics"):
             return {}
@@ -239,9 +240,10 @@ class SparkEngine:
         return self.session.createDataFrame(rows.to_arrow(compat_level=pl.CompatLevel.oldest()))
 
     def replay_rows(self, payload: Mapping[str, Any], clock_us: int, capacity: ValueLimits = ANYTHING) -> pl.DataFrame:
-        """Return the rows of dead letters, which must fit into the memory of this process.
+        """Read the rows of dead letters, which must fit into the memory of this process.
 
-        The number of each dead letter passes through the SQL as part of `_origin`. Raises EpochError.
+        The number of each dead letter passes through the SQL as part of `_origin`. Raises EpochError if the rows cannot
+        be read.
         """
         import polars as pl
 

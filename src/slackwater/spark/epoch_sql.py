@@ -26,13 +26,13 @@ def event_time_sql(
 
     Args:
         expression: SQL for the event time.
-        field: Its type.
-        unit: The unit of an integer: "s", "ms", "us" or "ns".
+        field: The type of this SQL.
+        unit: The unit of an integer: "s", "ms", "us" or "ns"; None if no unit is configured.
         where: The prefix of error messages.
-        zone: The time zone of local times.
+        zone: The time zone of values that do not contain one.
 
     Raises:
-        StartError: The type cannot be a time.
+        StartError: The type cannot be converted, or is an integer without a unit.
     """
     value = f"({expression})"
     if field.type == "timestamp":
@@ -52,10 +52,11 @@ def event_time_sql(
 
 
 def gap_end_sql(gap: str, field: Field, cap_ms: int, where: str) -> str:
-    """Return SQL for the end of a row's gap in microseconds.
+    """Return SQL for the time (µs) at which a row's gap ends.
 
-    The gap may be a number of milliseconds, or a string with an interval in Spark's syntax ("5 minutes"). The end is
-    NULL if the gap is NULL, not positive or not below the cap. Raises StartError for other types.
+    `gap` is SQL for a number of milliseconds, an interval, or a string with an interval in Spark's syntax ("5
+    minutes"). The result is NULL if the gap is NULL, not positive or not below the cap. Raises StartError for other
+    types. `where`: the prefix of the message.
     """
     if field.base in schema.INTEGERS:
         us = f"try_multiply(CAST({gap} AS BIGINT), 1000L)"
@@ -76,9 +77,10 @@ def row_columns(
 
     Args:
         logic: The window.
-        source: The tag of the source; None if rows do not need one.
-        before: Rows before this time (in microseconds) keep `_origin`. If None, no row keeps it.
-        end: SQL for the end of a row's gap. Rows for which it is NULL also keep `_origin`.
+        source: The tag of the rows, which identifies their source; None if rows do not need one.
+        before: Rows before this time (in microseconds), and rows for which `end` is NULL, keep `_origin`. If None, no
+            row keeps it.
+        end: SQL for the time at which a row's gap ends; None if rows do not have their own gaps.
     """
     keys = ", ".join(normalization_sql(k) for k in logic.keys)
     columns = {
@@ -100,7 +102,8 @@ def row_columns(
 def side_columns(logic: CompiledJoin, which: int, source: int | None, before: int | None = None) -> list[str]:
     """Return the columns that are sent to the shards with each row of one side of a join.
 
-    The columns are SQL over the output of the side's SQL. Equal integer keys get equal hashes, whatever their widths. `before`: see `row_columns`.
+    The columns are expressions over the output of the side's SQL. Equal integer keys get equal hashes, whatever their
+    widths. `which`: 0 for the left side, 1 for the right side. `source`, `before`: see `row_columns`.
     """
     side, other, slots = logic.sides[which], logic.sides[1 - which], ShuffleColumns.from_logic(logic)
     keys = [
@@ -124,7 +127,7 @@ def side_columns(logic: CompiledJoin, which: int, source: int | None, before: in
 def keyed_columns(operator: KeyedOperator, source: int | None, before: int | None) -> list[str]:
     """Return the columns that are sent to the shards for a keyed step: whole rows, with the hash of their key.
 
-    The columns are SQL over the output of the step's SQL. `before`: see `row_columns`.
+    The columns are expressions over the output of the stage's SQL. `source`, `before`: see `row_columns`.
     """
     columns = {
         "__kh": f"xxhash64({', '.join(map(normalization_sql, operator.keys))})",
@@ -142,15 +145,15 @@ def keyed_columns(operator: KeyedOperator, source: int | None, before: int | Non
 def is_earlier_sql(than: int) -> str:
     """Return SQL that is true if a row's event time is before `than` (in microseconds).
 
-    The bound changes with every epoch. Spark compiles literals into generated code, so each new bound costs a
-    compilation (0.3 s). Elements of an array are passed to the generated code as data. The index is always 1, but the
-    optimizer cannot see that.
+    `than` changes with every epoch. Spark compiles literals into generated code, so a new literal costs a compilation
+    (0.3 s). The elements of an array, however, are passed to the generated code as data, so `than` is put into an
+    array. The index is always 1, but the optimizer cannot see that.
     """
     return f"unix_micros(_event_ts) < element_at(array({than}L), CAST(pmod(unix_micros(_event_ts), 1L) AS INT) + 1)"
 
 
 def late_columns(keys: Sequence[Field], source: int | None) -> list[str]:
-    """Return the columns to read for late rows of tumbling and hopping windows, over the output of the SQL."""
+    """Return the columns for dead letters of tumbling and hopping windows, as expressions over the SQL's output."""
     tag = [] if source is None else [f"CAST({source} AS INT) AS __src"]
     return [
         "unix_micros(_event_ts) AS __start",
@@ -161,7 +164,7 @@ def late_columns(keys: Sequence[Field], source: int | None) -> list[str]:
 
 
 def pane_columns(logic: CompiledPaneWindow) -> list[str]:
-    """Return a row's columns, the start of its pane, and the inputs of the aggregations."""
+    """Return SQL for a row's columns, the start of its pane, and the inputs of the aggregations."""
     pane, offset = pane_us(logic), logic.offset_us
     return [
         "*",
@@ -173,7 +176,7 @@ def pane_columns(logic: CompiledPaneWindow) -> list[str]:
 def pane_aggregates(logic: CompiledPaneWindow) -> dict[str, str]:
     """Return SQL for the partial accumulators per key and pane, by name, plus the row count and the first event time.
 
-    All aggregations must have a SQL form. For others, `windows.pane_windows.lift_rows` computes these columns.
+    All aggregations must have a SQL form; otherwise, `windows.pane_windows.lift_rows` computes these columns.
     """
     lifted = {name: sql for agg in logic.aggs for name, sql in (agg.lift_sql("__ts") or {}).items()}
     shared = {name: sql for agg in logic.aggs for name, sql in agg.sql_sums.items()}
@@ -181,7 +184,7 @@ def pane_aggregates(logic: CompiledPaneWindow) -> dict[str, str]:
 
 
 def group_columns(logic: CompiledPaneWindow, tagged: bool) -> list[str]:
-    """Return the columns by which rows are grouped before the shuffle."""
+    """Return the columns by which rows are grouped before the shuffle. `tagged`: whether rows have the tag `__src`."""
     values = dict.fromkeys(c for a in logic.aggs for c in a.sql_groups)
     return ["__kh", "__start", *(["__src"] if tagged else []), *logic.key_names, *values]
 

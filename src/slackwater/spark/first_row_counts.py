@@ -1,4 +1,4 @@
-"""Check whether the first rows of a source fit its schema and its unit of event time, and give hints if they do not.
+"""Check whether the first rows of a source match its schema and event-time unit, and give hints if they do not.
 
 Hints do not change how rows are processed. They are not stored, so every start checks again.
 """
@@ -44,7 +44,7 @@ class FirstRowCounts:
 
 
 def describe_empty_column(source: str, column: str, rows: int, names: Iterable[str]) -> str:
-    """Return the warning about a column that is NULL in all of the first rows. `names`: the field names in the data."""
+    """Return the warning about a column that is NULL in the first `rows` rows. `names`: the field names in the data."""
     sorted_names = sorted(names)
     folded = {n.casefold(): n for n in reversed(sorted_names)}
     similar = folded.get(column.casefold()) or next(
@@ -60,15 +60,15 @@ def describe_empty_column(source: str, column: str, rows: int, names: Iterable[s
 
 
 def suggest_time_unit(number: int | None, unit: str | None, kind: str, clock_us: int) -> str | None:
-    """Return a hint about the unit of event time if the first event times only make sense in another unit.
+    """Return a hint about the event-time unit if the first event times make sense only in another unit, else None.
 
     A time makes sense if it is between 1990 and tomorrow.
 
     Args:
-        number: The median of the first event times, as a number.
-        unit: The configured unit.
-        kind: The type of the event time: "integer", "string" (of digits, without a unit) or "timestamp" (then
-            `number` is in epoch seconds).
+        number: The median of the first event times, as a number; None if there is none.
+        unit: The configured unit, if any.
+        kind: The type of the event time: "integer", "string" (of digits, without a unit) or "timestamp" (for which
+            `number` is in seconds since 1970).
         clock_us: The current time in microseconds.
     """
     if number is None:

@@ -1,7 +1,7 @@
 """Check the first rows of each source for empty columns and wrong time units, as part of the epoch's job.
 
-begin_sources ─▶ aggregates (computed by the epoch's job) ─▶ add_statistics ─▶ with_unit_hints (logs a warning, or
-                                                                               adds a hint to the outcome)
+In each epoch, the engine calls `begin_sources`, adds the `aggregates` to its job, passes their results to
+`add_statistics`, and calls `with_unit_hints`, which logs warnings and adds hints to the outcome of the epoch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = logging.getLogger("slackwater")
 
 @dataclass
 class FirstRowHints:
-    """Hints about the first rows of each source. `times`: the SQL of the event time, by source."""
+    """Gives hints about the first rows of each source. `times`: SQL for the event time of each source."""
 
     session: SparkSession
     pipeline: Pipeline
@@ -47,7 +47,7 @@ class FirstRowHints:
         self._statistics[name] = dict(statistics)
 
     def begin_sources(self, frames: Mapping[str, DataFrame]) -> None:
-        """Prepare the checks of each new source: counts of its declared columns, and its event time as a number."""
+        """Prepare the checks of each new source: of the values in its declared columns, and of its event-time unit."""
         for spec in self.pipeline.sources:
             if spec.name in frames and spec.name not in self._counts:
                 connection = resolve_connection(spec.connection, self.pipeline.connections)
@@ -61,7 +61,7 @@ class FirstRowHints:
                 self._time_numbers[spec.name] = self._time_number(spec.name, frames[spec.name])
 
     def _time_number(self, name: str, frame: DataFrame) -> tuple[str, str] | None:
-        """Return the type of the event time and SQL for it as a number; None if it is not numeric."""
+        """Return the type of a source's event time, and SQL for it as a number; None if its unit is not checked."""
         step, text = self.pipeline.transform.step, self.pipeline.transform.step.event_time_column
         if self.times.get(name) == sql_analysis.CLOCK or step.time_mode == "processing":
             return None
@@ -77,7 +77,7 @@ class FirstRowHints:
         return ("integer", f"CAST({expression} AS BIGINT)") if kind in schema.INTEGERS else None
 
     def aggregates(self, name: str) -> list[Any]:
-        """Return the aggregates over the first rows; empty once enough rows have been read."""
+        """Return the aggregates to compute over a source's rows; empty once enough rows have been checked."""
         F = spark_connect.sql_functions(self.session)  # noqa: N806
         counts, number = self._counts.get(name), self._time_numbers.get(name)
         if counts is None or not counts.needs_rows:
@@ -88,7 +88,7 @@ class FirstRowHints:
         return aggregates
 
     def with_unit_hints(self, outcome: IngestOutcome, batch: Batch, clock_us: int) -> IngestOutcome:
-        """Count the rows of an epoch, warn about missing columns, and add unit hints to the outcome."""
+        """Count the rows of an epoch, warn about columns without values, and add unit hints to the outcome."""
         sources = dict(outcome.sources)
         for name, stats in outcome.sources.items():
             counts, results, number = (
@@ -112,7 +112,7 @@ class FirstRowHints:
         return replace(outcome, sources=sources)
 
     def warn_missing(self, *names: str) -> None:
-        """Warn about schema columns that are NULL in all of the first rows; by default for all sources."""
+        """Warn about schema columns that are NULL in the first rows of these sources (by default, all sources)."""
         for name in names or tuple(self._counts):
             counts, frame = self._counts[name], self._frames.pop(name, None)
             if frame is None or counts.is_warned or not counts.rows:

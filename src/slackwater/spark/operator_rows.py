@@ -45,9 +45,9 @@ def _(operator: Operator) -> Sequence[Agg]:
 
 @singledispatch
 def shard_columns(operator: Operator, source: str, tag: int | None, before: int | None, end: str | None) -> list[str]:
-    """Return the columns that are sent to the shards, as Spark SQL over the output of a source's SQL.
+    """Return the columns that are sent to the shards, as expressions over the output of the SQL for a source.
 
-    `before`, `end`: see `epoch_sql.row_columns`.
+    `tag`: the tag of the rows, which identifies their source, or None. `before`, `end`: see `epoch_sql.row_columns`.
     """
     raise_unregistered(operator, "slackwater.spark.operator_rows.shard_columns")
 
@@ -74,7 +74,7 @@ def _(operator: StatelessOperator, source: str, tag: int | None, before: int | N
 
 @singledispatch
 def required_columns(operator: Operator, which: int) -> list[str]:
-    """Return the columns that all sources of an input must have. A column must have the same type in all of them."""
+    """Return the columns that all sources of an input must have, with equal types. `which`: the number of the input."""
     raise_unregistered(operator, "slackwater.spark.operator_rows.required_columns")
 
 
@@ -96,13 +96,13 @@ def _(operator: StatelessOperator | KeyedOperator, which: int) -> list[str]:
 
 @singledispatch
 def lift_rows(operator: Operator, rows: DataFrame, tagged: bool) -> DataFrame:
-    """Return the rows to shuffle, which are pre-aggregated if the operator supports this."""
+    """Return the rows to shuffle, pre-aggregated if the operator supports this. `tagged`: whether rows have `__src`."""
     raise_unregistered(operator, "slackwater.spark.operator_rows.lift_rows")
 
 
 @lift_rows.register(PaneOperator)
 def _(operator: PaneOperator, rows: DataFrame, tagged: bool) -> DataFrame:
-    """Return partial accumulators per key and pane, if all aggregations have a SQL form."""
+    """Return partial accumulators per key and pane; the rows themselves if an aggregation has no SQL form."""
     if not operator.lifts_in_sql:
         return rows
     F = spark_connect.sql_functions(rows)  # noqa: N806 — Spark's own name for it
@@ -136,7 +136,7 @@ def _(operator: Operator) -> Operator:
 
 @singledispatch
 def repartition_to_shards(operator: Operator, rows: DataFrame, shards: int) -> DataFrame:
-    """Distribute the rows of `lift_rows` to one partition per shard, in shard order. Columns may be added."""
+    """Distribute the result of `lift_rows` to one partition per shard, in shard order. This may add columns."""
     raise_unregistered(operator, "slackwater.spark.operator_rows.repartition_to_shards")
 
 
@@ -151,7 +151,7 @@ def _(operator: Operator, rows: DataFrame, shards: int) -> DataFrame:
 def _(operator: StatelessOperator, rows: DataFrame, shards: int) -> DataFrame:
     """Reduce the number of partitions without a shuffle, because any shard may process any row.
 
-    A task that Spark repeats reads the same rows in the same order.
+    If Spark repeats a task, the task reads the same rows in the same order.
     """
     return rows.coalesce(shards)
 
@@ -196,9 +196,9 @@ def _inputs(operator: WindowOperator, rows: pl.DataFrame) -> pl.DataFrame:
 
 @singledispatch
 def to_letter_rows(operator: Operator, rows: pl.DataFrame, number: str) -> pl.DataFrame:
-    """Convert rows of dead letters to rows with `__kh`, `__ts` and the column `number`.
+    """Convert rows read from dead letters to rows with `__kh`, `__ts` and the column `number`, for a replay.
 
-    Rows of windows also have keys and accumulators. Rows without a usable gap are omitted.
+    For windows, the result also has keys and accumulators. Rows without a usable gap are omitted.
     """
     raise_unregistered(operator, "slackwater.spark.operator_rows.to_letter_rows")
 

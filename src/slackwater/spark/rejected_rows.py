@@ -65,7 +65,7 @@ class RejectedRowHandler:
     def _write_late(self, read: TimedRows, task: ShardTask) -> list[LetterFile]:
         """Write the dead letters of late rows, in a second job over the output of the SQL.
 
-        This is possible because only the event time and the watermark determine whether a row is late.
+        The job needs no state, because the event time and the watermark alone determine whether a row is late.
         """
         late = epoch_sql.is_earlier_sql(task.operator.late_before(task.watermark))
         keys = task.operator.keys if isinstance(task.operator, WindowOperator) else ()
@@ -85,7 +85,7 @@ class RejectedRowHandler:
     ) -> tuple[list[UnstorableRows], list[LetterFile]]:
         """Read unstorable rows again, and return the reasons with a few samples, and the dead letters.
 
-        Raises EpochError if their number differs from the first reading.
+        Raises EpochError if their number differs from that of the first read.
         """
         unstorable, staged = [], list[LetterFile]()
         for source_rows in outcome.unstorable:
@@ -119,7 +119,7 @@ class RejectedRowHandler:
         return unstorable, staged
 
     def _bad_samples(self, name: str, timed: DataFrame) -> list[str]:
-        """Describe a few bad rows: the reason, the row as JSON, and its file if there is one."""
+        """Describe a few bad rows: the reason, the row as JSON, and its file or offset."""
         columns = [c for c in timed.columns if c not in ("__bad", "_event_ts") and not c.startswith("_")]
         columns += [CORRUPT] if CORRUPT in timed.columns else []
         row = ", ".join(quote_identifier(c) for c in columns)

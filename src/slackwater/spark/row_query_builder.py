@@ -1,6 +1,7 @@
-"""The plan of a step's rows in Spark SQL: event time ─▶ the SQL of each input path ─▶ the columns for the shards.
+"""Build the Spark plan for the rows of a step: event time ─▶ SQL of each input path ─▶ columns for the shards.
 
-Nothing is executed here. The engine runs the plan, `sw.batch` returns it to the caller, and tests prepare rows with it.
+This module does not run the plan. The engine runs it, `sw.batch` returns it to the caller, and tests use it to prepare
+rows.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ LETTER_NUMBER = "__letter"  # hidden column: the number of a row's dead letter, 
 class TimedRows:
     """The rows of a batch with `_event_ts` and `__bad`, by source.
 
-    `split`: the idle partitions of each source. `tagged`: whether rows carry the number of their source.
+    `split`: for each source, the idle partitions that have rows in the batch. `tagged`: whether rows need a tag that
+    identifies their source.
     """
 
     timed: Mapping[str, DataFrame]
@@ -51,9 +53,10 @@ class RowQueryBuilder:
         session: The Spark session.
         pipeline: The pipeline that contains the step.
         logic: The operator of the step.
-        times: The SQL of the event time, by source.
-        sql: The SQL that carries `_origin`, by the key of the input path. Empty if late rows are not kept.
-        end: The SQL for the end of a row's gap, if each row has its own gap.
+        times: SQL for the event time of each source.
+        sql: The queries that carry `_origin`, by the `key` of the input path. Empty if late rows do not become dead
+            letters.
+        end: SQL for the time at which a row's gap ends; None if rows do not have their own gaps.
         expressions: A cache of Spark expressions.
     """
 
@@ -70,7 +73,7 @@ class RowQueryBuilder:
         return clock_us + self.pipeline.transform.step.max_future_ms * 1000
 
     def time_column(self, name: str) -> tuple[str, int] | None:
-        """Return the event-time column and its unit in microseconds. None if the event time is computed.
+        """Return the event-time column and its unit in microseconds. None if the event time is not a plain column.
 
         The unit is 0 for a TIMESTAMP, since the file defines its unit.
         """
@@ -83,7 +86,7 @@ class RowQueryBuilder:
         return None
 
     def is_stage_output(self, name: str) -> bool:
-        """Return whether a source is the output of a stage. Source limits do not apply to it."""
+        """Return whether a source is the output of a stage, to which the limit on future event times does not apply."""
         return any(s.is_stage_output for s in self.pipeline.sources if s.name == name)
 
     def with_event_time(self, name: str, frame: DataFrame, clock_us: int, latest: int | None) -> DataFrame:
@@ -122,10 +125,10 @@ class RowQueryBuilder:
     def outputs(
         self, read: TimedRows, name: str, timed: DataFrame, observed: DataFrame | None = None
     ) -> Iterator[tuple[InputPath, int | None, DataFrame]]:
-        """Yield the output of the SQL for a source's usable rows, for each input path and tag (see `_by_idleness`).
+        """Yield (input path, tag, output): the output of the SQL for a source's usable rows, by input path and tag.
 
-        The tag is None if rows do not need one. `observed`: the same rows with an observation attached, used for the
-        first path.
+        Tags are those of `_by_idleness`, or None if rows do not need one. `observed`: the rows of `timed` with an
+        observation attached, to use for the first path.
         """
         names = [s.name for s in self.pipeline.sources]
         for number, input_path in enumerate(self.pipeline.input_paths_from(name)):
@@ -141,7 +144,7 @@ class RowQueryBuilder:
                 yield input_path, tag if read.tagged else None, out
 
     def _with_origin(self, timed: DataFrame, name: str) -> DataFrame:
-        """Return the usable rows, with `_origin` if the config needs it after the SQL."""
+        """Return the usable rows, with `_origin` if the config requires that the SQL carries this column."""
         rows = timed.where("__bad IS NULL")
         if not self.pipeline.tracks_origin:
             return rows.drop(FILE, FINGERPRINT)
@@ -151,16 +154,19 @@ class RowQueryBuilder:
         return rows.selectExpr(*map(quote_identifier, plain), origin_column(bytes_of, name, file))
 
     def with_unstorable_reason(self, input_path: InputPath, out: DataFrame, capacity: ValueLimits) -> DataFrame | None:
-        """Return the output rows with the reason why each cannot be stored. None if every row can be stored."""
+        """Add the reason why a row cannot be stored, or NULL, as a column. None if every row can be stored."""
         reason_sql = storability.unstorable_sql(self.logic, self.logic.input_index(input_path.name), capacity)
         return None if reason_sql is None else out.selectExpr("*", f"{reason_sql} AS {storability.UNFIT}")
 
     def columns(self, input_path: InputPath, tag: int | None, before: int | None) -> list[str]:
-        """Return the columns that are sent to the shards, over the output of the SQL."""
+        """Return the columns that are sent to the shards, as expressions over the output of an input path's SQL."""
         return operator_rows.shard_columns(self.logic, input_path.name, tag, before, self.end)
 
     def sql_with_origin(self, input_path: InputPath, frame: DataFrame) -> Sequence[str] | None:
-        """Return an input path's SQL that carries `_origin`, even if late rows are not kept. Raises StartError."""
+        """Return the queries of an input path that carry `_origin`, even if late rows do not become dead letters.
+
+        None if there is no SQL. Raises StartError if `_origin` cannot be added.
+        """
         if input_path.key in self.sql or not self.pipeline.sql_chain(input_path):
             return self.sql.get(input_path.key)
         plain = frame.drop(FILE, FINGERPRINT, LETTER_NUMBER)
@@ -170,9 +176,9 @@ class RowQueryBuilder:
 
 
 def _by_idleness(rows: DataFrame, index: int, sources: int, idle: Sequence[str]) -> list[tuple[int, DataFrame]]:
-    """Split rows by whether their partition is idle, and return both parts with their tags.
+    """Split rows into those of active and those of idle partitions, and return both with their tags.
 
-    The tag is the index of the source; for idle partitions, it is `sources` higher.
+    The tag is the `index` of the source; for idle partitions, it is higher by `sources`, the number of sources.
     """
     if not idle:
         return [(index, rows)]

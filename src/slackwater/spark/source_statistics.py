@@ -38,10 +38,10 @@ def fingerprint_sql() -> str:
 
 
 def statistics_columns(timed: DataFrame, partitions: Mapping[str, int], usable_only: bool) -> list[Any]:
-    """Return the aggregates over a source's rows.
+    """Return the aggregates that compute the statistics of a source's rows.
 
-    If `usable_only` is false, the newest times include bad rows. This is faster, and correct as long as no row is bad.
-    The column `place` is the location of the newest row.
+    If `usable_only` is false, the newest times include those of bad rows. This is faster, and correct as long as no row
+    is bad. `partitions`: the record count of each partition. The aggregate `place` is the location of the newest row.
     """
     F, columns = spark_connect.sql_functions(timed), timed.columns  # noqa: N806
     event_us = F.expr(
@@ -77,13 +77,14 @@ def statistics_from_footers(stats: ColumnStats | None, unit_us: int, first: int,
     """Derive the statistics of rows from file footers, without reading the rows. The event time must be a plain column.
 
     Args:
-        stats: The statistics of the column.
+        stats: The statistics of the event-time column; None if the footers have none.
         unit_us: The configured unit in microseconds; 0 if the type of the column defines it.
         first: The first usable time in microseconds. Earlier rows are bad.
         last: The last usable time in microseconds.
 
     Returns:
-        The statistics. None if rows could be bad for any reason other than a missing time.
+        The statistics. None if the footers do not suffice, because rows may be bad for a reason other than a missing
+            time.
     """
     if stats is None or bool(unit_us) == bool(stats.unit_us):
         return None
@@ -100,22 +101,22 @@ def count_unstorable(rows: DataFrame) -> Any:
 
 
 def needs_separate_job(partitions: Mapping[str, int]) -> bool:
-    """Return whether to use a separate job for the newest time of each partition. `partitions`: their record counts.
+    """Return whether to find the newest time of each partition in a separate job. `partitions`: their record counts.
 
-    Observing a partition adds an aggregate over every row (6 to 24 ns). With many rows in many partitions, it is
-    cheaper to read the records again, decode only the time, and aggregate by partition.
+    In the main job, each partition needs an aggregate that is updated for every row (6 to 24 ns). With many rows in
+    many partitions, it is cheaper to read the records again, decode only the time, and aggregate by partition.
     """
     return len(partitions) >= MIN_PARTITIONS and len(partitions) * sum(partitions.values()) >= MIN_COMPARISONS
 
 
 def newest_by_partition(timed: DataFrame, source: str, newest: int | None, tasks: int) -> Mapping[str, int | None]:
-    """Run a job for the newest usable event time of each partition that has rows.
+    """Run a job that finds the newest usable event time of each partition that has rows.
 
     Args:
         timed: The rows.
         source: The name of the source.
-        newest: The newest time over all partitions, as the epoch's job collected it.
-        tasks: The number of tasks of the job.
+        newest: The newest time over all partitions, as the epoch's job found it.
+        tasks: The number of tasks in the job.
 
     Raises:
         EpochError: The input has changed since the epoch's job.
@@ -146,9 +147,9 @@ def source_stats(
     """Convert the results of `statistics_columns` to statistics.
 
     Args:
-        facts: The results.
+        facts: The results, by column.
         partitions: The record count of each partition.
-        file_of: A function that returns the files that match a fingerprint.
+        file_of: A function that returns the files with a given fingerprint, as text for messages.
         newest: The newest time of each partition, if a separate job determined it.
     """
     if newest is None:
@@ -169,7 +170,7 @@ def source_stats(
 def _describe_location(
     place: int | str | None, partitions: Mapping[str, int], file_of: Callable[[int], str | None]
 ) -> str | None:
-    """Describe where a row was read, for messages."""
+    """Describe the location of a row for messages, given the `place` of `statistics_columns`; None if it is unknown."""
     if place is None:
         return None
     if isinstance(place, str):
@@ -181,9 +182,9 @@ def _describe_location(
 
 
 def find_newest_spans(timed: DataFrame, jump_us: int, partitioned: bool) -> dict[str, tuple[Span, ...]]:
-    """Return the newest event times as spans, for each partition and for the whole source (under the name "").
+    """Return the spans of the newest event times of each partition, and of the whole source (under the name "").
 
-    Each span is shorter than `jump_us`.
+    A span is the first and the last event time of a range shorter than `jump_us`, with the number of its rows.
     """
     F = spark_connect.sql_functions(timed)  # noqa: N806
     by = "concat(_topic, '-', _partition)" if partitioned else "''"

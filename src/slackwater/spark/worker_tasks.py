@@ -1,6 +1,6 @@
 """The code that runs in Spark's Python workers: one task per partition, and the transfer of its input and report.
 
-partition of a job ─▶ one Arrow table ─▶ task ─▶ its report as text, or an error of this project with its class name
+partition of a job ─▶ one Arrow table ─▶ task ─▶ its report as text, or the text and class name of a SlackwaterError
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ Task = Callable[["pa.Table"], str]
 
 
 def warm_up(session: SparkSession, workers: int, loops: bool) -> None:
-    """Start the Python workers and import what they need before the first batch. `loops`: also compile the loops."""
+    """Start the Python workers and import what they need before the first batch.
+
+    `workers`: their number. `loops`: also compile the loops that build sessions.
+    """
     if loops:  # once in this process; workers on this machine use the compiled files
         compile_session_loops()
     run_on_partitions(session.range(0, workers, 1, workers), ["id"], partial(_warm_task, loops))
@@ -48,9 +51,10 @@ def run_on_partitions(
     expressions: ExpressionCache | None = None,
     batches: ArrowBatchSizer | None = None,
 ) -> list[str]:
-    """Run `task` over these columns of each partition, as one Arrow table, and return the reports.
+    """Run `task` on each partition of a frame, and return the reports. The task gets the columns `names` as one table.
 
-    Errors of this project are re-raised with their class. `batches`: chooses the batch size of consecutive epochs.
+    A SlackwaterError in a task is raised again here, with its class. `batches`: chooses the batch size from epoch to
+    epoch.
     """
     sizes = batches or ArrowBatchSizer()
     # Names without dots, because mapInArrow treats a dot as a path separator.
@@ -70,7 +74,7 @@ def run_on_partitions(
 
 
 def run_partition(names: Sequence[str], task: Task, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Run `task` in a worker over one partition, and yield its report. An empty partition yields nothing."""
+    """Run `task` in a worker on one partition, and yield its report. An empty partition yields nothing."""
     os.environ.setdefault("POLARS_MAX_THREADS", "1")
     worker_memory.keep_freed_memory()
     import polars as pl

@@ -1,1 +1,1 @@
-"""Checks of schemas and SQL with Spark's analyzer, before any data is read, and the origin of rows in SQL."""
+"""Check schemas and SQL with Spark's analyzer before any data is read, and carry the origin of rows through SQL."""

@@ -5,7 +5,8 @@
                                                       FROM (SELECT user, _origin FROM source) AS s
 
 `sqlglot` parses the SQL to find each SELECT that reads `source`, directly, through a CTE or through a derived table.
-`_origin` is inserted before the FROM of each. The rest of the text is unchanged. Spark's analyzer checks the result.
+`_origin` is inserted before the FROM of each of them. The rest of the SQL is unchanged. Spark's analyzer checks the
+result.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _MARK = "__slackwater_select_"
 
 
 class OriginError(Exception):
-    """Raised when `_origin` cannot be inserted into a query. The message is a clause that says why."""
+    """Raised when `_origin` cannot be inserted into a query. The message gives the reason as a clause."""
 
 
 def mentions_origin(sql: str) -> bool:
@@ -33,7 +34,10 @@ def mentions_origin(sql: str) -> bool:
 
 
 def add_origin_column(sql: str) -> str:
-    """Return the SQL with `_origin` as the last column of every SELECT that reads `source`. Raises OriginError."""
+    """Return the SQL with `_origin` as the last column of every SELECT that reads `source`.
+
+    Raises OriginError if the column cannot be added.
+    """
     import sqlglot
     from sqlglot.errors import SqlglotError
 
@@ -67,9 +71,9 @@ class _Star:
     """A `*` in a SELECT list.
 
     Args:
-        owner: The table to which the star belongs, in lower case; None for all tables.
-        position: Where to insert `text`.
-        text: The insertion that excludes `_origin` from the star.
+        owner: The table whose columns the star selects, in lower case; None for all tables.
+        position: The index in the SQL at which to insert `text`.
+        text: SQL that excludes `_origin` from the star.
     """
 
     owner: str | None
@@ -82,8 +86,8 @@ class _Select:
     """A SELECT with a FROM.
 
     Args:
-        position: The start of the FROM; -1 until the FROM is reached.
-        stars: The stars of the SELECT list.
+        position: The index of the FROM in the SQL; -1 until the FROM is reached.
+        stars: The stars in the SELECT list.
     """
 
     position: int = -1
@@ -91,9 +95,10 @@ class _Select:
 
 
 def _selects(tokens: list[Token]) -> list[_Select]:
-    """Return the SELECTs that have a FROM, in text order. A FROM belongs to the SELECT at the same nesting depth.
+    """Return the SELECTs that have a FROM, in the order of the FROMs. A FROM belongs to the SELECT at its depth.
 
-    A star in the parentheses of a function, such as `struct(*)`, belongs to the enclosing SELECT, even after its FROM.
+    A star in the parentheses of a function, such as `struct(*)`, belongs to the enclosing SELECT, even if it follows
+    that SELECT's FROM.
     """
     from sqlglot import TokenType as T
 
@@ -120,7 +125,7 @@ def _selects(tokens: list[Token]) -> list[_Select]:
 
 
 def _is_all_columns(tokens: list[Token], i: int) -> bool:
-    """Return whether a star means all columns, rather than multiplication."""
+    """Return whether the `*` at index `i` means all columns, rather than multiplication."""
     from sqlglot import TokenType as T
 
     if i + 1 == len(tokens) or i == 0:
@@ -142,12 +147,13 @@ def _star(tokens: list[Token], i: int) -> _Star:
 
 
 def _visit(query: exp.Expr, readable: Mapping[str, bool], readers: dict[int, str | None]) -> bool:
-    """Return whether a query's rows come from `source`. Adds every SELECT that reads it to `readers`.
+    """Return whether a query's rows come from `source`, and add every SELECT that reads `source` to `readers`.
 
     Args:
-        query: The query.
-        readable: The names that the query can read, each with whether its rows come from `source`.
-        readers: The result: for each SELECT that reads `source`, its number and the name under which it reads the rows.
+        query: The parsed query.
+        readable: For each table name that the query can read, whether the table's rows come from `source`.
+        readers: An output: for the number of each SELECT that reads `source`, the name under which it reads the rows;
+            None if they have no name.
     """
     from sqlglot import exp
 
@@ -176,7 +182,7 @@ def _visit(query: exp.Expr, readable: Mapping[str, bool], readers: dict[int, str
 def _tables(
     node: exp.Expr, readable: Mapping[str, bool], readers: dict[int, str | None]
 ) -> Iterator[tuple[str | None, bool]]:
-    """Yield the tables of a FROM: the name in lower case (None if it has none), and whether it reads `source`."""
+    """Yield each table of a FROM: its name in lower case (None without one), and whether it has rows of `source`."""
     from sqlglot import exp
 
     inside: Any = node.args.get("from_") if isinstance(node, exp.Select) else None

@@ -20,14 +20,14 @@ class Node:
     """A node of a plan.
 
     Args:
-        kind: The name of its class.
-        children: The nodes below it.
-        join: The kind of a join.
-        view: The name of a temporary view.
-        alias: The name of a SubqueryAlias.
-        cte: The number of the WITH query that it defines or reads; -1 if there is none.
-        expressions: Its expressions as JSON; empty over Connect.
-        fields: All its fields as JSON; empty over Connect.
+        kind: The name of Spark's class for this node, without the package.
+        children: The nodes directly below this node.
+        join: The join type of a Join, such as "LeftOuter"; otherwise empty.
+        view: The name of a temporary view; otherwise empty.
+        alias: The name of a SubqueryAlias; otherwise empty.
+        cte: The id of the CTE that the node defines or reads; otherwise -1.
+        expressions: The node's expressions as JSON objects; empty over Spark Connect.
+        fields: All fields of the node's JSON object; empty over Spark Connect.
     """
 
     kind: str
@@ -71,7 +71,10 @@ def parse_json(text: str) -> Node:
 
 
 def parse_text(text: str) -> Node:
-    """Parse a plan from EXPLAIN's text, which indents each level by three characters. Other lines are skipped."""
+    """Parse a plan from the output of EXPLAIN, which indents each level by three characters.
+
+    Lines that do not describe a node are skipped.
+    """
     plan = text[text.find("\nWithCTE\n") + 1 :]  # skips the list of columns before it
     lines = [match for line in plan.splitlines() if (match := _LINE.match(line))]
     root = _Draft(-1, "Plan", "")
@@ -108,7 +111,7 @@ class _Draft:
 
 
 def read_arguments(expressions: Sequence[Mapping[str, Any]], index: int) -> list[tuple[Mapping[str, Any], ...]]:
-    """Return the arguments of the expression at an index, each as a list in pre-order."""
+    """Return the arguments of the expression at `index`, each as a tuple of expressions in pre-order."""
     children, end = list[tuple[Mapping[str, Any], ...]](), index + 1
     for _ in range(expressions[index]["num-children"]):
         start, open_ones = end, 1
@@ -120,17 +123,17 @@ def read_arguments(expressions: Sequence[Mapping[str, Any]], index: int) -> list
 
 
 def read_class_name(fields: Mapping[str, Any]) -> str:
-    """Return the class name of a node or an expression."""
+    """Return the class name of a node or an expression, without the package."""
     return str(fields.get("class", "")).rsplit(".", 1)[-1].rstrip("$")
 
 
 def _join_kind(value: Any) -> str:
-    """Return the kind of a join. Spark writes it as an object (`{"object": "….LeftOuter$"}`) or as text."""
+    """Return the join type, which Spark writes as an object (`{"object": "….LeftOuter$"}`) or as a string."""
     return str(value.get("object", "") if isinstance(value, dict) else value).rsplit(".", 1)[-1].strip("$")
 
 
 def _classes(value: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the expressions within a value of a plan's JSON, in pre-order."""
+    """Yield all expressions nested in a value of a plan's JSON, in pre-order."""
     if isinstance(value, list):
         for item in value:
             yield from _classes(item)

@@ -1,7 +1,7 @@
-"""The classes of row-wise expressions in Spark 4.0 to 4.3: their value depends only on the row and is deterministic.
+"""The classes of row-wise expressions in Spark 4.0 to 4.3: deterministic expressions that depend only on their row.
 
 Aggregates and window functions are included, because the plan node that contains them decides whether they are allowed.
-New expressions of later Spark versions are rejected until their classes are added here.
+Expressions that later Spark versions add are rejected until their classes are added here.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ Plan nodes and expressions that are not on an allow list are rejected.
     Project ─▶ Filter ─▶ Join ─┬▶ View source       rows of `source`: read and output in the same epoch
                                └▶ View users        lookups, tables, VALUES: equal in every epoch
 
-Classic Spark returns the analyzed plan as JSON, so every node and expression is checked. Spark Connect returns it only
-as text, in which a literal may look like an expression. So over Connect, the nodes are checked in the text, and the
-parser that `slackwater check` uses checks the expressions.
+Classic Spark returns the analyzed plan as JSON, so every node and expression is checked. Spark Connect returns the plan
+only as text, in which a literal may look like an expression. Over Connect, the nodes are therefore checked in the text,
+and the expressions by the parser that `slackwater check` uses.
 """
 
 from __future__ import annotations
@@ -76,10 +76,10 @@ _CLOCK_CAST = re.compile(r"cast\(\s*(?:now|today|tomorrow|yesterday)\b[^()]* as 
 
 
 def find_statement(session: SparkSession, sql: str) -> str | None:
-    """Return the first word of the SQL if it is a statement; None for a query. The SQL is analyzed but not run.
+    """Return the first word of the SQL if the SQL is a statement; None if it is a query.
 
-    Raises Spark's own errors. Over Connect, the first word decides: the text is later put in parentheses, in which only
-    a query is valid.
+    The SQL is analyzed but not run. Raises Spark's own error if the SQL is not valid. Over Connect, only the first word
+    is checked: the SQL is later put in parentheses, where anything other than a query is an error.
     """
     word = _first_word(sql)
     if spark_connect.is_connect(session):
@@ -107,9 +107,10 @@ def _first_word(sql: str) -> str:
 def find_forbidden_parts(
     frame: DataFrame, view: DataFrame | None = None, bounds: GroupableColumns = ROW_BY_ROW
 ) -> set[str]:
-    """Return the parts of a DataFrame's plan that are not row-wise, by the names that users know.
+    """Return what is not row-wise in a DataFrame's plan, in the terms of SQL, such as "LIMIT".
 
-    `view`: a DataFrame that the plan reads. `bounds`: the columns of `view` by which rows may be grouped.
+    `view`: a DataFrame that the plan reads; None if the plan may not group rows. `bounds`: the columns of `view` by
+    which the plan may group rows.
     """
     plan = frame._jdf.queryExecution().analyzed()
     root = plan_nodes.parse_json(plan.toJSON())
@@ -129,9 +130,10 @@ def find_forbidden_parts(
 def find_forbidden_parts_in_text(
     frame: DataFrame, sql: str, rows: DataFrame, bounds: GroupableColumns = ROW_BY_ROW
 ) -> set[str]:
-    """Return the parts of the SQL over `rows` that are not row-wise, for Spark Connect.
+    """Return what is not row-wise in SQL over `rows`, for Spark Connect; see `find_forbidden_parts`.
 
-    If the parser is unsure, a text that merely looks like a forbidden expression is rejected as well.
+    `frame` is the result of the SQL. If the parser is unsure, text in the plan that merely looks like a forbidden
+    expression counts as one.
     """
     types = dict.fromkeys(rows.columns)
     bounded = frozenset(map(str.casefold, bounds.names)) & frozenset(map(str.casefold, types))
@@ -157,9 +159,9 @@ class _PlanWalker:
     """Walks a plan and collects what is not row-wise.
 
     Args:
-        is_by_bound: A function that returns whether a node groups by a bound of the window.
-        forbidden: The parts that are not row-wise.
-        groups_by_bound: Whether a node groups rows by a bound of their window.
+        is_by_bound: A function that returns whether a node groups rows by a column that permits grouping.
+        forbidden: What is not row-wise, in the terms of SQL.
+        groups_by_bound: Whether any node visited so far groups rows by such a column.
     """
 
     is_by_bound: Callable[[Node], bool]
@@ -168,14 +170,14 @@ class _PlanWalker:
     _defined: dict[int, Node] = field(default_factory=dict)
 
     def check(self, root: Node) -> None:
-        """Collect the parts of a plan that are not row-wise, and check that it reads `source`."""
+        """Collect what is not row-wise in a plan, and check that the plan reads `source`."""
         self._defined = {node.cte: node for node in root.walk() if node.kind == "CTERelationDef"}
         reads = self._reads(root)
         if not reads and not self.forbidden:
             self.forbidden.add(NO_SOURCE)
 
     def _reads(self, node: Node) -> bool:
-        """Return whether a node outputs rows of `source`, and collect the parts that are not row-wise."""
+        """Return whether a node outputs rows of `source`, and collect what is not row-wise in the node and below it."""
         if node.view.casefold() == "source" or node.alias.startswith(spark_connect.ROWS):
             return True
         if node.view or node.alias.startswith(spark_connect.TABLES):
@@ -225,7 +227,7 @@ class _PlanWalker:
         return any(reads)
 
     def _cast(self, outer: Mapping[str, Any], inner: Mapping[str, Any]) -> None:
-        """Detect a constant such as 'today' that Spark reads as the current time. Spark does this only in casts."""
+        """Detect a string literal such as 'today' that a cast (`outer`) turns into the current date or time."""
         to = _TO_TIMES.get(plan_nodes.read_class_name(outer)) or str(outer.get("dataType"))
         if (
             plan_nodes.read_class_name(outer) not in ("Cast", *_TO_TIMES)
@@ -237,7 +239,7 @@ class _PlanWalker:
             self.forbidden.add(f"{to.upper()} '{text.strip()}'")
 
     def _encryption(self, arguments: list[tuple[Mapping[str, Any], ...]]) -> None:
-        """Detect AES encryption without an explicit initialization vector: Spark then picks a random one."""
+        """Detect AES encryption without an explicit initialization vector, for which Spark picks a random one."""
         mode, vector = arguments[2], arguments[4]
         constant = [str(e.get("value")) for e in vector if plan_nodes.read_class_name(e) == "Literal"]
         if constant == [""] and str(mode[0].get("value")).upper() != "ECB":

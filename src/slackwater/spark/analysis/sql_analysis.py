@@ -1,4 +1,4 @@
-"""Check schemas, event time and SQL with Spark's analyzer at the start, before any data is read.
+"""Check schemas, event time and SQL with Spark's analyzer when a run starts, before any data is read.
 
 The SQL of a stage must be row-wise: its output for a row may depend only on that row and on lookups.
 """
@@ -56,7 +56,7 @@ def event_time_expression(
         has_clock: Use the epoch's clock reading (`CLOCK`) if no event time is configured.
 
     Raises:
-        StartError: The expression is not valid or is not a time.
+        StartError: The expression is not valid, is not row-wise or does not return a time.
     """
     step = pipeline.transform.step
     where = f'{pipeline.name}: source "{source}"'
@@ -84,7 +84,7 @@ def event_time_expression(
 
 
 def _error_reason(error: Exception) -> str:
-    """Return the reason for an error. Spark's suggestions are omitted, because the message lists all names anyway."""
+    """Return Spark's reason for an error, without its suggestions, because the message lists all names anyway."""
     return re.sub(r"\s*Did you mean one of the following\?.*$", "", spark_error_reason(error))
 
 
@@ -95,9 +95,9 @@ def run_sql(
     rows: DataFrame,
     texts: Sequence[str] | None = None,
 ) -> DataFrame:
-    """Apply the SQL of an input path to rows with `_event_ts`. Returns the rows unchanged if there is no SQL.
+    """Apply the SQL of an input path to rows with `_event_ts`. If there is no SQL, return the rows unchanged.
 
-    `texts`: SQL that also carries `_origin`, to use instead of the config's SQL.
+    `texts`: queries that also carry `_origin`, to run instead of the config's SQL.
     """
     for sql in [sql for _, sql in pipeline.sql_chain(input_path)] if texts is None else texts:
         rows = _run_query(session, rows, sql)
@@ -112,7 +112,7 @@ def _run_query(session: SparkSession, rows: DataFrame, sql: str) -> DataFrame:
 
 
 def _statement(session: SparkSession, rows: DataFrame, sql: str) -> str | None:
-    """Return the first word of the SQL if it is a statement; None for a query. The SQL is analyzed but not run."""
+    """Return the first word of the SQL if the SQL is a statement, else None. The SQL is analyzed but not run."""
     if not spark_connect.is_connect(session):
         rows.createOrReplaceTempView("source")
     return row_wise_plan_check.find_statement(session, sql)
@@ -164,9 +164,9 @@ def _check_row_wise(
     view: DataFrame | None = None,
     bounds: GroupableColumns = ROW_BY_ROW,
 ) -> None:
-    """Raise StartError if an expression over `rows` depends on more than its row.
+    """Raise StartError if the value of an expression over `rows` depends on more than the row itself.
 
-    `view`, `bounds`: see `row_wise_check.find_forbidden_parts`.
+    `where`: the prefix of the message. `view`, `bounds`: see `row_wise_plan_check.find_forbidden_parts`.
     """
     text = f"SELECT ({expression}) AS e FROM source"
     out = _run_query(session, rows, text)
@@ -180,7 +180,11 @@ def _check_row_wise(
 
 
 def _check_columns(pipeline: Pipeline, input_path: InputPath, out: DataFrame, where: str) -> None:
-    """Raise StartError if a query's output has duplicate columns, or lacks columns that the next step needs."""
+    """Raise StartError if a query's output has duplicate columns, or lacks a TIMESTAMP column `_event_ts`.
+
+    Duplicates are checked only for stateless stages, and `_event_ts` only for all others. `where`: the prefix of the
+    message.
+    """
     if pipeline.transform.is_stateless:  # its columns are the output
         duplicates = [name for name, times in Counter(map(str.casefold, out.columns)).items() if times > 1]
         if duplicates:
@@ -201,10 +205,10 @@ def _check_columns(pipeline: Pipeline, input_path: InputPath, out: DataFrame, wh
 
 
 def gap_end_expression(pipeline: Pipeline, session: SparkSession, input_path: InputPath, frame: DataFrame) -> str:
-    """Return SQL for the end of a row's gap (µs), for windows in which each row has its own gap.
+    """Return SQL for the time (µs) at which a row's gap ends, for windows in which each row has its own gap.
 
-    The SQL applies to the output of an input path, and yields NULL for an invalid gap. Raises StartError if `gap` is not
-    a valid expression or not a duration.
+    The SQL runs over the output of an input path, and yields NULL for an invalid gap. Raises StartError if the setting
+    `gap` is not a valid expression or does not return a duration.
     """
     window = pipeline.transform.window
     assert window is not None
@@ -225,9 +229,9 @@ def gap_end_expression(pipeline: Pipeline, session: SparkSession, input_path: In
 def add_origin_to_sql(
     session: SparkSession, pipeline: Pipeline, input_path: InputPath, frame: DataFrame
 ) -> tuple[str, ...] | None:
-    """Return the SQL of an input path, rewritten so that its output also has `_origin`. None if there is no SQL.
+    """Return the queries of an input path, rewritten so that their output also has `_origin`; None if there is no SQL.
 
-    This is needed for `late_data = "dlq"`. Call it after `check_sql`. Raises StartError if the SQL cannot carry `_origin`.
+    `late_data = "dlq"` requires this. Call it after `check_sql`. Raises StartError if `_origin` cannot be added.
     """
     where = f'{pipeline.name}: source "{input_path.origin}"'
     if ORIGIN in map(str.lower, frame.columns):
@@ -248,7 +252,11 @@ def add_origin_to_sql(
 
 
 def _sql_with_origin(session: SparkSession, rows: DataFrame, user_sql: str, plain: DataFrame, where: str) -> str:
-    """Return SQL that selects `_origin` in addition to the columns of `user_sql` (`plain`)."""
+    """Return SQL that selects `_origin` in addition to the columns of `user_sql`.
+
+    `plain` is the output of `user_sql`. `where`: the prefix of error messages. Raises StartError if `_origin` cannot be
+    added.
+    """
     expected = [column for column in plain.dtypes if column[0].lower() != ORIGIN]
 
     def carries(sql: str) -> bool:
@@ -286,17 +294,23 @@ def _selects_origin(pipeline: Pipeline, input_path: InputPath) -> bool:
 
 
 def _selected_origin(pipeline: Pipeline, input_path: InputPath) -> str | None:
-    """Return the name of the origin column if the config's SQL selects it, else None."""
+    """Return the name of the origin column if the config's SQL names this column, else None."""
     return ORIGIN if _selects_origin(pipeline, input_path) else None
 
 
 def _source_view(session: SparkSession, pipeline: Pipeline, input_path: InputPath, frame: DataFrame) -> DataFrame:
-    """Return an empty view `source` with the columns that the SQL expects, plus `_origin` if the SQL selects it."""
+    """Return an empty DataFrame to use as `source`, with the columns that the SQL expects.
+
+    It has `_origin` if the SQL names that column.
+    """
     return _empty_view(session, pipeline, frame, with_origin=_selects_origin(pipeline, input_path))
 
 
 def _empty_view(session: SparkSession, pipeline: Pipeline, frame: DataFrame, with_origin: bool) -> DataFrame:
-    """Return an empty view `source`. For a stateless stage, it has `_event_ts` only if the source provides it."""
+    """Return an empty DataFrame to use as `source`, with the columns of `frame` and `_event_ts`.
+
+    For a stateless stage, it has `_event_ts` only if the source provides this column.
+    """
     timed = "_event_ts" in frame.columns or not pipeline.transform.is_stateless
     more = ["CAST(NULL AS TIMESTAMP) AS _event_ts"] if timed else []
     more += [f"CAST(NULL AS {ORIGIN_TYPE}) AS {ORIGIN}"] if with_origin else []
@@ -305,9 +319,10 @@ def _empty_view(session: SparkSession, pipeline: Pipeline, frame: DataFrame, wit
 
 
 def check_same_columns(pipeline: Pipeline, outputs: Mapping[str, Mapping[str, Field]], needed: list[str]) -> None:
-    """Raise StartError if a column has different types in the outputs of several sources.
+    """Raise StartError if a column is missing in the output of a source, or has another type than in the first output.
 
-    Only the `needed` columns are checked; for a stateless stage, all columns.
+    `outputs`: the output columns of each source. Only the `needed` columns are checked; for a stateless stage, all
+    columns.
     """
     (first, expected), *others = outputs.items()
     for name, columns in others:

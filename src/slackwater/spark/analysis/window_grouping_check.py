@@ -1,11 +1,11 @@
-"""Check in Spark's analyzed plan (JSON) whether a GROUP BY or an OVER clause groups rows by a bound of their window.
+"""Check in Spark's analyzed plan (JSON) whether GROUP BY or OVER groups rows by the start or end of their window.
 
     source: window_start#7, user#8, n#9
-    Project [window_start#7 AS begin#12, n#9]               begin#12 is window_start#7 under another name
+    Project [window_start#7 AS begin#12, n#9]               begin#12 is window_start#7, renamed
     Window [row_number()], [begin#12], [n#9 DESC]           PARTITION BY it
 
-Columns are tracked by expression id, and only through renames: an expression over a bound is not a bound. Below a
-UNION, one id stands for the columns of all branches, so tracking stops there.
+Columns are tracked by expression id, and only through renames: `window_start + 1` does not count as a window start. A
+UNION gives one id to the columns of all its branches, so plans with a UNION are not tracked.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _node_kind(node: Node) -> str:
 
 
 def expression_ids(view: DataFrame, names: Iterable[str]) -> frozenset[int]:
-    """Return the expression ids of these columns of a view."""
+    """Return the expression ids of the columns of a view with these names."""
     folded_names = {name.casefold() for name in names}
     output = view._jdf.queryExecution().analyzed().output()
     attributes = (output.apply(i) for i in range(output.size()))
@@ -34,7 +34,7 @@ def expression_ids(view: DataFrame, names: Iterable[str]) -> frozenset[int]:
 
 
 def add_renamed_ids(nodes: Sequence[Node], columns: frozenset[int]) -> frozenset[int]:
-    """Return the ids of these columns, and of all columns of a plan that are renames of them."""
+    """Return `columns` (expression ids) and the ids of all renames of them in a plan; empty if there is a UNION."""
     if not columns or any(_node_kind(node) == "Union" for node in nodes):
         return frozenset()
     renamed = {}
@@ -49,7 +49,7 @@ def add_renamed_ids(nodes: Sequence[Node], columns: frozenset[int]) -> frozenset
 
 
 def groups_by_columns(node: Node, columns: frozenset[int]) -> bool:
-    """Return whether a node groups or partitions by one of these columns."""
+    """Return whether a node groups or partitions rows by one of these columns (expression ids)."""
     grouped = node.get(_BY.get(_node_kind(node), ""), [])
     return any(
         [_node_kind(e) for e in expression] == ["AttributeReference"] and _number(expression[0]) in columns
@@ -58,7 +58,7 @@ def groups_by_columns(node: Node, columns: frozenset[int]) -> bool:
 
 
 def _expressions(nodes: Sequence[Node]) -> Iterable[Sequence[Node]]:
-    """Yield the expressions of a plan's nodes, each as a list of its parts."""
+    """Yield the expressions of a plan's nodes, each as a list of nodes in pre-order."""
     for node in nodes:
         for value in node.values():
             if isinstance(value, list):

@@ -63,10 +63,10 @@ def use_archive() -> Iterator[None]:
 
 
 def make_archive(module: str) -> Path | None:
-    """Create the archive from the classes that `python -m MODULE` loads. None if Java is missing.
+    """Create the archive from the classes that `python -m MODULE` loads, and return its path.
 
-    The module runs a pipeline and calls `end_spark` last. An existing archive is kept. Raises StartError if the run
-    fails or writes no archive.
+    The module must run a pipeline and call `end_spark` last. An existing archive is not replaced. None if Java or
+    PySpark is missing. Raises StartError if the module fails or no archive is written.
     """
     archive = archive_path()
     if archive is None or archive.is_file():

@@ -3,7 +3,7 @@
     ~/.cache/slackwater/jars/<organisation>.<module>-<version>/*.jar      (SLACKWATER_CACHE sets another directory)
 
 If there is no network, set `spark.jars` or `spark.jars.packages` in the Spark settings instead. `slackwater prepare`
-downloads the jars ahead of time, such as for a container image.
+downloads the jars ahead of time, for example when a container image is built.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def cache_directory() -> Path:
 
 
 def kafka_connector(spark_version: str) -> tuple[list[Path], str]:
-    """Return the jars of Spark's Kafka connector and its version: Spark's own, or the newest one published before it.
+    """Return the jars of Spark's Kafka connector, and its version: that of Spark, or an earlier one (see `_newest`).
 
     Raises StartError if they are not in the cache and cannot be downloaded.
     """
@@ -48,7 +48,7 @@ def kafka_connector(spark_version: str) -> tuple[list[Path], str]:
 
 
 def avro_connector(spark_version: str) -> list[Path]:
-    """Return the jar of Spark's Avro functions. Raises the same errors as `kafka_connector`."""
+    """Return the jar of Spark's Avro functions. Raises StartError if it is not cached and cannot be downloaded."""
     return _newest(f"spark-avro_{_SCALA}", spark_version, _AVRO)[0]
 
 
@@ -63,9 +63,10 @@ def connector_jars(name: str) -> list[Path]:
 
 
 def package_jars(package: str) -> list[Path]:
-    """Return the jars of a connector's `spark_packages`: a jar, or a module (group:module:version) and its dependencies.
+    """Return the jars of one entry of a connector's `spark_packages`.
 
-    Raises StartError.
+    The entry is the path of a jar, or a Maven module (group:module:version), which is returned with its dependencies.
+    Raises StartError if the entry is neither, or if its jars do not exist or cannot be downloaded.
     """
     if package.endswith(".jar"):
         if not Path(package).is_file():
@@ -90,13 +91,14 @@ def fetch_jar(organisation: str, name: str, version: str) -> list[Path]:
 def modules_from_ivy(name: str, modules: str) -> list[Path]:
     """Return the jars of the modules that an `ivy.xml` lists, and of their dependencies.
 
-    `modules`: the content of the `ivy.xml`, which can also list other artifacts.
+    `name`: the name of their folder in the cache. `modules`: the content of the `ivy.xml`, which can also list other
+    artifacts.
     """
     return _fetch_once(cache_directory() / "jars" / name, lambda folder: _fetch_modules(name, modules, folder))
 
 
 def fetch_program(name: str, modules: str) -> Path:
-    """Return the folder of a program that is published as an archive. `modules`: see `modules_from_ivy`."""
+    """Return the folder of a program that is published as an archive. `name`, `modules`: see `modules_from_ivy`."""
     _fetch_once(cache_directory() / "jars" / name, lambda folder: _fetch_program(name, modules, folder))
     return cache_directory() / "jars" / name
 
@@ -104,10 +106,11 @@ def fetch_program(name: str, modules: str) -> Path:
 def _newest(
     module: str, spark_version: str, published: Sequence[str], any_line: bool = False
 ) -> tuple[list[Path], str]:
-    """Return the jars and version of the best release for this Spark.
+    """Return the jars and the version of the release of a module that fits this Spark best.
 
-    A cached release is preferred if it belongs to Spark's release line or the newest line before it. With `any_line`,
-    any cached release is preferred. Raises StartError if no release can be downloaded.
+    A cached release is preferred to a download if it belongs to Spark's release line or the newest line before it; with
+    `any_line`, regardless of its line. `published`: the known releases. Raises StartError if no release can be
+    downloaded.
     """
     candidates = list_candidate_versions(spark_version, published)
     lines = {_version_numbers(v)[:2] for v in candidates[:2]}
@@ -149,9 +152,9 @@ def _fetch(organisation: str, module: str, version: str, *, transitive: bool) ->
 
 
 def _fetch_once(home: Path, fetch: Callable[[Path], None]) -> list[Path]:
-    """Return the jars in a folder of the cache. If it is empty, one process downloads them while others wait.
+    """Return the jars in a folder of the cache. If there are none, one process downloads them while others wait.
 
-    Ivy's own cache is not safe for two processes: they would break each other's downloads.
+    Two processes that download at the same time would break each other's downloads in Ivy's own cache.
     """
     if not _is_cached(home):
         home.parent.mkdir(parents=True, exist_ok=True)

@@ -23,7 +23,7 @@ _ELSEWHERE = ("SPARK_HOME", "SPARK_REMOTE", "SPARK_CONF_DIR")
 
 
 def find_unreadable_sources(pipeline: Pipeline) -> Iterator[str]:
-    """Yield a line for each source whose files Spark could not read with this config."""
+    """Yield a message for each source whose files Spark could not read with this config."""
     if _JAR_SETTINGS & set(pipeline.spark) or any(map(os.environ.get, _ELSEWHERE)):
         return
     jars = _jars()
@@ -46,7 +46,7 @@ def find_unreadable_sources(pipeline: Pipeline) -> Iterator[str]:
 
 
 def _scheme(connection: Connection, source: Source) -> str | None:
-    """Return the URI scheme with which Spark reads a source, in Spark's spelling."""
+    """Return the URI scheme with which Spark reads a source, in Spark's spelling; None if there is no scheme."""
     place = source.query or ""
     if isinstance(connection, IcebergConnection):
         place = connection.options.get("warehouse", "")
@@ -57,7 +57,7 @@ def _scheme(connection: Connection, source: Source) -> str | None:
 
 
 def _jars() -> Mapping[str, str] | None:
-    """Return the jars that come with PySpark, as file names and stems. None if they cannot be located."""
+    """Return the jars that come with PySpark: their names without ".jar", by file name. None if they are not found."""
     spec = importlib.util.find_spec("pyspark")
     if spec is None or not spec.submodule_search_locations:
         return None

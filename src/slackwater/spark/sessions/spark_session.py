@@ -42,14 +42,18 @@ _starting = False
 
 
 def is_spark_starting() -> bool:
-    """Return whether Spark is being started. During the start nothing is read, and Spark's process ends with this one."""
+    """Return whether Spark is being started. Meanwhile no data is read, so this process can be stopped at once."""
     return _starting
 
 
 def start_session(
     settings: dict[str, str] | None = None, notice: Callable[[str, str], None] = lambda level, line: None
 ) -> SparkSession:
-    """Return the running Spark session, or start one without start-up output. Raises StartError if Spark cannot start."""
+    """Return the running Spark session, or start Spark without its start-up output.
+
+    `notice`: a function that receives the level and the text of each progress message. Raises StartError if Spark
+    cannot start.
+    """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("POLARS_MAX_THREADS", "1")
     for name, setting in worker_memory.environment().items():
@@ -85,7 +89,7 @@ def start_session(
 
 
 def _failure_reason(error: Exception, log: Path) -> str:
-    """Return Java's error if Java runs, otherwise the last line of its output and advice."""
+    """Return why Spark did not start, with advice: Spark's own error, or else the last line of Java's output."""
     if type(error).__module__.startswith("py4j"):
         return (
             f"{spark_error_reason(error)}; check the settings in [spark], and that a cluster has free cores and memory"
@@ -106,7 +110,7 @@ def mark_spark_starting() -> Iterator[None]:
 
 
 def _drop_ended_spark() -> None:
-    """Forget a Spark whose process has ended. PySpark would keep returning it."""
+    """Make PySpark forget a session whose Spark process has ended; otherwise it would keep returning that session."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
@@ -140,7 +144,10 @@ def _keep_interrupt_handler() -> Iterator[None]:
 
 @contextmanager
 def _stderr_to_file() -> Iterator[Path]:
-    """Redirect the standard error of the Java process, but not that of this process, to a file."""
+    """Redirect standard error to a file, and yield its path. This process gets its own standard error back at the end.
+
+    A Java process that starts within this context keeps writing to the file.
+    """
     with tempfile.NamedTemporaryFile(prefix="slackwater-spark-", suffix=".log", delete=False) as file:
         path = Path(file.name)
         sys.stderr.flush()
@@ -155,7 +162,7 @@ def _stderr_to_file() -> Iterator[Path]:
 
 
 def private_session(session: SparkSession, shards: int) -> SparkSession:
-    """Return a session on the same Spark, with separate views and settings."""
+    """Return a new session on the same Spark, with its own views and settings."""
     private = spark_connect.new_session(session) if spark_connect.is_connect(session) else session.newSession()
     for key, value in {
         "spark.sql.session.timeZone": "UTC",

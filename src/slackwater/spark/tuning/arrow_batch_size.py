@@ -1,7 +1,7 @@
 """The size of the Arrow batches in which Spark sends rows to Python, limited by bytes or only by row count.
 
-by bytes  row ─▶ how large is the batch? ─▶ added     0.5 µs of CPU time per row, as much as the transfer
-by rows   row ─▶ added, up to 100,000                 if the previous epoch's batches were far below the byte limit
+by bytes  row ─▶ measure the batch ─▶ add the row   costs 0.5 µs of CPU time per row, as much as the transfer
+by rows   row ─▶ add, up to 100,000 rows            if the previous epoch's batches were far below the byte limit
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ArrowBatchSizer:
             conf.set(_KEY, before)
 
     def observe(self, sizes: Sequence[tuple[int, int]]) -> None:
-        """Choose the limit for the next job, from the rows and bytes that each partition of the last job received."""
+        """Choose the limit for the next job from the last one: the rows and bytes that each partition received."""
         if not is_enabled("arrow_batch_size"):
             return
         widest = max((size / rows for rows, size in sizes if rows), default=0)

@@ -42,8 +42,8 @@ class ExpressionCache:
     def select(self, frame: DataFrame, exprs: Sequence[str], schema_key: Hashable = None) -> DataFrame:
         """Return `frame.selectExpr(*exprs)` with cached expressions.
 
-        `schema_key`: a key of the input. Frames with equal keys and expressions must have equal schemas. None if the
-        schema is never read.
+        `schema_key`: identifies the schema of the input. Results with equal `schema_key` and expressions must have
+        equal schemas. None if the schema of the result is never read.
         """
         from pyspark.sql import DataFrame as AnyFrame
         from pyspark.sql.classic.dataframe import DataFrame as Classic
@@ -56,7 +56,7 @@ class ExpressionCache:
         return selected if schema_key is None else self.with_schema(selected, (schema_key, tuple(exprs)))
 
     def with_schema(self, frame: DataFrame, key: Hashable) -> DataFrame:
-        """Return `frame`, whose schema is now taken from the cache. All frames with this key must have equal schemas."""
+        """Return `frame` with its schema set from the cache. All frames with the same `key` must have equal schemas."""
         if not is_enabled("expression_cache"):
             return frame
         schema = self.get_or_create(("schema", key), lambda: frame.schema)

@@ -1,10 +1,10 @@
-"""Decide whether Spark pre-aggregates rows of tumbling and hopping windows, or only their shard aggregates them.
+"""Decide whether Spark pre-aggregates rows of tumbling and hopping windows, or sends them to their shard as they are.
 
     pre-aggregated  rows ─▶ partial aggregates ─▶ shuffle ─▶ aggregates ─▶ shuffle ─▶ panes ─▶ shard
     by shard        rows ─▶ shuffle ─▶ rows ─▶ shard: panes
 
-The results are equal. Pre-aggregation is faster with many rows per pane; the other way needs only one shuffle. The
-choice depends on the number of rows per pane and key in the previous epoch.
+Both give equal results. Pre-aggregation is faster if there are many rows per pane and key; without it, one shuffle is
+enough. The choice depends on the number of rows per pane and key in the previous epoch.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ MANY_ROWS = 250_000  # rows of a source per epoch (an estimate) beyond which a s
 class SourceStatisticsCollector:
     """Decides how the epochs of one engine get the statistics of their sources.
 
-    It assumes that an epoch has about as many rows as the previous one, because nothing else is known at its start.
+    It assumes that an epoch has about as many rows as the previous one, because the row count is unknown at its start.
     """
 
     _rows: dict[str, int] = field(default_factory=dict)
@@ -41,7 +41,8 @@ class SourceStatisticsCollector:
     ) -> tuple[DataFrame, PendingStatistics]:
         """Return the source's rows to process, and a handle to their statistics.
 
-        `facts`: statistics that are already known; if given, nothing is collected.
+        `aggregates`: what to compute over the rows. `facts`: the statistics, if they are already known; then nothing is
+        computed.
         """
         if facts is not None:
             return timed, PendingStatistics(name, facts)
@@ -63,7 +64,7 @@ class PendingStatistics:
     _answer: Any
 
     def get(self) -> Facts:
-        """Wait for the statistics and return them by name. Raises EpochError."""
+        """Wait for the statistics and return them by name. Raises EpochError if they cannot be computed."""
         if not isinstance(self._answer, Future):
             facts: Facts = self._answer if isinstance(self._answer, Mapping) else self._answer.get
             return facts
@@ -76,7 +77,7 @@ class PendingStatistics:
 
 
 def is_read_by_columns(timed: DataFrame) -> bool:
-    """Return whether reading only the event times a second time is cheap: rows from files that need no decoding."""
+    """Return whether a second read of the event times is cheap: the rows are in files that need no decoding."""
     return FINGERPRINT in timed.columns and CORRUPT not in timed.columns
 
 

@@ -1,8 +1,8 @@
-"""Switches of the tunings: whether an engine makes a decision that saves time and changes no result.
+"""Switches for the tunings, which are decisions that save time without changing any result.
 
     SLACKWATER_TUNINGS_OFF=expression_cache,preaggregation slackwater run clicks.toml
 
-The variable is for measurements (`benchmarks.tunings`) and for the search for a fault. Users need not set it.
+The variable turns tunings off, for measurements (`benchmarks.tunings`) and troubleshooting. Users need not set it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TUNINGS: Mapping[str, str] = {
 
 
 def is_enabled(tuning: str) -> bool:
-    """Return whether a tuning is enabled. Raises StartError if the variable names an unknown tuning."""
+    """Return whether a tuning is enabled. Raises StartError if the environment variable names an unknown tuning."""
     disabled = [name for text in os.environ.get(VARIABLE, "").split(",") if (name := text.strip())]
     for name in disabled:
         if name not in TUNINGS:

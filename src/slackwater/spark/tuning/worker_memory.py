@@ -1,12 +1,13 @@
 """Keep memory pages and modules in the Python workers between epochs.
 
-Returning pages to the system and faulting them in again costs more than a tenth of an epoch. Two allocators hold the
-rows: glibc's (NumPy, compiled loops) and the jemalloc of Polars. Both are configured to keep pages, up to a limit.
+Returning pages to the system and faulting them in again takes more than a tenth of an epoch's time. Rows are allocated
+by glibc (NumPy, compiled loops) and by the jemalloc of Polars. Both are configured to keep pages, up to a limit.
 
-Spark's worker runs the garbage collector after every task, over all objects. The modules that tasks need have 165,000
-objects, so a collection takes as long as an epoch of a few thousand rows. Therefore, objects that exist after the first
-tasks are frozen. Spark 4.0 also invalidates the caches of all importers before every task. The importers of Spark's own
-zip files then look up a thousand names again.
+Spark's worker runs the garbage collector after every task, over all objects. The modules that tasks need consist of
+165,000 objects, so a collection takes as long as an epoch of a few thousand rows. Objects that exist after the first
+tasks are therefore frozen, which exempts them from collection. Spark 4.0 also invalidates the caches of all importers
+before every task. The importers of Spark's own zip files would then look up a thousand names again, so they are removed
+after every task.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _tasks = 0  # number of tasks that this process has run
 
 
 def environment() -> dict[str, str]:
-    """Return the environment variables of the workers."""
+    """Return the environment variables to set for the workers."""
     return _ENVIRONMENT if is_enabled("worker_memory") else {}
 
 
@@ -48,9 +49,9 @@ def keep_freed_memory() -> None:
 
 
 def freeze_objects() -> None:
-    """Freeze all live objects after the first, second, fourth, eighth, … task of a process.
+    """Exempt all live objects from garbage collection after the first, second, fourth, eighth, … task of a process.
 
-    Freezing once is not enough, because later tasks import more modules. Little garbage is frozen by mistake.
+    Doing so once is not enough, because later tasks import more modules. Garbage is collected first.
     """
     global _tasks
     if not is_enabled("worker_memory"):
