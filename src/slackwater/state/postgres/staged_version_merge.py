@@ -35,7 +35,7 @@ Segments = Sequence[Sequence[SegmentMeta]]
 
 
 def staged_segments(segments: Segments) -> list[SegmentMeta]:
-    """Of the segments of a stage, return those with rows in the staged table."""
+    """Return those segments of a stage that have rows in the staged table."""
     return [m for metas in segments for m in metas if m.file]
 
 
