@@ -1,4 +1,4 @@
-"""Run epochs: read, ingest, commit and publish. This package knows neither Spark nor windows nor joins.
+"""Run epochs: read, ingest, commit and publish. This package does not depend on Spark, windows or joins.
 
 Log lines never contain known secrets.
 

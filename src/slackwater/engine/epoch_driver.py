@@ -156,7 +156,7 @@ class EpochDriver:
         self._epoch(self._context(batch, quiet_us if batch.replayed is None else None))
 
     def tick(self, quiet_us: int) -> bool:
-        """Run an idle tick: for `quiet_us` (µs), all sources were polled and had no rows. Return whether it committed.
+        """Run an idle tick: for `quiet_us` (µs), all sources were polled without rows. Return whether it was committed.
 
         If the watermark advances only because the input is silent (`idle_close_ms`), it is committed when something
         becomes due, and otherwise once per checkpoint interval. Only committed watermarks decide whether rows are late,

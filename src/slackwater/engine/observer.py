@@ -61,7 +61,7 @@ class Observer:
         """Called when a run begins, before Spark starts."""
 
     def on_schema(self, columns: RunSchema) -> None:
-        """Called when the SQL has been bound to the schemas."""
+        """Called when the SQL has been bound to the schemas of the sources."""
 
     def on_running(self) -> None:
         """Called when all sources and targets are open and pending output is published.

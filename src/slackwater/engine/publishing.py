@@ -51,7 +51,7 @@ def split_deletes(
 
 
 def _add_missing_columns(operator: Operator, frame: pl.DataFrame) -> pl.DataFrame:
-    """Add the columns that did not exist yet when the epoch was committed, with NULL."""
+    """Add the columns that did not exist yet when the epoch was committed, filled with NULL."""
     new = [f for f in operator.output if f.name not in frame.columns]
     return frame.with_columns(pl.lit(None, f.polars).alias(f.name) for f in new) if new else frame
 

@@ -61,7 +61,7 @@ def _(operator: Operator, state: StageState) -> Operator:
 
 @singledispatch
 def adopt_migrated_state(operator: Operator, state: StageState) -> Operator:
-    """Return the operator adapted to continue a state that was migrated to it."""
+    """Return the operator, adapted so that it can continue a state that was migrated for it."""
     raise_unregistered(operator, "slackwater.evolution.state_migration.adopt_migrated_state")
 
 

@@ -1,4 +1,4 @@
-"""Stream joins as pure functions over data frames. This package uses neither Spark, nor files, nor a clock.
+"""Stream joins as pure functions over data frames. This package does not use Spark, files or a clock.
 
 May import: core.
 """

@@ -57,7 +57,7 @@ class JoinSide:
         return {**HIDDEN, **{f.name: f.polars for f in self.fields}}
 
     def add_missing_columns(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Add columns that did not exist when the buffered rows were stored, with NULL."""
+        """Add the columns that did not exist yet when the buffered rows were stored, filled with NULL."""
         new = [f for f in self.fields if f.name not in rows.columns and f not in self.keys]
         return rows.with_columns(pl.lit(None, f.polars).alias(f.name) for f in new) if new else rows
 

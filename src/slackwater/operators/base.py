@@ -129,7 +129,7 @@ class Operator(Protocol):
     def hold_us(self, watermark: int, holds: Iterable[Hold]) -> int:
         """Return the lowest event time that a result may still have at this watermark.
 
-        `holds` are the holds of all shards.
+        `holds`: the watermark holds of all shards.
         """
         ...
 

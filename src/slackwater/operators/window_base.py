@@ -75,7 +75,7 @@ class WindowOperator(CompiledWindow):
     def as_rows(self, results: pl.DataFrame) -> pl.DataFrame:
         """Add `_event_ts`, the last instant of each window.
 
-        This is never before a watermark at which the window is still open.
+        While a window is open, the watermark is never after this instant.
         """
         end = results[self.window.window_end_column]
         return results.with_columns((end - pl.duration(microseconds=self.last_instant_us)).alias(EVENT_TIME))
