@@ -12,8 +12,10 @@ from docgen.message_sources import ROOT
 from slackwater.config import config_key_docs
 from slackwater.config.spec_base import Spec, find_duration_keys
 from slackwater.config.stage import Transform
+from slackwater.engine.epoch_driver import PHASES
 from slackwater.engine.status import BufferCounts, Counters, StageStatus, Status
 from slackwater.metrics import PREFIX, Metrics
+from slackwater.state.commit import LETTERS
 
 TABLES = {
     "Pipeline": "",
@@ -118,6 +120,20 @@ _OF_A_JOIN = Status(
     **_NO_TIME,
 )
 
+_LABEL_VALUES = {
+    "cause": "of a late row: `lateness`, `idle` (its source or partition was idle), `flush` (a flush had closed its window)",
+    "kind": "of the last stage: `tumbling`, `hopping`, `session`, `join`, `dedup`, `keyed`, `rows` (SQL alone)",
+    "le": "seconds of additional lateness, and `+Inf`; the counts are cumulative, as in a histogram",
+    "phase": f"{', '.join(map(code, PHASES))}, and `total` for the entire epoch",
+    "policy": "the `late_data` of the first stage: `drop`, `dlq`, `reopen`, `standalone`",
+    "reason": "of `windows_emitted_total`: for windows the values of `_emit_reason` ([corrections](corrections.md#the-columns-of-emit_metadata)), "
+    "for a join `match` and `unmatched`, otherwise `dedup`, `keyed` or `row`; of `letters_total`: see [dead letters](dead-letters.md)",
+    "side": "`left`, `right`",
+    "source": "the name of a source, or `_global`",
+    "stage": "the name of a stage",
+    "target": f"the name of a target, or {code(LETTERS)}",
+}  # fmt: skip
+
 
 def metrics_page() -> str:
     lines = [
@@ -137,6 +153,14 @@ def metrics_page() -> str:
         name = family.name.removeprefix(PREFIX) + ("_total" if family.type == "counter" else "")
         labels = ", ".join(code(n) for n in getattr(family, "_labelnames", ()) if n != "pipeline")
         lines.append(f"| `{name}` | {family.type} | {labels} | {family.documentation} |")
+    lines += [
+        "",
+        "## Values of the labels",
+        "",
+        "| label | values |",
+        "|---|---|",
+        *(f"| `{label}` | {values} |" for label, values in _LABEL_VALUES.items()),
+    ]
     return "\n".join(lines) + "\n"
 
 

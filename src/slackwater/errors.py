@@ -105,8 +105,8 @@ class ExhaustedError(SlackwaterError):
             return None
         holder = "this process" if error.errno == errno.EMFILE else "this machine"
         return ExhaustedError(
-            f"{holder} has too many open files and connections ({error.strerror or 'none is left'}); no file is "
-            "damaged: close the programs that hold them, or raise the limit with ulimit -n, and start again"
+            f"{holder} has too many open files and connections ({error.strerror or 'none is left'}), but no file "
+            "is damaged; close the programs that hold them, or raise the limit with ulimit -n, and start again"
         )
 
 
@@ -120,7 +120,7 @@ def permission_error(subject: str, error: BaseException) -> StateError | None:
     if not is_forbidden(error):
         return None
     return StateError(
-        f"{subject} cannot be read (Permission denied); it may be intact: give this user read access, and start again"
+        f"{subject} cannot be read (Permission denied); it may be intact; give this user read access, and start again"
     )
 
 

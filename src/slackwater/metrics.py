@@ -103,7 +103,7 @@ class Metrics(Collector, Observer):
             started.add_metric([pipeline], started_s)
         unpublished = GaugeMetricFamily(
             f"{PREFIX}unpublished_seconds",
-            "Time since the commit of the epoch that is not published yet; 0 if all are published.",
+            "Age of the commit whose output is not fully published yet; 0 if all output is published.",
             labels=["pipeline"],
         )
         for pipeline, epoch in self._waiting.items():
@@ -129,7 +129,7 @@ class Metrics(Collector, Observer):
         )
         age = GaugeMetricFamily(
             f"{PREFIX}target_unpublished_seconds",
-            "Time since the commit of the epoch that is not in the target yet; 0 if there is none.",
+            "Age of the commit whose rows are not in the target yet; 0 if there is none.",
             labels=labels,
         )
         for pipeline in dict.fromkeys([*statuses, *self._waiting]):
@@ -210,10 +210,14 @@ def _stages(statuses: Sequence[Status]) -> Iterator[Metric]:
         yield gauge
     counters: tuple[tuple[str, str, Callable[[Counters], int]], ...] = (
         ("rows_in", "Rows that a stage read from sources or stages.", lambda c: c.rows_in),
-        ("rows_used", "Rows of a stage that are in a window, or were joined.", lambda c: c.rows_used),
+        (
+            "rows_used",
+            "Rows from the SQL of a stage that are not late, bad or refused; for a join, without rows that have a NULL key and can have no result.",
+            lambda c: c.rows_used,
+        ),
         ("late_rows", "Rows that were late for a stage.", lambda c: c.rows_late),
         ("bad_rows", "Rows that a stage could not use.", lambda c: c.rows_bad),
-        ("refused_rows", "Rows that a stage refused because of max_groups_per_window.", lambda c: c.rows_refused),
+        ("refused_rows", "Rows that a stage refused because of `max_groups_per_window`.", lambda c: c.rows_refused),
         ("duplicate_rows", "Rows that a stage dropped as duplicates.", lambda c: c.rows_duplicate),
         ("rows_emitted", "Rows that a stage emitted.", lambda c: c.rows_emitted),
     )
@@ -238,7 +242,7 @@ def _joins(statuses: Iterable[Status]) -> Iterator[Metric]:
     rows = GaugeMetricFamily(f"{PREFIX}join_buffered_rows", "Rows in the state, by side.", labels=labels)
     largest = GaugeMetricFamily(
         f"{PREFIX}join_largest_key_rows",
-        "Rows of the largest key that the latest epoch updated; 0 below half of max_rows_per_key.",
+        "Rows of the largest key among those that the latest epoch updated; 0 up to half of `max_rows_per_key`.",
         labels=labels,
     )
     for pipeline, stage in joins:
@@ -251,7 +255,7 @@ def _joins(statuses: Iterable[Status]) -> Iterator[Metric]:
         ("null_keys", "Rows with a NULL key, by side."),
         ("matched", "Rows that found their first partner, by side."),
         ("unmatched", "Outer rows that were emitted without a partner, by side."),
-        ("evicted", "Rows that were dropped early (on_state_cap), by side."),
+        ("evicted", "Rows that were dropped early (`on_state_cap`), by side."),
         ("expired", "Rows that left the state after the watermark had passed them, by side."),
     ):
         family = CounterMetricFamily(f"{PREFIX}join_{name}_rows", about, labels=labels)
@@ -267,11 +271,11 @@ def _counters(statuses: Iterable[Status]) -> Iterator[Metric]:
     simple: tuple[tuple[str, str, Any], ...] = (
         ("late_windows", "(row, window) pairs whose window was closed.", lambda c: c.late_windows),
         ("bad_rows", "Rows that cannot be decoded or have no usable event time.", lambda c: c.rows_bad),
-        ("refused_rows", "Rows that were refused because of max_groups_per_window.", lambda c: c.rows_refused),
+        ("refused_rows", "Rows that were refused because of `max_groups_per_window`.", lambda c: c.rows_refused),
         ("duplicate_rows", "Used rows that were dropped as duplicates.", lambda c: c.rows_duplicate),
         (
             "lost_rows",
-            "Records that the source lost before they were read, or that were skipped (on_rewrite).",
+            "Records that the source lost before they were read, or that were skipped (`on_rewrite`).",
             lambda c: c.rows_lost,
         ),
         (
@@ -280,14 +284,14 @@ def _counters(statuses: Iterable[Status]) -> Iterator[Metric]:
             lambda c: c.files_changed,
         ),
         ("replayed_letters", "Dead letters that were replayed.", lambda c: c.replayed),
-        ("overflows", "Results that did not fit their type and became NULL (on_overflow).", lambda c: c.overflows),
+        ("overflows", "Results that did not fit their type and became NULL (`on_overflow`).", lambda c: c.overflows),
         (
             "late_between_stages",
             "Results that were late for the stage that reads them; should be 0.",
             lambda c: c.late_between_stages,
         ),
         ("rows_in", "Rows read.", lambda c: c.rows_in),
-        ("rows_used", "Rows that are in a window.", lambda c: c.rows_used),
+        ("rows_used", "Rows from the SQL that are not late, bad or refused.", lambda c: c.rows_used),
         ("rows_emitted", "Rows emitted.", lambda c: c.rows_emitted),
     )
     for name, about, value in simple:

@@ -31,7 +31,7 @@ try:
 except SlackwaterError as error:
     print(error)
 """
-READ = "cannot be read (Permission denied); it may be intact: give this user read access, and start again"
+READ = "cannot be read (Permission denied); it may be intact; give this user read access, and start again"
 WRITE = "give this user write access and start again"
 
 

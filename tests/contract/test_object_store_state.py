@@ -292,7 +292,7 @@ def test_a_commit_of_which_nothing_is_known_is_looked_for_at_the_next_start(
 
     door.judge = judge
     with pytest.raises(
-        EpochError, match=r"state store s3://.*/p: .* committed epochs are safe: check that the store can be reached"
+        EpochError, match=r"state store s3://.*/p: .* committed epochs are safe; check that the store can be reached"
     ) as raised:
         add_epoch(store, done, "b")
     assert "\n" not in str(raised.value)
@@ -488,7 +488,7 @@ def test_what_was_not_used_for_longest_leaves_the_cache(tmp_path: Path, monkeypa
         (
             "{url}",
             {"endpoint": "http://127.0.0.1:9"},
-            r"lock cannot be read .*committed epochs are safe: check that the store can be",
+            r"lock cannot be read .*committed epochs are safe; check that the store can be",
         ),
         (
             "{url}",

@@ -177,7 +177,7 @@ def test_what_belongs_to_somebody_else_is_neither_dropped_nor_used(url: str, sta
         db.execute(statement)  # type: ignore[arg-type]
     before = relations(url)
     with pytest.raises(
-        StateError, match=rf"slackwater_\w+_mine\" belongs to {owner}.*nothing was changed: start the owner"
+        StateError, match=rf"slackwater_\w+_mine\" belongs to {owner}.*nothing was changed; start the owner"
     ):
         plain(url, "mine", 0)
     assert relations(url) == before

@@ -132,5 +132,5 @@ def test_an_error_of_a_connection_that_ended_names_its_server(server: Any) -> No
                 cursor.execute("SELECT 1")
     line = str(raised.value)
     assert line.startswith(f"clicks: Postgres at {client.server_address(url)}: ")
-    assert line.endswith("; committed epochs are safe: fix the cause, and start again")
+    assert line.endswith("; committed epochs are safe; fix the cause, and start again")
     assert len(line.splitlines()) == 1

@@ -238,21 +238,21 @@ CASES: list[tuple[str, ...]] = [
     (BASE, '"events"\n[[', '"_event_ts"\n[[', f'{A}[0].as: "_event_ts" is the event time; choose another name'),
     (BASE, '["user_id"]', '["_event_ts"]', f'{W}.group_by: "_event_ts" is the event time; it cannot be a key'),
     (BASE, WINDOW, WINDOW + 'window_start_column = "_event_ts"\n', f'{W}.window_start_column: "_event_ts" is the event time; choose another name'),
-    (BASE, 'event_time_column = "ts"\n', "", f'{W}.event_time_column: missing; source "events" reads files, which have no event time of their own: '
+    (BASE, 'event_time_column = "ts"\n', "", f'{W}.event_time_column: missing; source "events" reads files, which have no event time of their own; '
      "name a column or an expression"),
     (BASE, WINDOW, WINDOW + 'time_mode = "processing"\n',
      f'{W}.event_time_column: cannot be combined with time_mode = "processing", where the clock is the event time; remove one of them'),
     (PROCESSING, WINDOW, WINDOW + 'event_time_unit = "s"\n',
      f'{W}.event_time_unit: cannot be combined with time_mode = "processing", where the clock is the event time; remove one of them'),
     # -- parts that are missing, and names of parts
-    (BASE, SOURCES, "", "sources: missing; describe at least one in [[sources]]"),
-    ("sources = []\n" + BASE.replace(SOURCES, ""), "sources", "sources", "sources: empty; describe at least one in [[sources]]"),
+    (BASE, SOURCES, "", "sources: missing; define at least one in [[sources]]"),
+    ("sources = []\n" + BASE.replace(SOURCES, ""), "sources", "sources", "sources: empty; define at least one in [[sources]]"),
     (BASE, OUT, "", "target: missing; set where results are written in [target]"),
     (BASE, ALL_WINDOW, "", f"{W}: missing; {STEP}"),
     (BASE, STORE, "", 'state_store: missing; a session window needs a state store: [state_store] with kind = "files" and path = "state"'),
     (BASE, "[transform]\n", SOURCES.replace("ts TIMESTAMP", "_event_ts TIMESTAMP") + "[transform]\n",
      'sources: 2 sources are called "events"; give each its own name', f"sources[1].schema: {INJECTED}"),
-    (BASE, "lookups.users", "lookups.source", "transform.lookups.source: is the name of the rows in SQL; choose another name"),
+    (BASE, "lookups.users", "lookups.source", "transform.lookups.source: is reserved for the rows in SQL; choose another name"),
     (BASE, "lookups.users", "lookups.my-users",
      'transform.lookups.my-users: found "my-users", expected a name of letters, digits and "_"'),
     (BASE, "[target]", '[transform.lookups.Users]\nconnection = "lake"\nquery = "u.csv"\n[target]',
@@ -270,7 +270,7 @@ CASES: list[tuple[str, ...]] = [
     (BASE, "[connections.lake]", "[connections.sea]", *(f'{key}.connection: found "lake", which is not a connection; expected one of screen, sea'
      for key in ("sources[0]", "transform.lookups.users", "target"))),
     (BASE, LAKE + '[connections.screen]\nkind = "console"\n', "",
-     *(f'{key}.connection: found "lake", which is not a connection; describe it in [connections.<name>]'
+     *(f'{key}.connection: found "lake", which is not a connection; define it in [connections.<name>]'
        for key in ("sources[0]", "transform.lookups.users", "target"))),
     (BASE, LAKE, "[connections.lake]\n", f"connections.lake.kind: missing; expected {KINDS}"),
     (BASE, LAKE, '[connections.lake]\nkind = ["files"]\n', f'connections.lake.kind: found ["files"], expected {KINDS}'),
@@ -305,7 +305,7 @@ CASES: list[tuple[str, ...]] = [
     (BASE, '"30s"', '"30 sec * 2"', f'{W}.gap_ms: found "30 sec * 2", expected {DURATION}'),
     (BASE, "[target]\n", '[[stages]]\nname = "x"\n[target]\n',
      f"stages[0].window: missing; {STEP.replace('transform', 'stages')}",
-     "stages: cannot be combined with [transform]; a pipeline has one transform or several stages: remove one of them",
+     "stages: cannot be combined with [transform]; a pipeline has one transform or several stages; remove one of them",
      "stages: found 1, expected at least 2; write a single stage as [transform]"),
     # -- the environment, and TOML
     (BASE, 'path = "out"', 'path = "${DIR}/out"', "target.path: environment variable DIR is not set; set it, or write $${DIR} for the text itself"),

@@ -152,7 +152,7 @@ CASES: list[tuple[str, ...]] = [
      f'{S}.starting_offsets: found offsets, expected "earliest" or "latest"; Kinesis has no offsets to start from'),
     (KAFKA, SOURCE + KEYS, source("db", 'format = "json"\n'), f'{S}.connection: "db" is of kind "postgres"; {READS}'),
     (KAFKA, SOURCE + KEYS, source("tables", ""), 'transform.window.event_time_column: missing; source "orders" reads a table, which has no '
-     "event time of its own: name a column or an expression"),
+     "event time of its own; name a column or an expression"),
     (KAFKA, 'query = "orders"\n', 'topic = "orders"\n', f'{S}.topic: unknown key; did you mean "query"?',
      f'{S}.query: missing; a path or glob, as in "data/*.json", or a topic'),
     (KAFKA, OFFSETS, '"newest"', f'{S}.starting_offsets: found "newest", expected {ANY_OFFSETS}'),

@@ -31,7 +31,7 @@ from slackwater.ui.server import serve_pages
 STARTED = DAY + 11 * 3600 * S
 ERROR = (
     'clicks: source "web": s3://bucket/' + "a-very-long-folder-name-without-any-blank/" * 4 + "1.jsonl cannot be read "
-    "(403 Forbidden); committed epochs are safe: fix the cause, and start again"
+    "(403 Forbidden); committed epochs are safe; fix the cause, and start again"
 )
 LONG = "a-name-without-a-blank-" * 4
 

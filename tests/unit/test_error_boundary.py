@@ -156,7 +156,7 @@ def test_the_end_of_sparks_process_is_reported_whatever_error_it_causes(code: st
     )
     assert type(raised) is SparkEndedError
     assert str(raised).startswith(
-        f"clicks: Spark's process (process {process.pid}) {how}; epoch 7 was last; start again: "
+        f"clicks: Spark's process (process {process.pid}) {how}; epoch 7 was last; start again to continue from the "
     )
     assert '"spark.driver.memory" in [spark]' in str(raised)
 

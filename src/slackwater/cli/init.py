@@ -381,7 +381,7 @@ def _shared_event_time(
     ):
         names = " and ".join(format_value(t.name) + (f" in {t.unit}" if t.unit else "") if t else "none" for t in pair)
         raise StartError(
-            f"--sample: the event-time columns of the two sides are {names}; a join uses one name for both: rename one"
+            f"--sample: the event-time columns of the two sides are {names}; a join uses one name for both; rename one"
         )
     return pair
 

@@ -34,7 +34,7 @@ class GroupableColumns:
             return ""
         if self.names:
             shown = " or ".join(format_value(name) for name in sorted(self.names))
-            return f"; results of a window may be grouped by its start or end: name {shown} in GROUP BY or PARTITION BY"
+            return f"; results of a window may be grouped by its start or end; name {shown} in GROUP BY or PARTITION BY"
         return f"; {self.reason}" if self.reason else ""
 
 

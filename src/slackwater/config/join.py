@@ -197,7 +197,7 @@ class Join(StepBase):
         if left_source is not None and left_source == right_source:
             yield (
                 "right_source",
-                f"found {format_value(right_source)}, which is also left_source; for a self-join, describe two [[sources]] with the same query and different names",
+                f"found {format_value(right_source)}, which is also left_source; for a self-join, define two [[sources]] with the same query and different names",
             )
         yield from cls._check_keys(values)
         yield from cls._check_bounds(values, wrong)

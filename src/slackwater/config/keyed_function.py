@@ -95,8 +95,8 @@ def import_path(function: type[KeyedFunction]) -> str:
     if function.__module__ == "__main__" or "<" in function.__qualname__:
         raise KeyedFunctionError(
             "class",
-            f"found {function.__name__}, which is not in a module that workers can import; expected a class at the top of "
-            "a module: move it there",
+            f"found {function.__name__}, which is not in a module that workers can import; expected a class at the top "
+            "level of a module; move it there",
         )
     return f"{function.__module__}:{function.__qualname__}"
 

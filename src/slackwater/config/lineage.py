@@ -1,10 +1,10 @@
-"""The paths of rows through a pipeline: which source or stage each step reads, and through which stages of SQL.
+"""The paths of rows through a pipeline: which source or stage each step reads, and through which stateless stages.
 
     clicks ──▶ paid (SQL) ──▶ per_minute ──▶ top (SQL) ──▶ target
                part of its    a step with    a step, because a
                reader         state          target gets its rows
 
-A stage of SQL that is read only by other stages does not run on its own. Its SQL runs at the beginning of each step
+A stateless stage that is read only by other stages does not run on its own. Its SQL runs at the beginning of each step
 that reads it.
 """
 
@@ -21,7 +21,7 @@ class InputPath:
     """A path by which rows reach a step.
 
     `name`: the step's name for this input. `origin`: the source, or the stage with state, that the rows come from.
-    `through`: the stages of SQL in between, in dataflow order.
+    `through`: the stateless stages in between, in dataflow order.
     """
 
     name: str
@@ -29,7 +29,7 @@ class InputPath:
     through: tuple[Stage, ...] = ()
 
     def passes(self, stage: str | None) -> bool:
-        """Return whether this path passes through the SQL stage of this name. True for None, the step at its end."""
+        """Return whether this path passes through the stateless stage of this name. True for None, the step at its end."""
         return stage is None or any(s.name == stage for s in self.through)
 
     def upstream_of(self, stage: str | None) -> tuple[str, ...]:

@@ -283,7 +283,7 @@ class Pipeline(Spec, NotebookRepr):
     def missing_hint(cls, key: str) -> str:
         return {
             "name": "give the pipeline a name",
-            "sources": "describe at least one in [[sources]]",
+            "sources": "define at least one in [[sources]]",
         }[key]
 
     @classmethod
@@ -309,7 +309,7 @@ class Pipeline(Spec, NotebookRepr):
         if formerly is not None and (not re.fullmatch(NAME, formerly) or formerly == name):
             yield "formerly", value_mismatch(formerly, "the previous name of the pipeline")
         if "sources" in values and not values["sources"]:
-            yield "sources", "empty; describe at least one in [[sources]]"
+            yield "sources", "empty; define at least one in [[sources]]"
         yield from check_source_names(values.get("sources", ()))
         yield from check_connections(values)
         if not values.get("stages"):

@@ -121,9 +121,7 @@ def _with_path(path: str, problems: Iterator[Problem]) -> Iterator[Problem]:
 def _unknown_connection(key: str, reference: object, connections: Mapping[str, Any]) -> Iterator[Problem]:
     if reference not in connections:
         advice = (
-            suggest_word_or_list(str(reference), connections)
-            if connections
-            else "; describe it in [connections.<name>]"
+            suggest_word_or_list(str(reference), connections) if connections else "; define it in [connections.<name>]"
         )
         yield key, f"found {format_value(reference)}, which is not a connection{advice}"
 
@@ -164,7 +162,7 @@ def check_event_time(values: Values) -> Iterator[Problem]:
             yield (
                 f"{step.CONFIG_PATH}.event_time_column",
                 f"missing; {which} reads {'a table' if table else 'files'}, which "
-                f"{'has no event time of its' if table else 'have no event time of their'} own: name a column or an expression",
+                f"{'has no event time of its' if table else 'have no event time of their'} own; name a column or an expression",
             )
     if processing and not undecided:
         for key, is_set in (

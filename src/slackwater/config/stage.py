@@ -47,7 +47,7 @@ def _lookups(value: Any) -> dict[str, Lookup]:
     seen: dict[str, str] = {}
     for name in value:
         if name.casefold() == "source":
-            problems.append(f": {name}: is the name of the rows in SQL; choose another name")
+            problems.append(f": {name}: is reserved for the rows in SQL; choose another name")
         elif not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             problems.append(f": {format_key(name)}: " + value_mismatch(name, 'a name of letters, digits and "_"'))
         elif seen.setdefault(name.casefold(), name) != name:
@@ -136,12 +136,12 @@ class Transform(Spec):
         if present[1:]:
             yield (
                 present[1],
-                f"cannot be combined with [{cls.CONFIG_PATH}.{present[0]}]; a stage is one or the other: remove one of them",
+                f"cannot be combined with [{cls.CONFIG_PATH}.{present[0]}]; a stage is one or the other; remove one of them",
             )
         elif "join" in present and "sql" in values:
             yield (
                 "sql",
-                f"applies only to windows; a join has one SQL per side: left_sql and right_sql in [{Join.CONFIG_PATH}]",
+                f"applies only to windows; a join has separate SQL for each side: left_sql and right_sql in [{Join.CONFIG_PATH}]",
             )
 
 

@@ -36,7 +36,7 @@ def check_stages(values: Values, wrong: set[str]) -> Iterator[Problem]:
     if "transform" in values:
         yield (
             "stages",
-            "cannot be combined with [transform]; a pipeline has one transform or several stages: remove one of them",
+            "cannot be combined with [transform]; a pipeline has one transform or several stages; remove one of them",
         )
     if len(stages) < 2:
         yield "stages", mismatch(1, "at least 2; write a single stage as [transform]")
@@ -163,7 +163,7 @@ def _unread_inputs(
         if stage.name not in readers and stage.name not in shown:
             yield (
                 f"stages[{number}]",
-                f"stage {format_value(stage.name)} is unused: name it in the `from` of a later stage or of a target, or remove it",
+                f"stage {format_value(stage.name)} is unused; name it in the `from` of a later stage or of a target, or remove it",
             )
 
 

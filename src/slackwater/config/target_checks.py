@@ -26,11 +26,11 @@ def check_targets(values: Values, wrong: set[str]) -> Iterator[Problem]:
     if "targets" in values and "target" in values:
         yield (
             "targets",
-            "cannot be combined with [target]; a pipeline has one target, or several in [[targets]]: remove one of them",
+            "cannot be combined with [target]; a pipeline has one target, or several in [[targets]]; remove one of them",
         )
         return
     if "targets" in values and not targets:
-        yield "targets", "empty; describe at least one in [[targets]], or a single one in [target]"
+        yield "targets", "empty; define at least one in [[targets]], or a single one in [target]"
         return
     if len(targets) > MOST_TARGETS:
         yield "targets", mismatch(len(targets), f"at most {MOST_TARGETS}")

@@ -127,7 +127,7 @@ def check_same_columns(
             ]
             result.add(
                 key,
-                f"column {format_value(column)} is {shown[0]} and {shown[1]}; expected the same columns from every source: cast or "
+                f"column {format_value(column)} is {shown[0]} and {shown[1]}; expected the same columns from every source; cast or "
                 "rename in the SQL",
             )
 

@@ -76,7 +76,7 @@ def _counters(commit: Commit, values: Mapping[str, Any]) -> Counters:
     if unknown := values.keys() - names:
         raise StateError(
             f"{commit.pipeline}: the state in epoch {commit.epoch} has a counter that this version does not know: "
-            f"{min(unknown)[:100]}; restore it from a copy, or install the version that wrote it"
+            f"{min(unknown)[:100]}; restore it from a backup, or install the version that wrote it"
         )
     return Counters(**values)
 

@@ -69,7 +69,7 @@ def check_description(commit: Commit, stage: StageState, window: Window) -> None
     if wrong:
         raise StateError(
             f"{commit.pipeline}: the state in epoch {commit.epoch} is damaged: its fingerprint and its description differ in "
-            f"{', '.join(wrong)}; restore it from a copy"
+            f"{', '.join(wrong)}; restore it from a backup"
         )
 
 

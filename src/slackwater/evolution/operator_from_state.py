@@ -71,6 +71,6 @@ def restore_window(commit: Commit, number: int = 0, *, trusting: bool = False) -
     logic = commit_from_config.with_stored_accumulators(bound, stage)
     if not trusting and (wrong := find_contradiction(logic, stage)):
         raise StateError(
-            f"{commit.pipeline}: the state in epoch {commit.epoch} is damaged: it {wrong}; restore it from a copy"
+            f"{commit.pipeline}: the state in epoch {commit.epoch} is damaged: it {wrong}; restore it from a backup"
         )
     return logic.with_earlier_settings(state_migration.read_earlier_settings(stage))

@@ -51,7 +51,7 @@ def plan_moves(commit: Commit, arguments: Sequence[str], pipeline: Pipeline | No
         if source.offsets is None and commit.clocks[name].rows:
             raise StartError(
                 f'{commit.pipeline}: source "{name}" resumes only from Spark\'s checkpoint, which then holds the offsets of all '
-                "sources, so no offsets can be reset: give the pipeline a new name or state path to start over"
+                "sources, so no offsets can be reset; give the pipeline a new name or state path to start over"
             )
     positions = _parse_arguments(arguments, sorted(commit.sources))  # a database does not preserve the order of names
     return [

@@ -93,6 +93,6 @@ FAMILIES: Sequence[MessageFamily] = (
         ("EpochError",),
         "The SQL, the input, a service or the machine failed during an epoch. The epoch was not committed, and none "
         "of its results is visible.",
-        "Fix the cause, which the message quotes, and start again: the epoch is repeated.",
+        "Fix the cause, which the message quotes, and start again to repeat the epoch.",
     ),
 )

@@ -76,7 +76,7 @@ FAMILIES: Sequence[MessageFamily] = (
             "waiting to be published",
             "could not be marked as skipped",
             "skipped rows go to",
-            "name a directory that can be written",
+            "name a writable directory",
         ),
     ),
     MessageFamily(
@@ -130,7 +130,7 @@ FAMILIES: Sequence[MessageFamily] = (
         STATE,
         "A file, a table or a record of the state is missing, or its content is wrong. Nothing was changed: a runner "
         "does not continue from a damaged state.",
-        "Restore the file, table or record that the message names from a copy. `slackwater state verify` checks the "
+        "Restore the file, table or record that the message names from a backup. `slackwater state verify` checks the "
         "whole state; [a start with an empty state](state/start-over.md) reads the sources again.",
         (
             "damaged",

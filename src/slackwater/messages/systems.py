@@ -50,7 +50,7 @@ SERVICES: Sequence[MessageFamily] = (
             r"cannot be used \(.*brokers",
             "is not the address of a broker",
             "the url is not valid",
-            "url has an unknown setting",
+            r'url"? has an unknown setting',
             "exited immediately",
         ),
     ),

@@ -85,7 +85,7 @@ def _lateness_ms(commit: Commit, steps: list[dict[str, Any]], source: str) -> in
 def _stages(commit: Commit, steps: list[dict[str, Any]]) -> Iterator[Stage]:
     """Yield the stages with their inputs.
 
-    A stage of SQL that only a join reads is not in the state. A placeholder with its name is inserted before the join.
+    A stateless stage that only a join reads is not in the state. A placeholder with its name is inserted before the join.
     """
     names = [*commit.sources]
     for stage, step in zip(commit.stages, steps, strict=True):

@@ -51,7 +51,7 @@ def error_boundary(
 class _ErrorBoundary(AbstractContextManager[None]):
     """The context manager behind `error_boundary`.
 
-    It is not a generator, because contextlib would restore the trace with Py4J's frames.
+    It is not a generator, because contextlib would restore the traceback, including Py4J's frames.
     """
 
     def __init__(self, pipeline: str, session: Callable[[], SparkSession | None], committed: Callable[[], str]) -> None:
@@ -81,8 +81,8 @@ def _user_error(error: Exception, pipeline: str, spark: SparkSession | None, com
     if exit_text is not None:
         commit_text = committed()
         return SparkEndedError(
-            f"{pipeline}: Spark's process {exit_text}; {commit_text + '; ' if commit_text else ''}start again: the "
-            "pipeline continues from the last commit"
+            f"{pipeline}: Spark's process {exit_text}; {commit_text + '; ' if commit_text else ''}start again "
+            "to continue from the last commit"
             '. If this happens again, give Spark more memory ("spark.driver.memory" in '
             "[spark]; the default is 2g) or read less per epoch (max_files_per_trigger, max_offsets_per_trigger)"
         )
@@ -90,7 +90,7 @@ def _user_error(error: Exception, pipeline: str, spark: SparkSession | None, com
     return (
         error
         if text is None
-        else EpochError(f"{pipeline}: {text}; committed epochs are safe: fix the cause, and start again")
+        else EpochError(f"{pipeline}: {text}; committed epochs are safe; fix the cause, and start again")
     )
 
 

@@ -218,9 +218,7 @@ def _write_files(
                     os.fsync(file.fileno())
                 aside.replace(path)
     except OSError as error:
-        raise StartError(
-            f"--to {to}: {error.strerror}; nothing was changed; name a directory that can be written"
-        ) from None
+        raise StartError(f"--to {to}: {error.strerror}; nothing was changed; name a writable directory") from None
     return f'"{to.resolve()}"'
 
 

@@ -31,7 +31,7 @@ def decode_hint(source: Source, text: str | None, length: int | None) -> str:
     if source.format != "csv" and length is not None and length > max_length:
         return (
             f" (the record is {length / 1e6:,.0f} MB long, but the JSON reader accepts strings of at most "
-            f"{max_length:,} characters: write shorter strings, or raise options"
+            f"{max_length:,} characters; write shorter strings, or raise options"
             ' = { maxStringLen = "…" })'
         )
     if source.format == "csv" and text and options.get("header", "false").casefold() != "true":

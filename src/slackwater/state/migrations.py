@@ -256,7 +256,7 @@ def migrate_record(record: Record, version: int, label: str) -> Record:
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise StateError(
                 f"{label} is damaged: its record does not fit format {number} ({type(error).__name__}); restore it "
-                "from a copy"
+                "from a backup"
             ) from None
     return record
 

@@ -116,7 +116,7 @@ def _cache_directory() -> Path:
     except OSError as error:
         raise StateError(
             f"the cache of state files {home} cannot be created ({error.strerror}); set SLACKWATER_CACHE_DIR to a "
-            "directory that can be written"
+            "writable directory"
         ) from None
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise StateError(

@@ -155,7 +155,7 @@ class ObjectClient:
             if time.monotonic() > ends:
                 raise EpochError(
                     f"{self.label} {self.url}: writing {file} was refused repeatedly, although no other runner has "
-                    "written that file; committed epochs are safe: start again"
+                    "written that file; committed epochs are safe; start again"
                 )
             time.sleep(0.1)
 
@@ -286,7 +286,7 @@ class ObjectClient:
             if is_it(text):
                 return StateError(f"{self.label} {self.url}: {message}")
         return kind(
-            f"{self.label} {self.url}: {problem} ({_short_reason(error)}); committed epochs are safe: check that the "
+            f"{self.label} {self.url}: {problem} ({_short_reason(error)}); committed epochs are safe; check that the "
             "store can be reached, and start again"
         )
 

@@ -87,7 +87,7 @@ class BoundSteps:
         """
         if broken := [r for r in rows if isinstance(r, str)]:
             raise StartError(
-                f'source "{source}": {broken[0][:80]!r} is a raw record, which only Spark can read: pass a Spark '
+                f'source "{source}": {broken[0][:80]!r} is a raw record, which only Spark can read; pass a Spark '
                 "session as session="
             )
         readers = (

@@ -206,7 +206,7 @@ class CaseStep(Spec):
             both = [*has_input, *alone]
             yield (
                 both[1] if both[0] == "rows" and len(both) > 1 and both[1] != "files" else both[-1],
-                (f"cannot be combined with {both[0]}; a step does one thing: write another [[steps]]"),
+                (f"cannot be combined with {both[0]}; a step does one thing; write another [[steps]]"),
             )
 
 
@@ -365,7 +365,7 @@ def tested_config(case: Path, named: Any) -> Path:
     if best is None:
         listed = ", ".join(p.name for p in configs[:5]) or "no TOML files"
         raise ConfigError(
-            [f'{case}: pipeline: missing; the folder above contains {listed}: write pipeline = "../NAME.toml"']
+            [f'{case}: pipeline: missing; the folder above contains {listed}; write pipeline = "../NAME.toml"']
         )
     return best
 

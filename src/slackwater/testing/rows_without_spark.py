@@ -89,7 +89,7 @@ def _check_ts(pipeline: Pipeline, source: str, declared: Columns) -> None:
     if used or step.event_time_column != "ts" or (window is None and declared["ts"].type != "timestamp"):
         raise StartError(
             f'{pipeline.name}: source "{source}" uses the column "ts" for more than the event time, which is '
-            "supported only with Spark: pass a Spark session as session="
+            "supported only with Spark; pass a Spark session as session="
         )
 
 
@@ -121,7 +121,8 @@ def build_frame(
             columns.append(build_series([row.get(name) for row in rows], field.polars).alias(name))
         except (TypeError, ValueError, pl.exceptions.PolarsError) as error:
             raise StartError(
-                f'source "{source}": column "{name}" is {field.type}, but a row of the test has another value ({_first_line(error)})'
+                f'source "{source}": column "{name}" is {field.type}, but a row of the test has a value of another type '
+                f"({_first_line(error)})"
             ) from None
     return pl.DataFrame(columns)
 

@@ -52,7 +52,7 @@ class IngestResult:
 
 @dataclass(frozen=True)
 class EmitResult:
-    """The results that an epoch emits, and the units (state rows with equal `__h`) to replace.
+    """The results that an epoch emits on one shard, and the state rows that it changes.
 
     `rows` has keys, `__start`, `__end`, `__final`, `__rev`, `__reason` and accumulators. `superseded` has keys,
     `__start` and `__rev` of results that no longer exist but are still in the target.

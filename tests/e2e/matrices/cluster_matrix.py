@@ -54,6 +54,7 @@ KINDS = ("session", "tumbling", "join", "chained")
 STORES = {"files": "a shared directory", "postgres": "Postgres", "s3": "a bucket"}
 FAULTS = ("executor", "worker", "driver", "speculation", "storage")
 OF_STORAGE: tuple[Fault, ...] = ("503", "dropped", "lost", "slow", "hangs")
+FAULT_NAMES = {"503": "refused", "dropped": "cut off", "hangs": "no response", "lost": "response lost"}  # on the page
 SHARDS = 2
 ANSWER_S = "5s"  # how long a request waits for its answer, which also ends one that hangs
 OF_EPOCH = {
@@ -265,8 +266,12 @@ def cell(
         elif storage is not None and fault == "storage":
             kinds = Counter(f for _, _, f in storage.door.faults)
             assert kinds, "no request met a fault"
-            summary = ", ".join(f"{n} {name}" for name, n in sorted(kinds.items()))
+            summary = fault_counts(kinds)
         return (kind, STORES[store], fault, f"{summary} (seed {seed})", pipeline.committed() + 1, *pipeline.verdict())
+
+
+def fault_counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{FAULT_NAMES.get(name, name)}: {n}" for name, n in sorted(counts.items()))
 
 
 def in_turn(kinds: Sequence[str], stores: Sequence[str], faults: Sequence[str]) -> Iterator[tuple[str, str, str]]:
@@ -323,7 +328,7 @@ def in_a_bucket(services: Services, cluster: Cluster, arguments: argparse.Namesp
             f"{arguments.events:,}",
             last + 1,
             f"{done['executor']} executors, {done['driver']} drivers (seed {seed})",
-            ", ".join(f"{n} {name}" for name, n in sorted(met.items())),
+            fault_counts(met),
         )
         rows, letters = pipeline.verdict(), pipeline.letters()
         table.add("sessions", *cells, *rows)

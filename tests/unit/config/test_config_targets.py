@@ -116,10 +116,10 @@ def test_a_stage_name_may_be_an_invalid_file_name() -> None:
     ("targets", "more", "lines"),
     [
         ([], "", ["target: missing; set where results are written in [target]"]),
-        ([], "[target]\n" + LAKE + "\n[[targets]]\n" + TABLE, ["targets: cannot be combined with [target]; a pipeline has one target, or several in [[targets]]: remove one of them"]),
+        ([], "[target]\n" + LAKE + "\n[[targets]]\n" + TABLE, ["targets: cannot be combined with [target]; a pipeline has one target, or several in [[targets]]; remove one of them"]),
         ([LAKE + '\nfrom = "hour"'], "", ['targets[0].from: found "hour", which is not a stage; did you mean "hours"?']),
-        ([TABLE], "", ['stages[1]: stage "hours" is unused: name it in the `from` of a later stage or of a target, or remove it']),
-        ([], "[target]\n" + TABLE, ['stages[1]: stage "hours" is unused: name it in the `from` of a later stage or of a target, or remove it']),
+        ([TABLE], "", ['stages[1]: stage "hours" is unused; name it in the `from` of a later stage or of a target, or remove it']),
+        ([], "[target]\n" + TABLE, ['stages[1]: stage "hours" is unused; name it in the `from` of a later stage or of a target, or remove it']),
         ([LAKE, LAKE.replace('"out"', '"./out"')], "", ['targets[1]: writes to the same location as targets[0] ("out"); give each target its own location']),
         ([LAKE, TABLE, TABLE.replace('"visits"', '"public.visits"', 1)], "", ['targets[2]: writes to the same location as targets[1] ("public.visits"); give each target its own location']),
         ([LAKE + '\nname = "a"', TABLE + '\nname = "a"'], "", ['targets: 2 targets are called "a"; give each its own name']),

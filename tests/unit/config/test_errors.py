@@ -86,7 +86,7 @@ def test_all_mistakes_are_reported_at_once_across_sections() -> None:
         f'{A}[0].column: missing; "sum" needs a column to aggregate',
         f'{A}[0].as: "user_id" is already the name of a key; choose another name',
         'sources[0].connection: found "laek", which is not a connection; did you mean "lake"?',
-        f'{W}.event_time_column: missing; source "events" reads files, which have no event time of their own: name a column or an expression',
+        f'{W}.event_time_column: missing; source "events" reads files, which have no event time of their own; name a column or an expression',
         'state_store: missing; a session window needs a state store: [state_store] with kind = "files" and path = "state"',
     ]
 

@@ -328,7 +328,7 @@ def test_valid_settings_of_a_join(old: str, new: str) -> None:
 def test_files_have_no_record_timestamps() -> None:
     with pytest.raises(ConfigError) as caught:
         pipeline(join())
-    which = "which have no event time of their own: name a column or an expression"
+    which = "which have no event time of their own; name a column or an expression"
     assert caught.value.problems == tuple(
         f'p: {J}.event_time_column: missing; source "{name}" reads files, {which}' for name in ("orders", "payments")
     )

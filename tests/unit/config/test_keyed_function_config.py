@@ -121,7 +121,7 @@ def test_a_class_that_workers_cannot_import_is_refused() -> None:
     class Local(sw.KeyedFunction):
         """Defined in a function."""
 
-    with pytest.raises(ConfigError, match="expected a class at the top of a module: move it there"):
+    with pytest.raises(ConfigError, match="expected a class at the top level of a module; move it there"):
         sw.Keyed(class_=Local, keys=["user"])
 
 

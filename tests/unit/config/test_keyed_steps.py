@@ -53,7 +53,7 @@ def test_mistakes_of_a_keyed_step_name_their_key() -> None:
         '.nth.evry: unknown key; did you mean "every"?'
     ]
     beside = draft_problems(nth={"every": 1, "keys": ["u"]}, window={"kind": "tumbling"})
-    assert ".nth: cannot be combined with [transform.window]; a stage is one or the other: remove one of them" in beside
+    assert ".nth: cannot be combined with [transform.window]; a stage is one or the other; remove one of them" in beside
     assert draft_problems(on_error="drop")[0].startswith(
         ".window: missing; describe the window in [transform.window], or the join"
     )

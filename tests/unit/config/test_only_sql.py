@@ -146,7 +146,7 @@ def test_several_sources_make_one_table() -> None:
     (line,) = problems(config(same, sql="SELECT user, n FROM source WHERE true"))
     assert line == (
         'transform.sql: column "n" is int in source "clicks" and bigint in source "views"; expected the same columns from every '
-        "source: cast or rename in the SQL"
+        "source; cast or rename in the SQL"
     )
     (line,) = problems(
         config(SECOND.replace("SCHEMA", "user STRING, page STRING, n INT, m INT"), sql="SELECT * FROM source")
@@ -331,7 +331,7 @@ def test_sql_may_rank_the_rows_of_each_window() -> None:
     assert line.startswith("stages[1].sql: must be row-wise, but it uses a window function (OVER)")
     assert line.endswith("one that is cut at max_session_duration closes before one that ends there")
     (line,) = problems(STAGES.replace("WINDOW", TUMBLING).replace("PARTITION BY window_start", "PARTITION BY user"))
-    assert line.endswith('by its start or end: name "window_end" or "window_start" in GROUP BY or PARTITION BY')
+    assert line.endswith('by its start or end; name "window_end" or "window_start" in GROUP BY or PARTITION BY')
 
 
 def test_grouping_over_several_inputs_is_refused() -> None:

@@ -184,7 +184,9 @@ def export(
     condition: Annotated[
         str | None,
         typer.Option(
-            "--where", metavar="SQL", help="Select only windows that match, such as \"n > 100 AND _status = 'open'\"."
+            "--where",
+            metavar="SQL",
+            help="Select only windows that match a condition, such as \"n > 100 AND _status = 'open'\".",
         ),
     ] = None,
     pipeline: Name = None,

@@ -71,7 +71,7 @@ class KafkaBroker:
             others = ", ".join(sorted(t for t in topics if not t.startswith("_"))[:10]) or "none"
             raise StartError(
                 f'{where}: there is no topic "{missing[0]}" at {self.connection.bootstrap_servers}; create it, or correct '
-                f"query; available: {others}"
+                f'"query"; available: {others}'
             )
         return partitions
 

@@ -223,7 +223,7 @@ class KafkaSource(SparkPlannedSource):
         if self.spec.on_data_loss != "skip":
             raise EpochError(
                 f"{self._where}: {'; '.join(texts)}, but the offsets in the state belong to the deleted topic; nothing "
-                "was read: read the new topic from its start with `slackwater state reset … --offsets "
+                "was read; read the new topic from its start with `slackwater state reset … --offsets "
                 f'{self.name}=earliest`, or set on_data_loss = "skip" to do so at the next start'
             )
         log.warning(

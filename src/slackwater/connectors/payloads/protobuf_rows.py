@@ -115,7 +115,7 @@ def message_decoder(files: bytes, message: str) -> Any:
         from google.protobuf import descriptor_pb2, descriptor_pool
     except ImportError as error:  # the start checks packages only on its own machine
         raise ModuleNotFoundError(
-            f"{error}: install it for Spark's workers: pip install 'slackwater[protobuf]'"
+            f"{error}; install it for Spark's workers: pip install 'slackwater[protobuf]'"
         ) from None
     pool = descriptor_pool.DescriptorPool()
     for file in descriptor_pb2.FileDescriptorSet.FromString(files).file:

@@ -57,7 +57,7 @@ def broker_address(url: str) -> str:
     except ValueError:
         pass
     raise StartError(
-        "RabbitMQ: url is not the address of a broker; expected amqp://user:password@host:5672/vhost; write "
+        'RabbitMQ: "url" is not the address of a broker; expected amqp://user:password@host:5672/vhost; write '
         "characters such as / @ # in the password as %2F %40 %23"
     )
 
@@ -85,21 +85,21 @@ def connect_queue(url: str, queue: str, prefetch: int = 0) -> tuple[Any, Any, in
         parameters.client_properties = {"connection_name": f"slackwater {queue}"}
         connection = pika.BlockingConnection(parameters)
     except (pika.exceptions.ProbableAuthenticationError, pika.exceptions.AuthenticationError):
-        raise StartError(f"RabbitMQ at {address} refused the user; correct the user and password in url") from None
+        raise StartError(f'RabbitMQ at {address} refused the user; correct the user and password in "url"') from None
     except pika.exceptions.ProbableAccessDeniedError:
         raise StartError(
-            f"RabbitMQ at {address} refused the virtual host; name one that the user may access at the end of url "
+            f'RabbitMQ at {address} refused the virtual host; name one that the user may access at the end of "url" '
             "(%2F is /)"
         ) from None
     except (pika.exceptions.AMQPError, OSError) as error:
         raise StartError(
             f"RabbitMQ at {address} does not answer ({describe_connection_error(error)}); start the broker, or "
-            "correct url"
+            'correct "url"'
         ) from None
     except (ValueError, TypeError):
         raise StartError(
-            f"RabbitMQ at {address}: url has an unknown setting; expected amqp://user:password@host:5672/vhost, then "
-            "settings such as ?heartbeat=60; correct url"
+            f'RabbitMQ at {address}: "url" has an unknown setting; expected amqp://user:password@host:5672/vhost, then '
+            "settings such as ?heartbeat=60; correct it"
         ) from None
     try:
         channel = connection.channel()
@@ -109,7 +109,7 @@ def connect_queue(url: str, queue: str, prefetch: int = 0) -> tuple[Any, Any, in
         close_connection(connection)
         code = getattr(error, "reply_code", None)
         if code == 404:
-            raise StartError(f'RabbitMQ at {address} has no queue "{queue}"; declare it, or correct query') from None
+            raise StartError(f'RabbitMQ at {address} has no queue "{queue}"; declare it, or correct "query"') from None
         reason = getattr(error, "reply_text", None) or describe_connection_error(error)
         raise StartError(
             f'RabbitMQ at {address} denies access to queue "{queue}" ({reason}); grant the user permission to read it'

@@ -125,7 +125,7 @@ def find_redelivered_messages(settings: RabbitSettings, identities: Iterable[byt
         return messages
     raise EpochError(
         f'RabbitMQ queue "{settings.queue}" returned {len(messages)} of the {expected.total()} messages of a batch '
-        'that must be repeated; expected all: stop the other consumers of the queue, or set on_data_loss = "skip" '
+        'that must be repeated; expected all; stop the other consumers of the queue, or set on_data_loss = "skip" '
         "if the messages expired"
     )
 

@@ -91,7 +91,7 @@ def _table_source(log: TableLog, spec: Source, schema_json: str | None) -> Plann
         raise StartError(f"{label}: {error}") from None
     except Exception as error:  # libraries, stores and catalogs raise many classes
         raise StartError(
-            f"{label}: {log.description} cannot be read ({log.error_reason(error)}); check query and the connection's options"
+            f"{label}: {log.description} cannot be read ({log.error_reason(error)}); check the query and the options of the connection"
         ) from None
     return _with_accepted_columns(PlannedTableSource(spec, log, snapshot), schema_json)
 

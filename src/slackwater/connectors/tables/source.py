@@ -207,7 +207,7 @@ class TableSource(Seekable):
             raise self.version_gone_error(str(error)) from None
         except Exception as error:
             raise StartError(
-                f"{self.where} cannot be read ({self.log.error_reason(error)}); check query and the connection's options"
+                f"{self.where} cannot be read ({self.log.error_reason(error)}); check the query and the options of the connection"
             ) from None
 
     def version_gone_error(self, problem: str) -> EpochError:

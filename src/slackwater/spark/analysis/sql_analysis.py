@@ -332,5 +332,5 @@ def check_same_columns(pipeline: Pipeline, outputs: Mapping[str, Mapping[str, Fi
                 continue
             raise StartError(
                 f'{pipeline.name}: column "{column}" is {a.type if a else "missing"} in source "{first}" and '
-                f'{b.type if b else "missing"} in source "{name}"; expected the same columns from every source: cast or rename in the SQL'
+                f'{b.type if b else "missing"} in source "{name}"; expected the same columns from every source; cast or rename in the SQL'
             )

@@ -66,7 +66,7 @@ class CommitLog:
                 or StateError(f"manifest {shown} is damaged or unreadable; restore it from a copy of the directory")
             ) from error
         if ending.partition(" ")[0] != file_checksum(text.encode()):
-            raise StateError(f"manifest {shown} is damaged: it does not match its checksum; restore it from a copy")
+            raise StateError(f"manifest {shown} is damaged: it does not match its checksum; restore it from a backup")
         migrations.migration_route(version, f"state in {self.storage.root}")
         return StoredRecord(version, data)
 
@@ -76,11 +76,11 @@ class CommitLog:
         try:
             commit = parse_commit(data, version, f"manifest {shown}")
         except RecordError as error:
-            raise StateError(f"manifest {shown} is damaged: {error}; restore it from a copy") from None
+            raise StateError(f"manifest {shown} is damaged: {error}; restore it from a backup") from None
         if (commit.pipeline, commit.epoch) != (self.storage.name, epoch):
             raise StateError(
                 f'manifest {shown} holds epoch {commit.epoch} of "{commit.pipeline[:100]}", expected epoch {epoch} of '
-                f'"{self.storage.name}": another manifest was overwritten; restore it from a copy'
+                f'"{self.storage.name}": another manifest was overwritten; restore it from a backup'
             )
         return commit
 

@@ -263,7 +263,7 @@ def apply_staged(db: psycopg.Connection[Any], table: JoinTable, state: StageStat
     if count is None or count[0] != sum(m.rows for m in staged):
         raise EpochError(
             f"epoch {epoch} was not committed: the rows staged for it in {table.staged} are gone (Postgres was "
-            "restarted after a crash); start again: the epoch is repeated"
+            "restarted after a crash); start again to repeat the epoch"
         )
     same, gained = " AND ".join(f"s.{c} = t.{c}" for c in ROW_KEY), 0
     for side in table.logic.sides:

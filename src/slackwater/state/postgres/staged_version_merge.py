@@ -52,8 +52,8 @@ def check_staged_rows(db: psycopg.Connection[Any], staged: str, metas: Sequence[
     if count != (expected := sum(m.rows for m in metas)):
         raise EpochError(
             f"epoch {epoch} was not committed: found {count:,} of its staged rows in {staged}, expected {expected:,} "
-            "(Postgres was restarted after a crash, or the rows were deleted); start again: the epoch is then "
-            "repeated"
+            "(Postgres was restarted after a crash, or the rows were deleted); start again to repeat "
+            "the epoch"
         )
 
 

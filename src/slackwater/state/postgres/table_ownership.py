@@ -97,7 +97,7 @@ def find_table(db: psycopg.Connection[Any], tables: TableNames, table_kind: str)
     if owned is None or owned.owner is None:
         return None if owned is None else owned.name
     raise StateError(
-        f'{owned.name} belongs to {owned.owner}, but pipeline "{tables.pipeline}" needs the name; nothing was changed: '
+        f'{owned.name} belongs to {owned.owner}, but pipeline "{tables.pipeline}" needs the name; nothing was changed; '
         "start the owner once with this version, which renames tables of earlier versions, or choose another pipeline "
         "name"
     )
