@@ -19,7 +19,10 @@ AT_ONCE = 200  # files per check
 
 @dataclass
 class FileChangeTracker:
-    """The files that a source has read. `entries`: each file, by path, as it was when it was read, or when a change was last detected."""
+    """The files that a source has read.
+
+    `entries`: each file, by path, as it was when it was read, or when a change was last detected.
+    """
 
     entries: dict[str, FileEntry] = field(default_factory=dict)
     _unchecked: list[str] = field(default_factory=list)  # paths left in the current round; the last one is checked next
