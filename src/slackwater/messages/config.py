@@ -29,7 +29,7 @@ FAMILIES: Sequence[MessageFamily] = (
             "session as session=",
             "tests cannot write payload_format",
             "a test cannot create its rows",
-            "without a pipeline needs the schema",
+            "without a pipeline needs a schema",
         ),
     ),
 )

@@ -309,9 +309,7 @@ class LocalPipeline:
     def _describe(self, described: Pipeline | StepBase) -> None:
         if not isinstance(described, Pipeline):
             if self._schema is None:
-                raise StartError(
-                    'a step without a pipeline needs the schema of its rows; pass schema={"column": "type"}'
-                )
+                raise StartError('a step without a pipeline needs a schema of its rows: schema={"column": "type"}')
             described = build_pipeline(described, ("a", "b") if isinstance(described, Join) else ("a",))
         described = watch_stages(described, self._extra_stages)
         self.pipeline = pipeline = capture_dropped_rows(described) if self._capture_losses else described
