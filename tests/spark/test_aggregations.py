@@ -168,7 +168,7 @@ def test_one_of_a_users_own_takes_the_keys_and_tells_what_fails(runner: Runner, 
     shape = sw.Window(event_time_column="ts", group_by=["user"], aggregations=[wrong], **WINDOWS[kind])
     with pytest.raises(
         StartError,
-        match=r'aggregation "best": LongestText\.text takes string, column "i" is int; cast it in the SQL',
+        match=r'aggregation "best": LongestText\.text takes string, but column "i" is int; cast it in the SQL',
     ):
         runner.run(
             source=runner.source("user STRING, i INT, ts TIMESTAMP"),

@@ -83,7 +83,7 @@ def format_value(value: object) -> str:
 
 
 def value_mismatch(value: object, expected: object) -> str:
-    """Describe a value that is not as expected: `found VALUE, expected …`. `format_value` formats the value."""
+    """Describe a value that is not as expected, as `humanize.mismatch` does. `format_value` formats the value."""
     return mismatch(format_value(value), expected)
 
 

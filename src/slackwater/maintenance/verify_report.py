@@ -28,7 +28,7 @@ class Problem:
 
 @dataclass
 class VerifyReport:
-    """What was checked, and the problems that were found.
+    """What was checked, and its problems.
 
     `sound`: the epoch of the last commit without problems; None if there is none.
     """

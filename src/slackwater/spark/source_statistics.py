@@ -115,7 +115,7 @@ def newest_by_partition(timed: DataFrame, source: str, newest: int | None, tasks
     Args:
         timed: The rows.
         source: The name of the source.
-        newest: The newest time over all partitions, as the epoch's job found it.
+        newest: The newest time over all partitions, as the epoch's job computed it.
         tasks: The number of tasks in the job.
 
     Raises:

@@ -80,7 +80,7 @@ class LoadedCase:
 
     @classmethod
     def read(cls, path: Path) -> LoadedCase:
-        """Load a test and its config. Raises ConfigError with the problems found in either of them."""
+        """Load a test and its config. Raises ConfigError with the problems of either."""
         from slackwater.config import sql_check
 
         case = cases.load_case(path)

@@ -3,7 +3,7 @@
 All rows with the same `__h` form a unit. If several segments contain a unit, only the newest version counts.
 
 shard 0   [segment 3: 2 M rows] [segment 17: 80 k] [segment 18: 20 k]   ─▶ newer
-          units are found by binary search, newest segment first; due rows are found by a scan of all due times
+          units: binary search, newest segment first; due rows: a scan of all due times
 """
 
 from __future__ import annotations

@@ -189,7 +189,7 @@ class TableNames:
         return f"CREATE TABLE {self.state} ({columns})"
 
     def create_index(self) -> str:
-        """Return the statement that creates the index by which due rows are found."""
+        """Return the statement that creates the index for the search of due rows."""
         return f"CREATE INDEX {client.quote_name(self.name_of('state', 'due'))} ON {self.state} (closes_at)"
 
     def complete_state(self, logic: KeyedStateLayout) -> str:

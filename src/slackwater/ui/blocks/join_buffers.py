@@ -63,7 +63,7 @@ class BufferSide:
         expires_us: Rows before this event time have expired; None if there is no watermark yet.
         rows: Rows that are buffered now.
         entered: Rows that entered the state.
-        matched: Entered rows that found a partner; if the side is not outer, only those that found it on arrival.
+        matched: Entered rows that have a partner; if the side is not outer, only those that matched on arrival.
         unmatched: Rows emitted without a partner.
         evicted: Rows removed early because of `on_state_cap`.
     """
@@ -85,7 +85,7 @@ class BufferSide:
 
     @property
     def share(self) -> float | None:
-        """The share of the entered rows that found a partner; None if no row has entered."""
+        """The share of the entered rows that have a partner; None if no row has entered."""
         return self.matched / self.entered if self.entered else None
 
 
