@@ -133,7 +133,7 @@ def stuck(request: pytest.FixtureRequest, url: str, tmp_path: Path) -> Path:
         db.execute("ALTER TABLE out ADD CHECK (k <> 'wrong')")
     with pytest.raises(
         PublishError,
-        match=r"did not accept epoch 1 \(.*check constraint.*\); the epoch is committed; .*; if this cannot be fixed, run: slackwater outbox show$",
+        match=r"did not accept epoch 1 \(.*check constraint.*\); the epoch is committed and will be published at the next start; if this cannot be fixed, run: slackwater outbox show$",
     ):
         run.epoch((3 * S, "next"), (60 * S, "later"))
     assert run.driver.state.epoch == 1

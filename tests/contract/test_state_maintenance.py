@@ -272,7 +272,7 @@ def test_a_join_that_the_state_does_not_tell(directory: Place) -> None:
         ("UPDATE slackwater_pipelines SET record = record || '{\"pipeline\": \"other\"}'", r"its record is of 'other'"),
         ("UPDATE slackwater_pipelines SET watermark = now()", r"its watermark differs from that of its record"),
         ("INSERT INTO slackwater_offsets VALUES ('law', 'x', '0', '5', now(), false, 1, 11)",
-         r"source 'x', partition '0': found offset 5, the record has None"),
+         r"source 'x', partition '0': found offset 5, but the record has None"),
     ], keep=4),
 )  # fmt: skip
 def test_damaged_tables_are_told(damage: str, message: str, database: Place) -> None:

@@ -145,7 +145,10 @@ def test_two_runners_at_the_same_epoch_publish_it_once(tmp_path: Path, monkeypat
     late, early = opened(tmp_path, table, "append"), opened(tmp_path, table, "append")
     early.publish(0, frame(NARROW, narrow("a", 1)))
     monkeypatch.setattr(DeltaTable, "update_incremental", lambda self: None)
-    with pytest.raises(PublishError, match=r"did not accept epoch 0 \(.*\); the epoch is committed; the next start"):
+    with pytest.raises(
+        PublishError,
+        match=r"did not accept epoch 0 \(.*\); the epoch is committed and will be published at the next start",
+    ):
         late.publish(0, frame(NARROW, narrow("a", 1)))
     monkeypatch.undo()
     late.publish(0, frame(NARROW, narrow("a", 1)))
