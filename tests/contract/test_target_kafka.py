@@ -238,7 +238,8 @@ def test_an_unknown_outcome_is_found_out_by_opening_again(kafka: Any, topic: str
         patch.setattr("slackwater.connectors.kafka.target.Producer", Unsure)
         target = opened(kafka, topic)
         with pytest.raises(
-            PublishError, match=r"epoch 0 \(no answer\); the epoch is committed in the state store; the"
+            PublishError,
+            match=r"epoch 0 \(no answer\); the epoch is committed in the state store and will be published at the next start",
         ):
             target.publish(0, narrow(1))
     with pytest.raises(PublishError, match="not open"):
