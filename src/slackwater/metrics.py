@@ -212,7 +212,7 @@ def _stages(statuses: Sequence[Status]) -> Iterator[Metric]:
         ("rows_in", "Rows that a stage read from sources or stages.", lambda c: c.rows_in),
         (
             "rows_used",
-            "Rows from the SQL of a stage that are not late, bad or refused; for a join, without rows that have a NULL key and can have no result.",
+            "Rows returned by the SQL of a stage that were not late, bad or refused; for a join, this excludes rows whose NULL key rules out any result.",
             lambda c: c.rows_used,
         ),
         ("late_rows", "Rows that were late for a stage.", lambda c: c.rows_late),
@@ -242,7 +242,7 @@ def _joins(statuses: Iterable[Status]) -> Iterator[Metric]:
     rows = GaugeMetricFamily(f"{PREFIX}join_buffered_rows", "Rows in the state, by side.", labels=labels)
     largest = GaugeMetricFamily(
         f"{PREFIX}join_largest_key_rows",
-        "Rows of the largest key among those that the latest epoch updated; 0 up to half of `max_rows_per_key`.",
+        "Rows of the largest key that the latest epoch updated; reported as 0 until it exceeds half of `max_rows_per_key`.",
         labels=labels,
     )
     for pipeline, stage in joins:
@@ -291,7 +291,7 @@ def _counters(statuses: Iterable[Status]) -> Iterator[Metric]:
             lambda c: c.late_between_stages,
         ),
         ("rows_in", "Rows read.", lambda c: c.rows_in),
-        ("rows_used", "Rows from the SQL that are not late, bad or refused.", lambda c: c.rows_used),
+        ("rows_used", "Rows returned by the SQL that were not late, bad or refused.", lambda c: c.rows_used),
         ("rows_emitted", "Rows emitted.", lambda c: c.rows_emitted),
     )
     for name, about, value in simple:

@@ -21,7 +21,7 @@ from slackwater.cli.main import main
 from slackwater.connectors.delta.target import DeltaTarget
 from slackwater.connectors.files.target import FilesTarget
 from slackwater.connectors.postgres.target import PostgresTarget
-from slackwater.connectors.result_rows import LabeledRows
+from slackwater.connectors.result_reader import LabeledRows
 from slackwater.connectors.target import TargetTable
 from slackwater.core.schema import Field
 from slackwater.errors import StartError

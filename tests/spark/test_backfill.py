@@ -19,7 +19,7 @@ from tests.support.topics import START_MS, Make
 
 import slackwater as sw
 from slackwater.cli.main import main
-from slackwater.connectors.result_rows import LabeledRows
+from slackwater.connectors.result_reader import LabeledRows
 from slackwater.errors import BadRowError
 from slackwater.query.compare import compare_outputs
 from slackwater.query.locate_state import list_pipelines

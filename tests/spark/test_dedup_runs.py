@@ -6,8 +6,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import polars as pl
 import pytest
 from tests.laws.generators import dedup
 from tests.support.case_selection import select_cases
+from tests.support.run_process import read_log, start_run
 
 import slackwater as sw
 from slackwater.maintenance.verify import verify_state
@@ -75,18 +74,9 @@ def test_kill_9_changes_no_result(keep: str, tmp_path: Path) -> None:
     file = tmp_path / "once.toml"
     file.write_text(CONFIG.replace("HOME", str(tmp_path)).replace("KEEP", keep))
 
-    def run(*options: str, crash_at: str | None = None) -> int:
-        crash = {} if crash_at is None else {"SLACKWATER_CRASH_AT": crash_at}
-        environment = {**os.environ, "SPARK_MASTER": "local[2]", **crash}
-        command = [sys.executable, "-m", "slackwater.cli.main", "run", str(file), "--available-now", *options]
-        with (tmp_path / "log").open("ab") as log:
-            return subprocess.run(
-                command, stdout=log, stderr=log, env=environment, start_new_session=True, timeout=170, check=False
-            ).returncode
-
     for step in ("stage.after@1", "write.before@3"):
-        assert run(crash_at=step) == -signal.SIGKILL, (tmp_path / "log").read_text()[-3000:]
-    assert run("--flush") == 0, (tmp_path / "log").read_text()[-3000:]
+        assert start_run(file, SLACKWATER_CRASH_AT=step).wait(timeout=170) == -signal.SIGKILL, read_log(file)[-3000:]
+    assert start_run(file, "--flush").wait(timeout=170) == 0, read_log(file)[-3000:]
 
     expected = dedup.expect(sw.load(file).transform.dedup, batches)
     results = pl.concat([pl.read_parquet(p) for p in (tmp_path / "out").glob("*.parquet")])

@@ -6,14 +6,13 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
 from tests.laws.generators import reminders
+from tests.support.run_process import read_log, start_run
 
 from slackwater.maintenance.verify import verify_state
 from slackwater.state.files.store import FilesStore
@@ -78,26 +77,14 @@ def write_inputs(home: Path) -> list[dict[str, Any]]:
 
 def test_kill_9_changes_no_reminder(tmp_path: Path) -> None:
     rows = write_inputs(tmp_path)
-    (tmp_path / "watch.toml").write_text(CONFIG.replace("HOME", str(tmp_path)))
-
-    def run(crash_at: str | None = None) -> int:
-        crash = {} if crash_at is None else {"SLACKWATER_CRASH_AT": crash_at}
-        command = [sys.executable, "-m", "slackwater.cli.main", "run", "watch.toml", "--available-now"]
-        with (tmp_path / "log").open("ab") as log:
-            return subprocess.run(
-                command,
-                cwd=tmp_path,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "SPARK_MASTER": "local[2]", **crash},
-                start_new_session=True,
-                timeout=170,
-                check=False,
-            ).returncode
+    config = tmp_path / "watch.toml"
+    package = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    config.write_text(CONFIG.replace("HOME", str(tmp_path)))
 
     for step in ("stage.after@1", "write.before@3"):
-        assert run(step) == -signal.SIGKILL, (tmp_path / "log").read_text()[-3000:]
-    assert run() == 0, (tmp_path / "log").read_text()[-3000:]
+        run = start_run(config, PYTHONPATH=package, SLACKWATER_CRASH_AT=step)
+        assert run.wait(timeout=170) == -signal.SIGKILL, read_log(config)[-3000:]
+    assert start_run(config, PYTHONPATH=package).wait(timeout=170) == 0, read_log(config)[-3000:]
 
     results = pl.concat([pl.read_parquet(p) for p in (tmp_path / "out").glob("*.parquet")])
     emitted = results.select(pl.col("_event_ts").dt.timestamp("us"), "user", "rows", "number").rows()

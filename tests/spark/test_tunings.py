@@ -41,7 +41,7 @@ def test_results_do_not_depend_on_a_tuning(runner: Runner, monkeypatch: pytest.M
 
 def test_an_unknown_tuning_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "preaggregation, expression_cash")
-    with pytest.raises(StartError, match=r'^SLACKWATER_TUNINGS_OFF: found "expression_cash", expected names among '):
+    with pytest.raises(StartError, match=r'^SLACKWATER_TUNINGS_OFF: found "expression_cash", expected one of '):
         is_enabled("statistics")
 
 

@@ -11,7 +11,7 @@ import polars as pl
 import typer
 
 from slackwater.cli.format import align_rows
-from slackwater.connectors.result_rows import LabeledRows
+from slackwater.connectors.result_reader import LabeledRows
 from slackwater.core.humanize import plural
 from slackwater.core.row_format import format_value
 from slackwater.errors import SlackwaterError

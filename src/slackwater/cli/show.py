@@ -18,7 +18,7 @@ import typer
 from slackwater.cli.dlq import escape_control_characters
 from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline
-from slackwater.connectors.result_rows import RowCount
+from slackwater.connectors.result_reader import RowCount
 from slackwater.core import row_format
 from slackwater.core.humanize import format_datetime, format_iso, mismatch, plural
 from slackwater.errors import SlackwaterError, StartError

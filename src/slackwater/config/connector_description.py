@@ -144,27 +144,20 @@ class ConnectorDescription:
     plan_text: Callable[[SourceKeys], str] = _query_text  # description of a source in a plan
     batch_limit: Callable[[SourceKeys], int | None] = lambda s: s.max_messages_per_trigger
     source_datasets: Callable[[Any, str], Iterable[Dataset]] = (
-        _no_datasets  # OpenLineage's names for (connection, query)
+        _no_datasets  # OpenLineage's names, by connection and query
     )
     # -- as a target -----------------------------------------------------------------------------------------------
     target_keys: tuple[str, ...] = ()  # which of Slackwater's keys a target has
     required_target_key: tuple[str, str] | None = None  # the key that a target must have, and what to write
     own_target_keys: type[ConnectorKeys] | None = None  # keys of a target that no other connector has
-    upserts: Callable[[TargetKeys, Window], bool] = lambda t, window: (
-        False
-    )  # whether rows of a window replace earlier ones
+    upserts: Callable[[TargetKeys, Window], bool] = lambda t, window: False  # rows of a window replace earlier ones
     returns_windows: bool = False  # whether `dlq replay` can read windows back: a target is a `ReadableTarget`
     location_text: Callable[[TargetKeys], str] = _console
     write_text: Callable[[TargetKeys, bool, bool], str] = lambda t, adds, within: "to the console"
     append_only_text: str = ""  # describes which targets of this kind are append-only; "" for all
-    at_least_once_reason: Callable[[TargetKeys], str | None] = (
-        _exactly_once  # why delivery is at least once; None if it is exactly once
-    )
+    at_least_once_reason: Callable[[TargetKeys], str | None] = _exactly_once  # None if delivery is exactly once
     exactly_once_text: str = "exactly once: the target keeps the last epoch with its rows and ignores an older one"
-
-    target_dataset: Callable[[Any, TargetKeys], Dataset | None] = (
-        _no_dataset  # OpenLineage's name, by connection and target
-    )
+    target_dataset: Callable[[Any, TargetKeys], Dataset | None] = _no_dataset  # OpenLineage's name, by connection
 
 
 CONNECTORS: Mapping[str, ConnectorDescription] = TABLE  # by kind

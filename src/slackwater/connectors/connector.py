@@ -15,7 +15,7 @@ from slackwater.config.source import Source
 from slackwater.config.state_differences import KeyChange
 from slackwater.config.target import Target as TargetSpec
 from slackwater.connectors.backlog import Question
-from slackwater.connectors.result_rows import ResultReader
+from slackwater.connectors.result_reader import ResultReader
 from slackwater.connectors.streaming_sources import AnySource
 from slackwater.connectors.target import TargetTable, TargetWithMarker, TargetWriter
 from slackwater.connectors.timestamp_parsing import UTC

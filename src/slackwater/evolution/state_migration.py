@@ -134,7 +134,7 @@ class StageMigration:
 
 @singledispatch
 def _write_rows(operator: Operator, migration: StageMigration, store: StateStore, shards: int) -> dict[str, Any]:
-    """Stage the rows for this number of shards, and return the fields of the stage to commit."""
+    """Write the migrated rows, split into `shards` shards, and return the fields of the stage for the commit."""
     raise_unregistered(operator, "slackwater.evolution.state_migration.StageMigration")
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from slackwater.connectors.files.target import json_columns
-from slackwater.connectors.result_rows import LabeledRows
+from slackwater.connectors.result_reader import LabeledRows
 from slackwater.core.json_encoding import is_nested
 from slackwater.errors import StartError
 

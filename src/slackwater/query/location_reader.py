@@ -19,7 +19,7 @@ from slackwater.connectors.delta.reader import read_delta
 from slackwater.connectors.files.reader import read_path
 from slackwater.connectors.postgres.reader import read_postgres, server_address
 from slackwater.connectors.registry import connector_for
-from slackwater.connectors.result_rows import LabeledRows
+from slackwater.connectors.result_reader import LabeledRows
 from slackwater.errors import StartError
 from slackwater.evolution.operator_from_state import restore_window
 from slackwater.query.locate_state import locate_store

@@ -14,7 +14,7 @@ import polars as pl
 
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.connectors.registry import connector_for
-from slackwater.connectors.result_rows import ResultReader
+from slackwater.connectors.result_reader import ResultReader
 
 TIMES = ("window_start", "window_end")
 

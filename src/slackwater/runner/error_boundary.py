@@ -186,10 +186,10 @@ class _LogFilter(logging.Filter):
 
 
 def _hide_bridge() -> Callable[[], None]:
-    """Prevent stack traces of Py4J from reaching the user's log, until the returned function is called.
+    """Keep Py4J stack traces out of the user's log until the returned function is called.
 
     Filters are added to Py4J's loggers and to the root logger; the user's handlers and levels are unchanged. A root
-    logger without handlers would get one when its first line is logged, and then every line of Slackwater would appear
+    logger without handlers would get one when its first line is logged, and then every Slackwater line would appear
     twice. Therefore, it temporarily gets Python's last-resort handler, which would be used anyway.
     """
     root = logging.getLogger()

@@ -182,9 +182,9 @@ def _describe_location(
 
 
 def find_newest_spans(timed: DataFrame, jump_us: int, partitioned: bool) -> dict[str, tuple[Span, ...]]:
-    """Return the spans of the newest event times of each partition, and of the whole source (under the name "").
+    """Return the spans that contain the newest event times, by partition; the name "" stands for the whole source.
 
-    A span is the first and the last event time of a range shorter than `jump_us`, with the number of its rows.
+    A span is the first and last event time of a range shorter than `jump_us`, and the number of rows in it.
     """
     F = spark_connect.sql_functions(timed)  # noqa: N806
     by = "concat(_topic, '-', _partition)" if partitioned else "''"

@@ -1,4 +1,4 @@
-"""Record how many times each window of a pane was emitted. If windows overlap, a pane has one note per window.
+"""Record how many times each window of a pane was emitted. If windows overlap, a pane may have a note for each of its windows.
 
     window 60, hop 20          a late row in pane 40 corrects the two closed windows
     [0 ─────────── 60)         emitted for the 2nd time         pane 40 notes: 0 and 20 were emitted again

@@ -1,7 +1,7 @@
 """Resolves names in expressions over the tables of one SELECT: finds unknown names and non-row-wise functions.
 
-sqlglot's `qualify_columns` is not used. It takes a collation for a column, knows neither the functions of Spark nor where
-Spark allows an alias of the list, and stops at the first unknown name (see ADR 46).
+sqlglot's `qualify_columns` is not used. It mistakes a collation for a column, knows neither Spark's functions nor where
+Spark allows an alias from the SELECT list, and stops at the first unknown name (see ADR 46).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.config.target import Target as TargetSpec
 from slackwater.connectors.connector import Connector
 from slackwater.connectors.console.target import ConsoleTarget
-from slackwater.connectors.result_rows import ResultReader
+from slackwater.connectors.result_reader import ResultReader
 from slackwater.connectors.target import TargetTable
 from slackwater.core.dead_letter_schema import LetterFilter
 from slackwater.errors import StartError

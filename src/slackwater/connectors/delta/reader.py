@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from slackwater.connectors.result_rows import LabeledRows, ResultReader, none_if_empty, subtract_rows
+from slackwater.connectors.result_reader import LabeledRows, ResultReader, none_if_empty, subtract_rows
 from slackwater.errors import StartError
 
 

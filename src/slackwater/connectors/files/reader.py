@@ -10,7 +10,7 @@ from pathlib import Path
 import polars as pl
 
 from slackwater.connectors.files.output_directory import OutputDirectory
-from slackwater.connectors.result_rows import LabeledRows, ResultReader
+from slackwater.connectors.result_reader import LabeledRows, ResultReader
 from slackwater.errors import StartError
 
 _SUFFIXES = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv"}

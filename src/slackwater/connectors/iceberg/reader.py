@@ -10,7 +10,7 @@ import polars as pl
 
 from slackwater.config.connection import IcebergConnection
 from slackwater.connectors.iceberg import tables as iceberg
-from slackwater.connectors.result_rows import LabeledRows, ResultReader, subtract_rows
+from slackwater.connectors.result_reader import LabeledRows, ResultReader, subtract_rows
 from slackwater.errors import StartError
 
 if TYPE_CHECKING:

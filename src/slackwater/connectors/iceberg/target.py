@@ -57,7 +57,7 @@ class IcebergTarget:
             name: The name of the table, with its namespace.
             mode: "merge" (needs an identity) or "append".
             table: The columns and the writer.
-            day_of: The time column by whose days new tables are partitioned; None for unpartitioned tables.
+            day_of: The time column by which new tables are partitioned, by day; None for unpartitioned tables.
         """
         if mode == "merge" and not table.identity:
             raise StartError(

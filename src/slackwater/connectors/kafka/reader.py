@@ -14,7 +14,7 @@ import polars as pl
 from slackwater.config.connection import KafkaConnection
 from slackwater.config.pipeline import Pipeline
 from slackwater.connectors.kafka.broker import KafkaBroker, make_client
-from slackwater.connectors.result_rows import LabeledRows, ResultReader, RowCount
+from slackwater.connectors.result_reader import LabeledRows, ResultReader, RowCount
 from slackwater.errors import StartError
 
 MOST = 2**31 - 1

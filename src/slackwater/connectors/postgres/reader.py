@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from slackwater.connectors.result_rows import LabeledRows, ResultReader, RowCount, none_if_empty
+from slackwater.connectors.result_reader import LabeledRows, ResultReader, RowCount, none_if_empty
 from slackwater.errors import StartError
 
 COUNTED = 100_000  # rows of a table are counted up to this number, because counting reads them

@@ -8,20 +8,19 @@ The variable turns tunings off, for measurements (`benchmarks.tunings`) and trou
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 
 from slackwater.core.humanize import mismatch
 from slackwater.errors import StartError
 
 VARIABLE = "SLACKWATER_TUNINGS_OFF"
-TUNINGS: Mapping[str, str] = {
-    "arrow_batch_size": "Arrow batches are limited by rows if rows are narrow, so Spark does not count bytes",
-    "class_archive": "the JVM loads Spark's classes from an archive",
-    "expression_cache": "expressions and schemas that all epochs share are created once",
-    "preaggregation": "rows are not pre-aggregated in SQL if panes have few rows",
-    "statistics": "a separate job or Parquet footers provide the statistics of a source with many rows",
-    "worker_memory": "workers keep freed memory, and do not collect garbage among imported modules",
-}
+TUNINGS = (  # benchmarks/README.md says what each of them does
+    "arrow_batch_size",
+    "class_archive",
+    "expression_cache",
+    "preaggregation",
+    "statistics",
+    "worker_memory",
+)
 
 
 def is_enabled(tuning: str) -> bool:
@@ -29,5 +28,5 @@ def is_enabled(tuning: str) -> bool:
     disabled = [name for text in os.environ.get(VARIABLE, "").split(",") if (name := text.strip())]
     for name in disabled:
         if name not in TUNINGS:
-            raise StartError(f"{VARIABLE}: " + mismatch(f'"{name}"', f"names among {', '.join(TUNINGS)}"))
+            raise StartError(f"{VARIABLE}: " + mismatch(f'"{name}"', f"one of {', '.join(TUNINGS)}"))
     return tuning not in disabled

@@ -1,4 +1,4 @@
-"""Forks of a files store: the fork gets hard links to the immutable files, or copies if links are not possible."""
+"""Forks of a file-based store: the fork gets hard links to the immutable files, or copies if links are not possible."""
 
 from __future__ import annotations
 

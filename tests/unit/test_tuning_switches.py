@@ -1,0 +1,86 @@
+"""The switches of the tunings: what each of them turns off."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from slackwater.operators.reports import IngestReport
+from slackwater.spark.sessions import jvm_class_archive
+from slackwater.spark.tuning import arrow_batch_size, source_statistics_collector, worker_memory
+from slackwater.spark.tuning.arrow_batch_size import ArrowBatchSizer
+from slackwater.spark.tuning.expression_cache import ExpressionCache
+from slackwater.spark.tuning.preaggregation import PreaggregationPolicy
+from slackwater.spark.tuning.source_statistics_collector import SourceStatisticsCollector
+from slackwater.spark.tuning.switches import TUNINGS, VARIABLE
+
+
+def limits_rows_only() -> bool:
+    sizer = ArrowBatchSizer()
+    sizer.observe([(arrow_batch_size.MANY_ROWS, 1)])
+    return sizer._are_narrow
+
+
+def starts_with_the_archive() -> bool:
+    with jvm_class_archive.use_archive():
+        return "SharedArchiveFile" in os.environ.get("SPARK_SUBMIT_OPTS", "")
+
+
+def creates_once() -> bool:
+    cache = ExpressionCache()
+    return cache.get_or_create("key", object) is cache.get_or_create("key", object)
+
+
+def aggregates_after_the_shuffle() -> bool:
+    policy = PreaggregationPolicy()
+    policy.observe([IngestReport(shard=0, segments=(), rows=8, panes=8)])
+    return policy._after_shuffle
+
+
+def counts_in_a_separate_job() -> bool:
+    class Frame:
+        columns = (source_statistics_collector.FINGERPRINT,)
+
+        def agg(self, *aggregates: Any) -> Any:
+            return SimpleNamespace(collect=lambda: [SimpleNamespace(asDict=dict)])
+
+        def observe(self, observation: Any, *aggregates: Any) -> str:
+            return "observed"
+
+    collector = SourceStatisticsCollector()
+    collector.record_rows("a", source_statistics_collector.MANY_ROWS)
+    rows, statistics = collector.attach("a", Frame(), [])  # type: ignore[arg-type]
+    if isinstance(rows, str):
+        return False
+    statistics.get()
+    return True
+
+
+EFFECTS: dict[str, Callable[[], bool]] = {
+    "arrow_batch_size": limits_rows_only,
+    "class_archive": starts_with_the_archive,
+    "expression_cache": creates_once,
+    "preaggregation": aggregates_after_the_shuffle,
+    "statistics": counts_in_a_separate_job,
+    "worker_memory": lambda: bool(worker_memory.environment()),
+}
+
+
+@pytest.mark.parametrize("tuning", TUNINGS)
+def test_a_switch_turns_off_its_tuning_and_no_other(
+    tuning: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = tmp_path / "classes.jsa"
+    archive.touch()
+    monkeypatch.setattr(jvm_class_archive, "archive_path", lambda: archive)
+    monkeypatch.setattr(source_statistics_collector.spark_connect, "new_observation", lambda frame: None)
+    monkeypatch.delenv("SPARK_SUBMIT_OPTS", raising=False)
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert {name for name, is_effective in EFFECTS.items() if is_effective()} == set(TUNINGS)
+    monkeypatch.setenv(VARIABLE, tuning)
+    assert {name for name, is_effective in EFFECTS.items() if is_effective()} == {*TUNINGS} - {tuning}
