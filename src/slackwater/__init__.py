@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from slackwater.core import VERSION
 from slackwater.core.connector_table import TABLE
 from slackwater.core.notebook_repr import register_renderers
-from slackwater.core.version import VERSION
 
 if TYPE_CHECKING:
     from slackwater.api import Registered as Registered

@@ -23,8 +23,7 @@ from slackwater.connectors.postgres.target import PostgresTarget
 from slackwater.connectors.source import Batch
 from slackwater.connectors.target import TargetTable
 from slackwater.core.dead_letter_schema import LETTER
-from slackwater.core.schema import Field
-from slackwater.core.value_limits import YEARS, ValueLimits
+from slackwater.core.schema import YEARS, Field, ValueLimits
 from slackwater.engine.epoch_driver import DriverCallbacks
 from slackwater.errors import BadRowError
 from slackwater.operators import compile as compiling

@@ -17,8 +17,7 @@ from tests.support.parquet_rows import table
 
 import slackwater as sw
 from slackwater.config.pipeline import Pipeline
-from slackwater.core.reserved_columns import ROW_COLUMNS
-from slackwater.core.spark_sql import quote_identifier
+from slackwater.core.column_names import ROW_COLUMNS, quote_identifier
 from slackwater.errors import SlackwaterError
 from slackwater.spark.analysis import origin_sql
 from slackwater.testing import LocalPipeline

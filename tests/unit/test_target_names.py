@@ -16,7 +16,7 @@ from slackwater.connectors.delta.target import DeltaTarget
 from slackwater.connectors.files.target import FilesTarget
 from slackwater.connectors.kafka.rows import KafkaRows
 from slackwater.connectors.target import TargetTable
-from slackwater.core.json_encoding import value_to_json
+from slackwater.core.row_format import value_to_json
 from slackwater.core.schema import Field
 
 HOSTILE = (

@@ -25,7 +25,7 @@ app = typer.Typer(
 
 def _version(is_set: bool) -> None:
     if is_set:
-        from slackwater.core.version import VERSION
+        from slackwater.core import VERSION
 
         print(f"slackwater {VERSION}")
         raise typer.Exit

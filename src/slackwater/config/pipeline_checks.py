@@ -17,7 +17,7 @@ from slackwater.config.message_format import format_value, suggest_word_or_list
 from slackwater.config.source import FRAMED, SCHEMA_FILES, Lookup, Source, parse_declared_columns
 from slackwater.config.spec_base import Problem, Values
 from slackwater.config.stateless_step import ROWS
-from slackwater.core.reserved_columns import find_reserved_collisions
+from slackwater.core.column_names import find_reserved_collisions
 
 if TYPE_CHECKING:
     from slackwater.config.join import Join

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from slackwater.connectors import spark_connect
 from slackwater.connectors.timestamp_parsing import TextTimestampSchema
-from slackwater.core.reserved_columns import CORRUPT
-from slackwater.core.spark_sql import quote_identifier
+from slackwater.core.column_names import CORRUPT, quote_identifier
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

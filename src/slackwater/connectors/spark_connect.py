@@ -23,7 +23,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from slackwater.config.sql.lexer import strip_semicolon
-from slackwater.core.spark_sql import quote_identifier
+from slackwater.core.column_names import quote_identifier
 from slackwater.errors import StartError
 
 if TYPE_CHECKING:

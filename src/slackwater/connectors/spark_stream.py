@@ -16,7 +16,7 @@ from slackwater.connectors.payloads.base import RawRecords
 from slackwater.connectors.payloads.payload_factory import create_payload
 from slackwater.connectors.planner_creation import connect_not_supported_error
 from slackwater.connectors.streaming_sources import DataFrameSource
-from slackwater.core.spark_sql import quote_identifier
+from slackwater.core.column_names import quote_identifier
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -46,7 +46,7 @@ def columns_text(fields: Iterable[Field]) -> str:
 class TargetWriter(Protocol):
     """Writes the committed output of each epoch. Publishing an epoch again, or an older one, must have no effect.
 
-    `capacity` describes which values the target can store (see `core.value_limits`). Rows with other values become bad
+    `capacity` describes which values the target can store (see `core.schema.ValueLimits`). Rows with other values become bad
     rows before the commit.
     """
 

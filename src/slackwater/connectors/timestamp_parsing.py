@@ -14,8 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from slackwater.core.reserved_columns import CORRUPT
-from slackwater.core.spark_sql import quote_identifier
+from slackwater.core.column_names import CORRUPT, quote_identifier
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

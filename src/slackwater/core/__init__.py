@@ -2,3 +2,5 @@
 
 May import: errors.
 """
+
+VERSION = "0.1.0"

@@ -1,8 +1,14 @@
-"""Paths of local files as users write them, and names of directories that Slackwater creates."""
+"""Paths of files as users write them, their names in OpenLineage, and directories that Slackwater creates."""
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
+
+STATE_FOLDERS = ("manifests", "segments", "outputs")  # within the state directory of a pipeline
+OUTPUT_FOLDER = "_slackwater"  # within a target's directory; readers of the target skip it
+_WILD = re.compile(r"[*?\[{]")
 
 
 def file_uri_to_path(uri: str) -> str:
@@ -15,5 +21,14 @@ def is_local(path: str) -> bool:
     return "://" not in path or path.startswith("file:")
 
 
-STATE_FOLDERS = ("manifests", "segments", "outputs")  # within the state directory of a pipeline
-OUTPUT_FOLDER = "_slackwater"  # within a target's directory; readers of the target skip it
+def path_dataset(path: str) -> tuple[str, str]:
+    """Return the OpenLineage dataset (namespace, name) of a file or directory; for a glob, of the directory above it."""
+    parts = path.split("/")
+    fixed = next((i for i, part in enumerate(parts) if _WILD.search(part)), len(parts))
+    path = "/".join(parts[:fixed])
+    if "://" not in path or path.startswith("file:"):
+        return "file", str(Path(re.sub("^file:(//)?", "", path) or ".").absolute())
+    scheme, _, rest = path.partition("://")
+    bucket, _, key = rest.partition("/")
+    bucket = bucket.rpartition("@")[2] if scheme not in ("abfs", "abfss", "wasb", "wasbs") else bucket
+    return f"{'s3' if scheme in ('s3a', 's3n') else scheme}://{bucket}", key.strip("/") or "/"

@@ -1,4 +1,6 @@
-"""Column types. Each type is named as in Spark, and has an Arrow and a Polars counterpart.
+"""Column types, and limits on the values that a target or a store can hold.
+
+Each type is named as in Spark, and has an Arrow and a Polars counterpart.
 
 Keys and inputs are scalars. Results may also be `array<T>`, `map<K,V>` and `struct<name:T,…>`.
 """
@@ -11,6 +13,8 @@ from dataclasses import dataclass
 
 import polars as pl
 import pyarrow as pa
+
+from slackwater.core.time import EARLIEST_US, LATEST_US
 
 _SIMPLE: dict[str, tuple[pa.DataType, pl.DataType]] = {
     "boolean": (pa.bool_(), pl.Boolean()),
@@ -36,6 +40,7 @@ INTEGERS = ("tinyint", "smallint", "int", "bigint")
 FLOATS = ("float", "double")
 MAX_TEXT = 100_000  # maximum length of a column with its type, in a fingerprint
 NUMBERS = (*INTEGERS, *FLOATS, "decimal")
+YEARS = (EARLIEST_US, LATEST_US)  # the range of ISO 8601 with four digits and of Python's calendar
 
 
 @dataclass(frozen=True)
@@ -172,3 +177,41 @@ def decimal_type(precision: int, scale: int) -> str:
 
 def to_arrow_schema(fields: list[Field]) -> pa.Schema:
     return pa.schema([(f.name, f.arrow) for f in fields])
+
+
+@dataclass(frozen=True)
+class ValueLimits:
+    """The values that a system can hold. They are checked before each commit, because all that is committed must be written.
+
+    `allows_nul`: whether text may contain U+0000, and bytes may be invalid UTF-8. `time_range`: the first and the last
+    time (µs UTC, both inclusive). `key_bytes`: the maximum total size of the columns that identify a row. None means no
+    limit. `covers_state`: whether the limits also apply to values that are stored only in the state.
+    """
+
+    allows_nul: bool = True
+    time_range: tuple[int, int] | None = None
+    key_bytes: int | None = None
+    covers_state: bool = False
+
+    def __and__(self, other: ValueLimits) -> ValueLimits:
+        """Return the limits for values that both systems can hold."""
+        times = [t for t in (self.time_range, other.time_range) if t is not None]
+        sizes = [n for n in (self.key_bytes, other.key_bytes) if n is not None]
+        return ValueLimits(
+            self.allows_nul and other.allows_nul,
+            (max(t[0] for t in times), min(t[1] for t in times)) if times else None,
+            min(sizes, default=None),
+            self.covers_state or other.covers_state,
+        )
+
+
+ANYTHING = ValueLimits()
+
+
+def find_value_limits(holder: object) -> ValueLimits:
+    """Return the limits that a target or store declares as its attribute `capacity`.
+
+    Without this attribute, any value is allowed.
+    """
+    limits = getattr(holder, "capacity", ANYTHING)
+    return limits if isinstance(limits, ValueLimits) else ANYTHING

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import polars as pl
 
 from slackwater.connectors.source import Batch
-from slackwater.core.value_limits import ANYTHING, ValueLimits
+from slackwater.core.schema import ANYTHING, ValueLimits
 from slackwater.operators.base import Question, ShardTask
 from slackwater.operators.reports import EmitReport, IngestReport, LetterFile
 from slackwater.watermark import SourceActivity, Span

@@ -17,7 +17,7 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.connectors.source import Batch, ReplayRecord
 from slackwater.connectors.target import TargetWriter
 from slackwater.core.offsets import Offsets
-from slackwater.core.value_limits import find_value_limits
+from slackwater.core.schema import find_value_limits
 from slackwater.engine import idle_stages, next_commit
 from slackwater.engine.engine_interface import IngestOutcome
 from slackwater.engine.idle_tick_check import IdleTickCheck

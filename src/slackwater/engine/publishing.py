@@ -18,7 +18,7 @@ import polars as pl
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.connectors.target import TargetWriter
-from slackwater.core.value_limits import ANYTHING, ValueLimits, find_value_limits
+from slackwater.core.schema import ANYTHING, ValueLimits, find_value_limits
 from slackwater.engine.kill_points import PhaseTimer
 from slackwater.engine.observer import DriverCallbacks, PendingPublish
 from slackwater.errors import PublishError, StartError

@@ -13,7 +13,7 @@ import polars as pl
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.connectors.source import Batch
-from slackwater.core.value_limits import ANYTHING, ValueLimits
+from slackwater.core.schema import ANYTHING, ValueLimits
 from slackwater.engine import next_commit, row_policies
 from slackwater.engine.clock_skew import ClockSkewWarnings
 from slackwater.engine.engine_interface import Engine, IngestOutcome, SourceStats

@@ -20,8 +20,7 @@ from typing import Any, Protocol
 
 import polars as pl
 
-from slackwater.core.schema import Field
-from slackwater.core.value_limits import ANYTHING, ValueLimits
+from slackwater.core.schema import ANYTHING, Field, ValueLimits
 from slackwater.operators.reports import EmitReport, IngestReport
 from slackwater.state.commit import Hold, SegmentMeta
 from slackwater.state.protocol import ShardState

@@ -14,7 +14,7 @@ from slackwater.config.message_format import suggest_word_or_list
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.step_base import effective_allowed_lateness_ms
 from slackwater.config.window import Window
-from slackwater.core.reserved_columns import ROW_COLUMNS
+from slackwater.core.column_names import ROW_COLUMNS
 from slackwater.core.schema import INTEGERS, Field
 from slackwater.errors import StartError
 from slackwater.joins import compiled_join as joins

@@ -18,8 +18,7 @@ from typing import NamedTuple
 import polars as pl
 
 from slackwater.config.keyed_function import KEY, TIMER, KeyedResult
-from slackwater.core.schema import Field
-from slackwater.core.value_limits import YEARS
+from slackwater.core.schema import YEARS, Field
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows.epoch_results import ExpiryBounds, SegmentStats
 from slackwater.windows.state_rows import FAR, HIDDEN, NEVER, TOMBSTONE, WHOLE, DueRowFilter, KeyedStateLayout

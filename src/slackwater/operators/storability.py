@@ -14,9 +14,8 @@ from typing import NamedTuple
 
 import polars as pl
 
-from slackwater.core.schema import Field
-from slackwater.core.spark_sql import quote_identifier
-from slackwater.core.value_limits import YEARS, ValueLimits
+from slackwater.core.column_names import quote_identifier
+from slackwater.core.schema import YEARS, Field, ValueLimits
 from slackwater.errors import raise_unregistered
 from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoinOperator

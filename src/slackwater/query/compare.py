@@ -20,7 +20,7 @@ import polars as pl
 
 from slackwater.connectors.files.target import json_columns
 from slackwater.connectors.result_reader import LabeledRows
-from slackwater.core.json_encoding import is_nested
+from slackwater.core.row_format import is_nested
 from slackwater.errors import StartError
 
 _UTC = pl.Datetime("us", "UTC")

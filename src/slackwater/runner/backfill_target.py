@@ -8,7 +8,7 @@ import polars as pl
 
 from slackwater.config.window import Window
 from slackwater.connectors.target import TargetWriter
-from slackwater.core.value_limits import find_value_limits
+from slackwater.core.schema import find_value_limits
 from slackwater.runner.backfill_plan import BackfillRange
 
 NEVER = -(1 << 62)

@@ -24,10 +24,9 @@ from slackwater.config.target import StateStore, Target
 from slackwater.config.window import Window
 from slackwater.connectors import spark_connect
 from slackwater.connectors.streaming_sources import DataFrameSource, rebind_to_session
+from slackwater.core.column_names import CORRUPT, quote_identifier
 from slackwater.core.humanize import mismatch
-from slackwater.core.reserved_columns import CORRUPT
 from slackwater.core.schema import Field, to_arrow_schema
-from slackwater.core.spark_sql import quote_identifier
 from slackwater.errors import ConfigError, StartError
 from slackwater.operators.base import Operator
 from slackwater.runner import error_boundary, stage_binding

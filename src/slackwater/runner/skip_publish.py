@@ -20,7 +20,7 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.connectors.kafka.rows import json_objects
 from slackwater.core.dead_letter_schema import LETTER
 from slackwater.core.humanize import plural
-from slackwater.core.value_limits import find_value_limits
+from slackwater.core.schema import find_value_limits
 from slackwater.errors import StartError
 from slackwater.evolution.marker_mismatch import with_skipped_targets
 from slackwater.operators.dead_letters import UNPUBLISHED, storable_letters

@@ -14,9 +14,8 @@ from slackwater.config.message_format import format_value
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.source import Source
 from slackwater.connectors.streaming_sources import AnySource
-from slackwater.core.reserved_columns import find_reserved_collisions
+from slackwater.core.column_names import find_reserved_collisions, quote_identifier
 from slackwater.core.schema import Field
-from slackwater.core.spark_sql import quote_identifier
 from slackwater.engine.clock_skew import ClockSkewWarnings
 from slackwater.engine.engine_interface import Engine
 from slackwater.engine.kill_points import FaultInjector

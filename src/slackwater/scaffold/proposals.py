@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from slackwater.core.spark_sql import quote_identifier_if_needed
+from slackwater.core.column_names import quote_identifier_if_needed
 from slackwater.core.time import parse_timestamp_us
 from slackwater.scaffold.sample import Sample
 from slackwater.scaffold.time_columns import NAMED, TimeColumn, find_time_unit

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from slackwater.core.column_names import quote_identifier_if_needed
 from slackwater.core.humanize import format_estimate, format_ms, plural
-from slackwater.core.spark_sql import quote_identifier_if_needed
 from slackwater.scaffold.sample import Sample
 from slackwater.scaffold.time_columns import OutOfOrderness, TimeColumn
 

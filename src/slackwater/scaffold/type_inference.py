@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from slackwater.core.spark_sql import quote_identifier_if_needed
+from slackwater.core.column_names import quote_identifier_if_needed
 from slackwater.core.time import parse_timestamp_us
 
 _MANY_KEYS = 64  # objects with more distinct keys are maps

@@ -12,8 +12,8 @@ from typing import Any
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source, parse_declared_columns
 from slackwater.connectors import bad_value_search
+from slackwater.core.column_names import CORRUPT
 from slackwater.core.paths import file_uri_to_path
-from slackwater.core.reserved_columns import CORRUPT
 
 SHOWN = 300  # characters of a row
 READ = 20_000  # how many characters of a row or a text are analyzed

@@ -26,9 +26,8 @@ from typing import TYPE_CHECKING, Any
 from slackwater.config.pipeline import Pipeline
 from slackwater.connectors import spark_connect
 from slackwater.connectors.source import Batch, spark_error_reason
-from slackwater.core.reserved_columns import CORRUPT
-from slackwater.core.spark_sql import quote_identifier
-from slackwater.core.value_limits import ANYTHING, ValueLimits
+from slackwater.core.column_names import CORRUPT, quote_identifier
+from slackwater.core.schema import ANYTHING, ValueLimits
 from slackwater.engine.engine_interface import IngestOutcome, SourceStats, UnstorableRows
 from slackwater.errors import EpochError
 from slackwater.operators import storability

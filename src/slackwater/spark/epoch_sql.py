@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from slackwater.connectors import timestamp_parsing
 from slackwater.core import schema
+from slackwater.core.column_names import quote_identifier
 from slackwater.core.schema import Field
-from slackwater.core.spark_sql import quote_identifier
 from slackwater.errors import StartError
 from slackwater.joins.compiled_join import CompiledJoin, ShuffleColumns
 from slackwater.operators.dead_letters import ORIGIN

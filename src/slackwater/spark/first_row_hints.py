@@ -18,7 +18,7 @@ from slackwater.connectors import spark_connect
 from slackwater.connectors.payloads.field_name_detection import detect_field_names
 from slackwater.connectors.source import Batch
 from slackwater.core import schema
-from slackwater.core.spark_sql import quote_identifier
+from slackwater.core.column_names import quote_identifier
 from slackwater.engine.engine_interface import IngestOutcome
 from slackwater.spark.analysis import sql_analysis
 from slackwater.spark.first_row_counts import ROWS, FirstRowCounts, describe_empty_column, suggest_time_unit

@@ -8,7 +8,7 @@ from functools import singledispatch
 from typing import TYPE_CHECKING
 
 from slackwater.connectors import spark_connect
-from slackwater.core.spark_sql import quote_identifier
+from slackwater.core.column_names import quote_identifier
 from slackwater.errors import raise_unregistered
 from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoinOperator

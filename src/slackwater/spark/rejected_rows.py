@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING
 
+from slackwater.core.column_names import CORRUPT, quote_identifier
 from slackwater.core.dead_letter_schema import LETTER
 from slackwater.core.humanize import plural
-from slackwater.core.reserved_columns import CORRUPT
-from slackwater.core.spark_sql import quote_identifier
 from slackwater.engine.engine_interface import IngestOutcome, UnstorableRows
 from slackwater.errors import EpochError
 from slackwater.operators import storability

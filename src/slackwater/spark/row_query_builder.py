@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING
 from slackwater.config.connector_description import CONNECTORS
 from slackwater.config.lineage import InputPath
 from slackwater.config.pipeline import Pipeline, resolve_connection
-from slackwater.core.reserved_columns import CORRUPT
-from slackwater.core.schema import Field
-from slackwater.core.spark_sql import quote_identifier
-from slackwater.core.value_limits import ValueLimits
+from slackwater.core.column_names import CORRUPT, quote_identifier
+from slackwater.core.schema import Field, ValueLimits
 from slackwater.operators import storability
 from slackwater.operators.base import Operator
 from slackwater.operators.dead_letters import OUTSIDE, origin_column

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from slackwater import errors
 from slackwater.connectors.source import spark_error_reason
+from slackwater.core.column_names import quote_identifier
 from slackwater.core.dead_letter_schema import LETTER
-from slackwater.core.spark_sql import quote_identifier
 from slackwater.errors import EpochError, SlackwaterError
 from slackwater.operators import dead_letters, ingest_and_emit
 from slackwater.operators.base import Operator, Question, ShardTask

@@ -17,8 +17,7 @@ import polars as pl
 
 from slackwater.connectors.source import Batch
 from slackwater.core.hashing import key_hash, shard_of, spark_xxhash64
-from slackwater.core.schema import Field
-from slackwater.core.value_limits import ANYTHING, ValueLimits
+from slackwater.core.schema import ANYTHING, Field, ValueLimits
 from slackwater.engine.engine_interface import IngestOutcome, SourceStats, UnstorableRows
 from slackwater.errors import raise_unregistered
 from slackwater.joins.compiled_join import ShuffleColumns

@@ -9,7 +9,7 @@ from slackwater.config.connection import FilesConnection
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.stage import Stage, Transform
 from slackwater.config.target import Target
-from slackwater.core.value_limits import ANYTHING, YEARS, ValueLimits, find_value_limits
+from slackwater.core.schema import ANYTHING, YEARS, ValueLimits, find_value_limits
 from slackwater.operators.base import Operator
 
 WATCHED = "~"  # prefix for the names of targets that only a test has

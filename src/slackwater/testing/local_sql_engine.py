@@ -16,7 +16,7 @@ import polars as pl
 
 from slackwater.connectors.source import Batch
 from slackwater.core.hashing import shard_of
-from slackwater.core.value_limits import ANYTHING, ValueLimits
+from slackwater.core.schema import ANYTHING, ValueLimits
 from slackwater.engine.engine_interface import IngestOutcome, SourceStats, UnstorableRows
 from slackwater.operators import ingest_and_emit, storability
 from slackwater.operators.base import Operator, Question, ShardTask

@@ -8,8 +8,7 @@ from typing import Any
 import polars as pl
 
 from slackwater.config.pipeline import Pipeline, resolve_connection
-from slackwater.core.schema import Field
-from slackwater.core.value_limits import ANYTHING, ValueLimits
+from slackwater.core.schema import ANYTHING, Field, ValueLimits
 from slackwater.errors import PublishError
 from slackwater.operators.base import Operator
 

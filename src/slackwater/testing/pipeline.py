@@ -17,9 +17,8 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.config.step_base import StepBase
 from slackwater.connectors.source import Batch
 from slackwater.core.dead_letter_schema import LETTER
-from slackwater.core.schema import Field
+from slackwater.core.schema import ANYTHING, Field
 from slackwater.core.time import parse_duration_ms
-from slackwater.core.value_limits import ANYTHING
 from slackwater.dead_letters import replay
 from slackwater.dead_letters.replay import ReplayResult
 from slackwater.engine import next_commit

@@ -20,10 +20,8 @@ from slackwater.config.lineage import InputPath
 from slackwater.config.pipeline import Pipeline
 from slackwater.connectors.lookup_views import LookupViews
 from slackwater.connectors.source import spark_error_reason
-from slackwater.core.reserved_columns import CORRUPT
-from slackwater.core.schema import Field
-from slackwater.core.spark_sql import quote_identifier
-from slackwater.core.value_limits import ANYTHING, ValueLimits
+from slackwater.core.column_names import CORRUPT, quote_identifier
+from slackwater.core.schema import ANYTHING, Field, ValueLimits
 from slackwater.errors import EpochError, StartError
 from slackwater.operators import storability
 from slackwater.operators.base import Operator

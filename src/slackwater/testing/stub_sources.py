@@ -31,10 +31,9 @@ from slackwater.connectors.payloads.base import Payload, RawPayload, RawRecords
 from slackwater.connectors.payloads.payload_factory import create_payload
 from slackwater.connectors.streaming_sources import DataFrameSource
 from slackwater.connectors.timestamp_parsing import UTC
+from slackwater.core.column_names import CORRUPT, quote_identifier
 from slackwater.core.humanize import mismatch
-from slackwater.core.reserved_columns import CORRUPT
 from slackwater.core.schema import Field
-from slackwater.core.spark_sql import quote_identifier
 from slackwater.errors import StartError
 from slackwater.spark.source_statistics import FILE
 

@@ -11,7 +11,7 @@ from slackwater.connectors.cloud_queues.options import CloudReader, kinesis_opti
 from slackwater.connectors.connector import C
 from slackwater.connectors.source import spark_error_reason
 from slackwater.connectors.spark_stream import RecordFrame, SparkStreamConnector
-from slackwater.core.spark_sql import quote_identifier
+from slackwater.core.column_names import quote_identifier
 from slackwater.errors import StartError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import polars as pl
 
 from slackwater.connectors.files.target import json_columns
 from slackwater.core.humanize import plural
-from slackwater.core.value_limits import ANYTHING
+from slackwater.core.schema import ANYTHING
 
 
 class ConsoleTarget:

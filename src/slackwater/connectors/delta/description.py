@@ -5,7 +5,7 @@ from __future__ import annotations
 from slackwater.config.connection import DeltaConnection
 from slackwater.config.connector_description import ConnectorDescription, absolute_path
 from slackwater.connectors.tables.description import describe_table_source
-from slackwater.core.dataset_names import path_dataset
+from slackwater.core.paths import path_dataset
 
 DELTA = ConnectorDescription(
     kind="delta",

@@ -23,8 +23,7 @@ from deltalake.schema import ArrayType, StructType
 
 from slackwater.connectors.delta.log import delta_error_reason
 from slackwater.connectors.target import TargetTable
-from slackwater.core.schema import to_arrow_schema
-from slackwater.core.value_limits import YEARS, ValueLimits
+from slackwater.core.schema import YEARS, ValueLimits, to_arrow_schema
 from slackwater.errors import PublishError, StartError
 from slackwater.state.commit import TargetMarker
 

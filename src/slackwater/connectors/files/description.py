@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from slackwater.config.connection import FilesConnection
 from slackwater.config.connector_description import ConnectorDescription, StartPosition, absolute_path
-from slackwater.core.dataset_names import path_dataset
 from slackwater.core.offsets import FileOffsets
+from slackwater.core.paths import path_dataset
 
 FILES = ConnectorDescription(
     kind="files",

@@ -29,9 +29,9 @@ from slackwater.connectors.source import (
     spark_error_reason,
 )
 from slackwater.connectors.timestamp_parsing import UTC, TextTimestampSchema, find_time_zone
+from slackwater.core.column_names import CORRUPT
 from slackwater.core.offsets import ChangedFiles, FileOffsets
 from slackwater.core.paths import file_uri_to_path
-from slackwater.core.reserved_columns import CORRUPT
 from slackwater.errors import EpochError, StartError
 from slackwater.state.commit import SourceRecord
 from slackwater.state.protocol import StateStore

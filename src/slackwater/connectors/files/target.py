@@ -19,10 +19,9 @@ import pyarrow.parquet as pq
 
 from slackwater.connectors.files.output_directory import open_directory
 from slackwater.connectors.target import TargetTable
-from slackwater.core.json_encoding import TIME, apply_to_scalars, has_map, is_nested, row_to_json, value_to_json
 from slackwater.core.paths import OUTPUT_FOLDER
-from slackwater.core.schema import to_arrow_schema
-from slackwater.core.value_limits import ANYTHING, YEARS, ValueLimits
+from slackwater.core.row_format import TIME, apply_to_scalars, has_map, is_nested, row_to_json, value_to_json
+from slackwater.core.schema import ANYTHING, YEARS, ValueLimits, to_arrow_schema
 from slackwater.errors import EpochError, PublishError, StartError, StateError
 from slackwater.state.commit import TargetMarker
 

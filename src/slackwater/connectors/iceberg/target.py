@@ -27,7 +27,7 @@ from slackwater.connectors.iceberg import tables as iceberg
 from slackwater.connectors.iceberg.tables import IcebergTables
 from slackwater.connectors.target import TargetTable as Columns
 from slackwater.core.humanize import plural
-from slackwater.core.value_limits import YEARS, ValueLimits
+from slackwater.core.schema import YEARS, ValueLimits
 from slackwater.errors import PublishError, StartError
 from slackwater.state.commit import TargetMarker
 

@@ -16,7 +16,7 @@ from typing import Any
 import polars as pl
 
 from slackwater.connectors.target import TargetTable
-from slackwater.core.json_encoding import apply_to_scalars, row_to_json
+from slackwater.core.row_format import apply_to_scalars, row_to_json
 from slackwater.core.schema import Field
 from slackwater.errors import StartError
 

@@ -25,9 +25,9 @@ from slackwater.connectors.dead_letter_source_rows import letters_to_records
 from slackwater.connectors.kafka.broker import KafkaBroker, make_client, named_topics
 from slackwater.connectors.payloads.base import Payload
 from slackwater.connectors.source import SourceBatch, SparkPlannedSource, checkpoint_line, spark_error_reason
+from slackwater.core.column_names import CORRUPT
 from slackwater.core.humanize import mismatch
 from slackwater.core.offsets import ByTopic, KafkaOffsets, Offsets, group_by_topic
-from slackwater.core.reserved_columns import CORRUPT
 from slackwater.errors import EpochError, StartError
 from slackwater.state.commit import SourceRecord
 from slackwater.state.protocol import StateStore

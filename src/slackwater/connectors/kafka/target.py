@@ -33,7 +33,7 @@ from slackwater.connectors.kafka.markers import EPOCHS_TOPIC, KafkaMarkers, kafk
 from slackwater.connectors.kafka.rows import KafkaRows, LetterRows, Messages
 from slackwater.connectors.target import TargetTable
 from slackwater.core.dead_letter_schema import LETTER
-from slackwater.core.value_limits import YEARS, ValueLimits
+from slackwater.core.schema import YEARS, ValueLimits
 from slackwater.errors import FencedError, PublishError, StartError
 from slackwater.state.commit import TargetMarker
 

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 from slackwater.config.source import Source
 from slackwater.connectors.payloads import schema_registry
 from slackwater.connectors.timestamp_parsing import UTC
-from slackwater.core.reserved_columns import CORRUPT
-from slackwater.core.spark_sql import quote_identifier
+from slackwater.core.column_names import CORRUPT, quote_identifier
 from slackwater.errors import StartError
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from slackwater.connectors.payloads import json_schema
 from slackwater.connectors.payloads.base import Payload, RawRecords
 from slackwater.connectors.source import declared_schema
 from slackwater.connectors.timestamp_parsing import UTC, TextTimestampSchema
+from slackwater.core.column_names import CORRUPT
 from slackwater.core.humanize import plural
-from slackwater.core.reserved_columns import CORRUPT
 from slackwater.errors import StartError
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from slackwater.core.spark_sql import quote_identifier
+from slackwater.core.column_names import quote_identifier
 
 TEXT = "STRING"
 _PLAIN = {"string": TEXT, "integer": "BIGINT", "number": "DOUBLE", "boolean": "BOOLEAN"}

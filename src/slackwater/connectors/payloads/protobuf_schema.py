@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from slackwater.config.message_format import suggest_word_or_list
 from slackwater.connectors.payloads.protobuf_builtin_imports import BUILTIN_IMPORTS
 from slackwater.connectors.payloads.protobuf_rows import ProtobufDecoder
-from slackwater.core.spark_sql import quote_identifier
+from slackwater.core.column_names import quote_identifier
 
 if TYPE_CHECKING:
     import pyarrow as pa

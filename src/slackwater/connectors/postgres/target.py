@@ -17,7 +17,7 @@ import polars as pl
 import psycopg
 
 from slackwater.connectors.target import TargetTable, columns_text
-from slackwater.core.value_limits import YEARS, ValueLimits
+from slackwater.core.schema import YEARS, ValueLimits
 from slackwater.errors import PublishError, StartError
 from slackwater.state.commit import TargetMarker
 from slackwater.state.postgres import client

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from slackwater.connectors import dead_letter_source_rows, spark_connect
 from slackwater.connectors.files.source import SIZE_MODULUS, escape_pattern
 from slackwater.connectors.source import Seekable, SourceBatch, spark_error_reason
+from slackwater.core.column_names import quote_identifier
 from slackwater.core.offsets import TableOffsets
-from slackwater.core.spark_sql import quote_identifier
 from slackwater.errors import EpochError, SlackwaterError, StartError
 from slackwater.state.commit import SourceRecord
 from slackwater.state.protocol import StateStore

@@ -18,9 +18,8 @@ from slackwater.config.sql import lexer
 from slackwater.connectors import spark_connect
 from slackwater.connectors.source import spark_error_reason
 from slackwater.connectors.timestamp_parsing import UTC
-from slackwater.core.reserved_columns import CORRUPT
+from slackwater.core.column_names import CORRUPT, quote_identifier
 from slackwater.core.schema import Field
-from slackwater.core.spark_sql import quote_identifier
 from slackwater.errors import StartError
 from slackwater.operators.dead_letters import ORIGIN, ORIGIN_TYPE
 from slackwater.spark.analysis import origin_sql, row_wise_plan_check

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from slackwater.connectors import spark_connect
 from slackwater.connectors.source import spark_error_reason
-from slackwater.core.reserved_columns import CORRUPT
+from slackwater.core.column_names import CORRUPT
 from slackwater.errors import EpochError
 from slackwater.spark.source_statistics import FINGERPRINT, Facts
 from slackwater.spark.tuning.switches import is_enabled

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from slackwater.core.json_encoding import is_nested, value_to_json
+from slackwater.core.row_format import is_nested, value_to_json
 from slackwater.core.schema import Field
 from slackwater.errors import StartError
 from slackwater.storage.arrow_files import rebuild_empty_lists

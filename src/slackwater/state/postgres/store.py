@@ -31,7 +31,7 @@ import polars as pl
 import psycopg
 from psycopg import errors
 
-from slackwater.core.value_limits import YEARS, ValueLimits
+from slackwater.core.schema import YEARS, ValueLimits
 from slackwater.errors import EpochError, FencedError, LockHeldError, StartError, StateError
 from slackwater.state.commit import FORMAT, Commit, OutputMeta, SegmentMeta
 from slackwater.state.postgres import (

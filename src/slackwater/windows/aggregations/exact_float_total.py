@@ -19,8 +19,8 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from slackwater.core.column_names import quote_identifier
 from slackwater.core.sorted_arrays import Int64s
-from slackwater.core.spark_sql import quote_identifier
 
 TYPES: Mapping[str, pl.DataType] = {"sum": pl.Float64(), "rest": pl.Float64(), "limbs": pl.List(pl.Int64())}
 

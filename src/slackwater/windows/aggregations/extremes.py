@@ -11,8 +11,8 @@ import numpy as np
 import polars as pl
 
 from slackwater.core import schema
+from slackwater.core.column_names import quote_identifier
 from slackwater.core.schema import Field
-from slackwater.core.spark_sql import quote_identifier
 from slackwater.windows.aggregations.kind import AggregationKind, extreme_value
 
 

@@ -23,9 +23,9 @@ import polars as pl
 
 from slackwater.config.aggregation import Aggregation
 from slackwater.core import schema
+from slackwater.core.column_names import quote_identifier
 from slackwater.core.schema import Field
 from slackwater.core.sorted_arrays import Int64s
-from slackwater.core.spark_sql import quote_identifier
 from slackwater.windows.aggregations.exact_float_total import TYPES, ExactTotal, GridSql, round_to_double
 from slackwater.windows.aggregations.kind import AggregationKind
 from slackwater.windows.aggregations.totals import DecimalTotal, IntegerTotal, SumKind, count_flag

@@ -16,9 +16,9 @@ import polars as pl
 
 from slackwater.config.aggregation import Aggregation
 from slackwater.core import schema
+from slackwater.core.column_names import quote_identifier
 from slackwater.core.schema import Field
 from slackwater.core.sorted_arrays import Int64s
-from slackwater.core.spark_sql import quote_identifier
 from slackwater.errors import CapExceededError
 
 _NAN = float("nan")

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import polars as pl
 
+from slackwater.core.column_names import quote_identifier
 from slackwater.core.schema import Field
-from slackwater.core.spark_sql import quote_identifier
 from slackwater.windows import hyperloglog
 from slackwater.windows.aggregations.kind import (
     AggregationInput,

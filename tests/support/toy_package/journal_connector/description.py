@@ -10,7 +10,7 @@ from slackwater.config.connection import Connection
 from slackwater.config.connector_description import ConnectorDescription, StartPosition, absolute_path
 from slackwater.config.connector_keys import ConnectorKeys
 from slackwater.config.value_parsers import ValueParser, choice_parser, integer_parser, parse_flag, parse_text
-from slackwater.core.dataset_names import path_dataset
+from slackwater.core.paths import path_dataset
 
 
 class JournalConnection(Connection):

@@ -1,4 +1,4 @@
-"""Column names that Slackwater adds to frames of source rows.
+"""Column names: those that Slackwater adds to frames of source rows, and how SQL quotes names and strings.
 
 A source that has a column of such a name is rejected. Stages cannot read or emit names that begin with `__`;
 see `config.value_parsers.find_name_problem`.
@@ -6,6 +6,7 @@ see `config.value_parsers.find_name_problem`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 EVENT_TIME = "_event_ts"
@@ -31,6 +32,7 @@ ROW_COLUMNS = frozenset(
         "__time",
     }
 )
+_SIMPLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
 def find_reserved_collisions(columns: Iterable[str], declared: bool = False) -> list[str]:
@@ -47,3 +49,18 @@ def find_reserved_collisions(columns: Iterable[str], declared: bool = False) -> 
         return folded in ROW_COLUMNS or (folded == EVENT_TIME and name != EVENT_TIME)
 
     return [c for c in columns if is_taken(c)]
+
+
+def quote_identifier(name: str) -> str:
+    """Return a name as an identifier in backticks."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def quote_identifier_if_needed(name: str) -> str:
+    """Return a name as an identifier, without backticks if it is a plain word."""
+    return name if _SIMPLE.fullmatch(name) else quote_identifier(name)
+
+
+def quote_string(value: str) -> str:
+    """Return a string as an SQL literal."""
+    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -1,3 +1,0 @@
-"""The version of Slackwater."""
-
-VERSION = "0.1.0"
