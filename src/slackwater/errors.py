@@ -1,4 +1,4 @@
-"""All errors that Slackwater raises deliberately, as one class hierarchy.
+"""All errors that Slackwater raises deliberately, as one class hierarchy, and the topics that document them.
 
     SlackwaterError
     ├── ConfigError          the description of a pipeline is invalid (raised before Spark starts); one line per problem
@@ -17,7 +17,7 @@
 
 Each message says what failed, the actual and the expected value, and what to do next.
 
-May import: messages, secrets.
+May import: secrets.
 """
 
 from __future__ import annotations
@@ -26,25 +26,99 @@ import errno
 import os
 import traceback
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import NoReturn
 
-from slackwater import messages
 from slackwater.secrets import mask_secrets
+
+
+class Topic(StrEnum):
+    """The meaning of an error: the page below `docs/messages` that documents it, and the heading there.
+
+    The texts of the pages are in `docgen/message_topics.py`.
+    """
+
+    CONFIG_WRONG = "config.md#the-config-is-wrong"
+    TEST_UNUSABLE = "config.md#a-test-cannot-be-run-as-it-is"
+    LOCK_HELD = "state.md#another-runner-holds-the-pipeline"
+    RUNNER_REPLACED = "state.md#another-runner-took-over"
+    NO_STATE = "state.md#there-is-no-state-to-read"
+    STATE_OF_OTHER_CONFIG = "state.md#the-state-was-written-for-another-config"
+    STATE_OF_OTHER_VERSION = "state.md#the-state-was-written-by-another-version"
+    EPOCH_UNPUBLISHED = "state.md#an-epoch-is-committed-but-not-published"
+    EPOCH_NOT_KEPT = "state.md#the-epoch-is-no-longer-kept"
+    NAME_IN_USE = "state.md#the-name-is-already-in-use"
+    TARGET_MISMATCH = "state.md#the-state-and-its-target-do-not-match"
+    STATE_MISSING = "state.md#the-state-is-missing-but-its-target-is-not"
+    PIPELINE_RENAMED = "state.md#the-pipeline-may-have-been-renamed"
+    STATE_DAMAGED = "state.md#the-state-is-damaged"
+    OBJECT_STORE = "state.md#the-object-store-cannot-be-used"
+    STATE_TABLE_CHANGED = "state.md#a-table-of-the-state-was-changed"
+    STATE_STORE = "state.md#the-state-store-cannot-be-used"
+    INIT_SAMPLE = "services.md#init-cannot-use-the-sample"
+    OFFSETS = "services.md#the-offsets-cannot-be-used"
+    SERVICE_UNREACHABLE = "services.md#a-service-cannot-be-reached"
+    CLASS_ARCHIVE = "services.md#the-archive-of-sparks-classes-was-not-created"
+    PERMISSION = "services.md#permission-is-missing"
+    NOT_INSTALLED = "services.md#something-is-not-installed"
+    SPARK_CONNECT = "services.md#it-is-not-available-over-spark-connect"
+    SPARK_START = "services.md#spark-does-not-start"
+    INPUT_MISSING = "data.md#the-input-does-not-exist"
+    KAFKA_SETTING = "data.md#a-kafka-setting-is-not-accepted"
+    TOPIC_RECREATED = "data.md#a-topic-was-deleted-and-created-again"
+    TABLE_HISTORY = "data.md#a-table-cannot-be-read-any-further"
+    TABLE_COLUMNS = "data.md#the-columns-of-a-table-changed"
+    TABLE_READER = "data.md#a-table-needs-another-reader"
+    SOURCE_SCHEMA = "data.md#the-schema-of-a-source-does-not-fit"
+    EVENT_TIME = "data.md#there-is-no-usable-event-time"
+    SQL = "data.md#the-sql-or-its-columns-do-not-fit"
+    CHECKPOINT_ONLY = "data.md#the-source-resumes-only-from-sparks-checkpoint"
+    TARGET_UNSUITABLE = "data.md#the-target-does-not-fit-the-output"
+    TARGET_OF_OTHER_STATE = "data.md#the-target-holds-rows-of-another-state"
+    NO_WINDOWS = "commands.md#a-join-has-no-windows"
+    DEAD_LETTERS = "commands.md#dead-letters-cannot-be-replayed"
+    BACKFILL = "commands.md#the-backfill-is-not-possible"
+    DATAFRAME_NOT_BATCH = "commands.md#the-dataframe-is-not-a-batch"
+    CONDITION = "commands.md#the-condition-cannot-be-evaluated"
+    FILE_NOT_WRITABLE = "commands.md#a-file-cannot-be-written"
+    OUTPUT_UNREADABLE = "commands.md#an-output-cannot-be-read"
+    SERVER_START = "commands.md#the-page-or-the-server-cannot-start"
+    REPORT_CONFIG = "commands.md#the-report-to-another-system-is-not-configured"
+    VALUE = "commands.md#a-value-is-not-valid"
+    PIPELINE_START = "commands.md#the-pipeline-cannot-start"
+    BAD_ROWS = "run.md#bad-rows-stop-the-pipeline"
+    STATE_LIMIT = "run.md#a-limit-of-the-state-was-reached"
+    VALUE_RANGE = "run.md#a-result-does-not-fit-its-type"
+    OPEN_FILES = "run.md#too-many-open-files"
+    TARGET_REFUSED = "run.md#the-target-did-not-accept-an-epoch"
+    SPARK_ENDED = "run.md#sparks-process-is-gone"
+    INPUT_CHANGED = "run.md#the-input-changed-between-two-reads"
+    RECORDS_DELETED = "run.md#records-were-deleted-before-they-were-read"
+    CHECKPOINT_DAMAGED = "run.md#a-file-of-sparks-checkpoint-is-damaged"
+    COMMIT_UNKNOWN = "run.md#it-is-unknown-whether-an-epoch-was-committed"
+    DEMO_FAILED = "run.md#the-demo-failed"
+    EPOCH_FAILED = "run.md#an-epoch-failed"
 
 
 class SlackwaterError(Exception):
     """Base class of all errors raised deliberately. The command line shows the message without a stack trace.
 
     A message never contains a registered secret (see `slackwater.secrets`), whatever text it quotes.
+
+    `topic`: what the error means; by default, the topic of its class.
     """
 
-    def __init__(self, *args: object) -> None:
-        super().__init__(*(mask_secrets(a) if isinstance(a, str) else a for a in args))
+    topic: Topic | None = None
+
+    def __init__(self, message: str, topic: Topic | None = None) -> None:
+        super().__init__(mask_secrets(message))
+        if topic is not None:
+            self.topic = topic
 
     @property
     def documented(self) -> str | None:
         """The page and heading that document the error, such as `docs/messages/config.md#the-config-is-wrong`."""
-        return messages.find_page([c.__name__ for c in type(self).__mro__], str(self))
+        return None if self.topic is None else f"docs/messages/{self.topic}"
 
     def _render_traceback_(self) -> list[str]:
         """Return what a notebook shows instead of a stack trace."""
@@ -60,6 +134,7 @@ class ConfigError(SlackwaterError):
     concern all mistakes.
     """
 
+    topic = Topic.CONFIG_WRONG
     further: Sequence[str] = ()
 
     def __init__(self, problems: Sequence[str]) -> None:
@@ -70,33 +145,49 @@ class ConfigError(SlackwaterError):
 class StartError(SlackwaterError):
     """The pipeline cannot start with its config and the existing data and state."""
 
+    topic = Topic.PIPELINE_START
+
 
 class LockHeldError(StartError):
     """Another runner holds the pipeline's lock. The message names that runner."""
+
+    topic = Topic.LOCK_HELD
 
 
 class StateError(StartError):
     """The stored state cannot be used by this pipeline or this version."""
 
+    topic = Topic.STATE_STORE
+
 
 class BadRowError(SlackwaterError):
     """Raised when an epoch reads bad rows and `on_error = "fail"`."""
+
+    topic = Topic.BAD_ROWS
 
 
 class CapExceededError(SlackwaterError):
     """`max_groups_per_window` or `max_distinct_values_per_group` was exceeded."""
 
+    topic = Topic.STATE_LIMIT
+
 
 class ValueRangeError(SlackwaterError):
     """An emitted value does not fit the declared type of its column."""
+
+    topic = Topic.VALUE_RANGE
 
 
 class FencedError(SlackwaterError):
     """The store contains an epoch that this runner did not write: another runner took over."""
 
+    topic = Topic.RUNNER_REPLACED
+
 
 class ExhaustedError(SlackwaterError):
     """This process or machine has no file descriptors left. `from_error` distinguishes this from a damaged file."""
+
+    topic = Topic.OPEN_FILES
 
     @staticmethod
     def from_error(error: BaseException) -> ExhaustedError | None:
@@ -127,17 +218,25 @@ def permission_error(subject: str, error: BaseException) -> StateError | None:
 class PublishError(SlackwaterError):
     """The target did not accept an epoch that is already committed."""
 
+    topic = Topic.TARGET_REFUSED
+
 
 class SparkEndedError(SlackwaterError):
     """Spark's process ended while it was needed. No commit is lost: the next start continues from the last one."""
+
+    topic = Topic.SPARK_ENDED
 
 
 class EpochError(SlackwaterError):
     """An epoch failed before its commit. None of it is visible, and the next start repeats it."""
 
+    topic = Topic.EPOCH_FAILED
+
 
 class NewColumnsError(EpochError):
     """A source has new columns that the run accepts but is not bound to; `run` restarts with them."""
+
+    topic = Topic.TABLE_COLUMNS
 
 
 def raise_unregistered(kind: object, question: str) -> NoReturn:

@@ -25,7 +25,7 @@ from slackwater.cli.format import format_run_summary, program_command
 from slackwater.cli.run import run_with_view
 from slackwater.config import toml
 from slackwater.engine.status import Status
-from slackwater.errors import StartError
+from slackwater.errors import Topic, StartError
 from slackwater.runner.run_options import RunOptions
 
 BIN = dt.timedelta(minutes=5)
@@ -125,7 +125,7 @@ def run_demo(keep: Path | None, rows: int, ui_port: int | None = None) -> None:
     console = Console()
     began = time.monotonic()
     if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
-        raise StartError(f"{keep} is not empty; name a new directory for --keep")
+        raise StartError(f"{keep} is not empty; name a new directory for --keep", Topic.FILE_NOT_WRITABLE)
     home = keep.resolve() if keep is not None else Path(tempfile.mkdtemp(prefix="slackwater-demo-"))
     home.mkdir(parents=True, exist_ok=True)
     total = generate_clicks(home, rows)

@@ -14,7 +14,7 @@ from slackwater.config import sql_check, toml
 from slackwater.config.message_format import format_value, suggest_word_or_list
 from slackwater.config.pipeline import LONGEST_NAME
 from slackwater.core.humanize import format_ms, plural
-from slackwater.errors import ConfigError, StartError
+from slackwater.errors import Topic, ConfigError, StartError
 from slackwater.scaffold import proposals, render_config
 from slackwater.scaffold.sample import Sample, abbreviate_value, read_sample
 from slackwater.scaffold.time_columns import OutOfOrderness, TimeColumn, measure_disorder
@@ -44,11 +44,11 @@ def write_first_config(options: InitOptions) -> None:
     """Write a config and, given a sample, a test. Raises StartError for wrong options or unwritable files."""
     file = options.file
     if not file.parent.is_dir():
-        raise StartError(f"{file}: its folder does not exist; create it first")
+        raise StartError(f"{file}: its folder does not exist; create it first", Topic.FILE_NOT_WRITABLE)
     if file.is_dir():
-        raise StartError(f"{file}: is a directory; expected the name of a file to write")
+        raise StartError(f"{file}: is a directory; expected the name of a file to write", Topic.FILE_NOT_WRITABLE)
     if file.exists() and not options.force:
-        raise StartError(f"{file}: already exists; name another file, or overwrite it with --force")
+        raise StartError(f"{file}: already exists; name another file, or overwrite it with --force", Topic.FILE_NOT_WRITABLE)
     options = _prompt_options(options) if sys.stdin is not None and sys.stdin.isatty() else options
     source, kind = (
         _check_choice("--source", options.source or "files", _SOURCES),
@@ -58,19 +58,19 @@ def write_first_config(options: InitOptions) -> None:
     sample_count = 2 if kind == "join" else 1
     if len(samples) > sample_count or (samples and len(samples) < sample_count):
         reason = "a join has two sides" if kind == "join" else f"a {kind} window reads one source"
-        raise StartError(f"--sample: found {len(samples)}, expected {sample_count}: {reason}")
+        raise StartError(f"--sample: found {len(samples)}, expected {sample_count}: {reason}", Topic.INIT_SAMPLE)
     for sample in samples:
         if source == "kafka" and sample.format != "json":
             raise StartError(
                 f"--sample: {sample.path}: is {sample.format}; expected JSON lines, because the records of a topic are read as JSON"
-            )
+            , Topic.INIT_SAMPLE)
     options = replace(options, source=source, kind=kind)
     content, notes = _join_config(options, samples) if kind == "join" else _window_config(options, samples)
     try:
         with file.open("w" if options.force else "x", encoding="utf-8") as out:
             out.write(content)
     except OSError as error:
-        raise StartError(f"{file}: cannot be written ({error.strerror})") from None
+        raise StartError(f"{file}: cannot be written ({error.strerror})", Topic.FILE_NOT_WRITABLE) from None
     for line in notes:
         print(line)
     print(f"{file}: written, with a comment on each choice")
@@ -92,7 +92,7 @@ def write_first_config(options: InitOptions) -> None:
 
 def _check_choice(flag: str, choice: str, choices: Sequence[str]) -> str:
     if choice not in choices:
-        raise StartError(f"{flag}: found {format_value(choice)}{suggest_word_or_list(choice, choices)}")
+        raise StartError(f"{flag}: found {format_value(choice)}{suggest_word_or_list(choice, choices)}", Topic.VALUE)
     return choice
 
 
@@ -140,7 +140,7 @@ def _event_time(options: InitOptions, sample: Sample) -> TimeColumn | None:
         raise StartError(
             f"--sample: {sample.path}: no column holds times ({', '.join(list(sample.columns)[:8])})"
             f"{_wrong_time_text(sample)}; expected text such as 2024-03-01T09:00:00Z, or numbers of s, ms, us or ns since 1970; name the column with --time"
-        )
+        , Topic.INIT_SAMPLE)
     names = (options.time, f"CAST({options.time} AS TIMESTAMP)")
     column = next((t for t in columns if t.name in names), None)
     if column is not None:
@@ -148,11 +148,11 @@ def _event_time(options: InitOptions, sample: Sample) -> TimeColumn | None:
     if options.time not in sample.columns:
         raise StartError(
             f"--time: {format_value(options.time)} is not a column of {sample.path}{suggest_word_or_list(options.time, sample.columns)}"
-        )
+        , Topic.INIT_SAMPLE)
     raise StartError(
         f"--time: {format_value(options.time)} of {sample.path} holds no times{_wrong_time_text(sample, options.time)}; "
         "expected text such as 2024-03-01T09:00:00Z, or numbers of s, ms, us or ns since 1970"
-    )
+    , Topic.INIT_SAMPLE)
 
 
 def _wrong_time_text(sample: Sample, name: str | None = None) -> str:
@@ -206,7 +206,7 @@ def _key_sets(options: InitOptions, sample: Sample, time: TimeColumn | None) -> 
         if key not in sample.columns:
             raise StartError(
                 f"--key: {format_value(key)} is not a column of {sample.path}{suggest_word_or_list(key, sample.columns)}"
-            )
+            , Topic.INIT_SAMPLE)
     if options.keys:
         return [list(options.keys)]
     return [[key.name] for key in proposals.propose_key_columns(sample, time)[:_MOST_KEYS]]
@@ -224,7 +224,7 @@ def _first_valid(contents: Sequence[str]) -> str:
         if not problems:
             return content
         first = first or problems
-    raise StartError(f"found no valid config for the sample: {first[0].removeprefix('the config: ')}")
+    raise StartError(f"found no valid config for the sample: {first[0].removeprefix('the config: ')}", Topic.INIT_SAMPLE)
 
 
 def _bad_rows_text(sides: Sequence[tuple[Sample, TimeColumn | None]]) -> str:
@@ -268,7 +268,7 @@ def _window_config(options: InitOptions, samples: Sequence[Sample]) -> tuple[str
     if not sets:
         raise StartError(
             f"--sample: {sample.path}: no column is suitable as a session key ({', '.join(list(sample.columns)[:8])}); name one with --key"
-        )
+        , Topic.INIT_SAMPLE)
     length = 300_000
     if time is not None and len(time.times_us) > 1:
         span_us = max(time.times_us) - min(time.times_us)
@@ -356,7 +356,7 @@ def _join_config(options: InitOptions, samples: Sequence[Sample]) -> tuple[str, 
     if not contents:
         raise StartError(
             f"--sample: {left_sample.path} and {right_sample.path} have no columns that can be join keys; name one with --key"
-        )
+        , Topic.INIT_SAMPLE)
     pairs = zip((left_sample, right_sample), times, disorders, strict=True)
     return _first_valid(contents), [line for pair in pairs for line in _sample_lines(*pair)]
 
@@ -382,7 +382,7 @@ def _shared_event_time(
         names = " and ".join(format_value(t.name) + (f" in {t.unit}" if t.unit else "") if t else "none" for t in pair)
         raise StartError(
             f"--sample: the event-time columns of the two sides are {names}; a join uses one name for both; rename one"
-        )
+        , Topic.INIT_SAMPLE)
     return pair
 
 

@@ -15,7 +15,7 @@ from slackwater.config.sql import ddl
 from slackwater.core.humanize import plural
 from slackwater.core.schema import INTEGERS
 from slackwater.core.time import parse_timestamp_us
-from slackwater.errors import SlackwaterError, StartError
+from slackwater.errors import Topic, SlackwaterError, StartError
 from slackwater.scaffold.sample import Sample
 
 _ROWS = 12  # number of rows per source
@@ -47,7 +47,7 @@ def write_test(config: Path, pipeline: Pipeline, samples: Sequence[Sample], forc
         file.parent.mkdir(exist_ok=True)
         file.write_text(content, encoding="utf-8")
     except OSError as error:
-        raise StartError(f"{file}: cannot be written ({error.strerror})") from None
+        raise StartError(f"{file}: cannot be written ({error.strerror})", Topic.FILE_NOT_WRITABLE) from None
     if expected is None:
         return [
             f"{file}: the expected results are empty ({why}); fill them in with: {program_command()} test {config} --update"

@@ -21,7 +21,7 @@ from slackwater.core.humanize import format_time, mismatch, plural
 from slackwater.core.time import parse_duration_ms
 from slackwater.engine.observer import Observer
 from slackwater.engine.status import Status
-from slackwater.errors import ConfigError, StartError
+from slackwater.errors import Topic, ConfigError, StartError
 from slackwater.explain import describe_result_location
 from slackwater.runner import starting_offsets
 from slackwater.runner.backfill import BackfillResult, run_backfill
@@ -235,7 +235,7 @@ def _parse_time_us(text: str, option: str) -> int:
     except ValueError:
         raise StartError(
             f"{option}: " + mismatch(f'"{text}"', "a time such as 2026-03-01 or 2026-03-01T12:00:00Z")
-        ) from None
+        , Topic.VALUE) from None
     return (time.replace(tzinfo=time.tzinfo or dt.UTC) - _EPOCH) // dt.timedelta(microseconds=1)
 
 
@@ -246,7 +246,7 @@ def _parse_duration_ms(text: str) -> int:
             return ms
     except ValueError:
         pass
-    raise StartError("--slack: " + mismatch(f'"{text}"', "a duration such as 30s, 5m or 2h"))
+    raise StartError("--slack: " + mismatch(f'"{text}"', "a duration such as 30s, 5m or 2h"), Topic.VALUE)
 
 
 def _summary_lines(outcome: BackfillResult, span: str, where: str, durable: bool) -> Iterator[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from slackwater.cli.why import format_report
 from slackwater.config import toml
-from slackwater.errors import StartError
+from slackwater.errors import Topic, StartError
 from slackwater.query.locate_state import list_pipelines, locate_store
 from slackwater.query.pipeline_from_state import rebuild_pipeline
 from slackwater.query.server import serve_state
@@ -79,7 +79,7 @@ def load_page_sources(place: str, schema: str = "public") -> list[PageSource]:
         return [PageSource(pipeline, place, locate_store(pipeline), format_report)]
     names = list_pipelines(place, schema)
     if not names:
-        raise StartError(f"{mask_secrets(place)}: no pipeline has its state there")
+        raise StartError(f"{mask_secrets(place)}: no pipeline has its state there", Topic.NO_STATE)
     return [_page_source_from_state(place, name, schema) for name in names]
 
 
@@ -93,7 +93,7 @@ def _page_source_from_state(place: str, name: str, schema: str) -> PageSource:
         if snapshot is None:
             raise StartError(
                 f"{mask_secrets(place)}: {name} has no commit yet; the first epoch creates one: slackwater run"
-            )
+            , Topic.NO_STATE)
         return PageSource(rebuild_pipeline(snapshot.commit), "FILE", store, format_report, is_described=True)
 
 
@@ -105,13 +105,13 @@ def save_page(watched: Sequence[PageSource], to: Path) -> None:
     from slackwater.ui.pages import PageLocation, render_page
 
     if len(watched) != 1:
-        raise StartError("--save writes the page of one pipeline; pass one FILE")
+        raise StartError("--save writes the page of one pipeline; pass one FILE", Topic.SERVER_START)
     page_data, of_stages = load_models(watched[0], time.time_ns() // 1000)
     content = render_page(page_data, PageLocation(None), of_stages=of_stages)
     try:
         to.write_bytes(content)
     except OSError as error:
-        raise StartError(f"--save {to}: cannot be written ({error.strerror}); choose another path") from None
+        raise StartError(f"--save {to}: cannot be written ({error.strerror}); choose another path", Topic.FILE_NOT_WRITABLE) from None
     print(f"saved {to}, {len(content):,} bytes")
 
 

@@ -15,7 +15,7 @@ from slackwater.cli.format import align_rows
 from slackwater.connectors.files.target import json_columns, text_columns
 from slackwater.core.humanize import format_age, format_iso, format_ms, format_size, mismatch, plural
 from slackwater.core.row_format import format_value, json_lines
-from slackwater.errors import SlackwaterError, StartError
+from slackwater.errors import Topic, SlackwaterError, StartError
 from slackwater.query.locate_state import list_pipelines, locate_store
 from slackwater.query.state_view import StateView, to_arrow
 from slackwater.state.commit import Commit
@@ -26,7 +26,7 @@ from slackwater.watermark import NO_WATERMARK
 def list_states(where: str, schema: str, as_json: bool) -> None:
     names = list_pipelines(where, schema)
     if not names:
-        raise StartError(f"{where}: no pipeline has its state there")
+        raise StartError(f"{where}: no pipeline has its state there", Topic.NO_STATE)
     summaries = [_summary(locate_store(where, name, schema), name) for name in names]
     if as_json:
         print("\n".join(json.dumps(state, ensure_ascii=False) for state in summaries))
@@ -86,7 +86,7 @@ def show_state(where: str, pipeline: str | None, schema: str, epoch: int | None,
     store = locate_store(where, pipeline, schema)
     with closing(store), store.peek(epoch) as snapshot:
         if snapshot is None:
-            raise StartError(f"{where}: there is no state yet; the first epoch creates it: slackwater run")
+            raise StartError(f"{where}: there is no state yet; the first epoch creates it: slackwater run", Topic.NO_STATE)
         commit, published, runner, kept_epochs = snapshot.commit, snapshot.published, store.runner(), store.epochs()
         missing = snapshot.missing
     if as_json:
@@ -204,9 +204,9 @@ def export_state(
     """Write windows of a state to a file atomically, and print what was written. Raises StartError or StateError."""
     path = Path(out)
     if path.suffix not in (".parquet", ".csv", ".json", ".jsonl"):
-        raise StartError(f"{out}: " + mismatch(f'the suffix "{path.suffix}"', ".parquet, .csv, .json or .jsonl"))
+        raise StartError(f"{out}: " + mismatch(f'the suffix "{path.suffix}"', ".parquet, .csv, .json or .jsonl"), Topic.FILE_NOT_WRITABLE)
     if not path.parent.is_dir():
-        raise StartError(f"{out}: the directory {path.parent} does not exist; create it")
+        raise StartError(f"{out}: the directory {path.parent} does not exist; create it", Topic.FILE_NOT_WRITABLE)
     store = locate_store(where, pipeline, schema)
     with closing(store), StateView(store) as latest, latest if epoch is None else latest.as_of(epoch) as view:
         commit, windows = view.manifest(), view.scan(where=condition)
@@ -215,7 +215,7 @@ def export_state(
         _write(windows, aside, path.suffix)
         aside.replace(path)
     except OSError as error:
-        raise StartError(f"{out}: cannot be written ({error.strerror})") from None
+        raise StartError(f"{out}: cannot be written ({error.strerror})", Topic.FILE_NOT_WRITABLE) from None
     finally:
         aside.unlink(missing_ok=True)
     # the last column has the epoch of the windows, since a runner may have advanced after `manifest` was read

@@ -12,7 +12,7 @@ from slackwater.connectors import spark_connect
 from slackwater.connectors.files.source import absolute_query
 from slackwater.connectors.source import spark_error_reason
 from slackwater.connectors.timestamp_parsing import TextTimestampSchema, find_time_zone
-from slackwater.errors import StartError
+from slackwater.errors import Topic, StartError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -39,7 +39,7 @@ class LookupViews:
             except Exception as error:
                 raise StartError(
                     f'lookup "{name}": "{spec.query}" cannot be read ({spark_error_reason(error)}); expected {spec.format} files'
-                ) from None
+                , Topic.INPUT_MISSING) from None
 
     def refresh(self) -> None:
         """Reload lookups that are older than their `refresh_interval_ms`. Failures are counted and logged as warnings."""

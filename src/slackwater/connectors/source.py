@@ -13,7 +13,7 @@ from slackwater.config.config_paths import SPARK_CONNECTORS
 from slackwater.config.source import Source
 from slackwater.connectors import spark_connect
 from slackwater.core.offsets import Offsets
-from slackwater.errors import EpochError, SlackwaterError, StartError
+from slackwater.errors import Topic, EpochError, SlackwaterError, StartError
 from slackwater.state.commit import BatchId, SourceRecord
 from slackwater.state.protocol import StateStore
 
@@ -259,7 +259,7 @@ def declared_schema(session: SparkSession, source: str, text: str) -> StructType
     except Exception as error:
         raise StartError(
             f'source "{source}": schema is not valid DDL ({spark_error_reason(error)}); expected "name TYPE, name TYPE, …"'
-        ) from None
+        , Topic.SOURCE_SCHEMA) from None
 
 
 def checkpoint_line(checkpoint: Path, source: int, batch: int) -> str | None:
@@ -273,7 +273,7 @@ def checkpoint_line(checkpoint: Path, source: int, batch: int) -> str | None:
     except (OSError, IndexError) as error:
         raise EpochError(
             f"checkpoint file {path} is missing or damaged; delete the directory {checkpoint} and start again"
-        ) from error
+        , Topic.CHECKPOINT_DAMAGED) from error
     return None if line == "-" else line
 
 

@@ -15,7 +15,7 @@ from slackwater.config.spec_serialization import spec_to_data
 from slackwater.config.step_base import StepBase
 from slackwater.config.window import Window
 from slackwater.core.schema import Field
-from slackwater.errors import StartError, StateError
+from slackwater.errors import Topic, StartError, StateError
 from slackwater.operators.base import Operator
 from slackwater.operators.window_base import WindowOperator
 from slackwater.state.commit import ClockRecord, Commit, SourceRecord, StageState
@@ -70,7 +70,7 @@ def check_description(commit: Commit, stage: StageState, window: Window) -> None
         raise StateError(
             f"{commit.pipeline}: the state in epoch {commit.epoch} is damaged: its fingerprint and its description differ in "
             f"{', '.join(wrong)}; restore it from a backup"
-        )
+        , Topic.STATE_DAMAGED)
 
 
 def with_stored_accumulators(operator: WindowOperator, stage: StageState) -> WindowOperator:
@@ -176,7 +176,7 @@ def check_schema(source: str, before: str | None, now: str) -> list[str]:
     if wrong:
         raise StartError(
             f'source "{source}": its columns changed since the first start: {"; ".join(wrong)}; restore them in the schema'
-        )
+        , Topic.STATE_OF_OTHER_CONFIG)
     added = [c for c in new if c not in old]
     return [f'source "{source}": new columns since the first start: {", ".join(added)}'] if added else []
 

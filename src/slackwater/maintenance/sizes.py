@@ -15,7 +15,7 @@ from typing import Any
 
 import psycopg
 
-from slackwater.errors import StartError, StateError
+from slackwater.errors import Topic, StartError, StateError
 from slackwater.maintenance.hot_keys import HotKey, find_hot_keys
 from slackwater.state.commit import Commit
 from slackwater.state.files.store import FilesStore
@@ -80,7 +80,7 @@ def measure_sizes(store: StateStore, hot: int = 0) -> Sizes:
     """
     with store.peek() as snapshot:
         if snapshot is None:
-            raise StartError("there is no state yet; the first epoch creates it: slackwater run")
+            raise StartError("there is no state yet; the first epoch creates it: slackwater run", Topic.NO_STATE)
         sizes = Sizes(snapshot.commit.pipeline, snapshot.commit.epoch)
         if hot:
             sizes.hot = find_hot_keys(store, snapshot, hot)

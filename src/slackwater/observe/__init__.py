@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import Any
 
 from slackwater.engine.observer import Observer
-from slackwater.errors import StartError
+from slackwater.errors import Topic, StartError
 
 Notice = Callable[[str, str], None]
 
@@ -52,4 +52,4 @@ def _module(name: str, extra: str, library: str) -> Any:
             raise
         raise StartError(
             f"--{extra} needs {library}, but the module {error.name} is not installed; install it: pip install 'slackwater[{extra}]'"
-        ) from None
+        , Topic.NOT_INSTALLED) from None

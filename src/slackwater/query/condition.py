@@ -17,7 +17,7 @@ import polars as pl
 
 from slackwater.config.message_format import format_value, suggest_word_or_list, value_mismatch
 from slackwater.core.humanize import mismatch
-from slackwater.errors import StartError
+from slackwater.errors import Topic, StartError
 
 if TYPE_CHECKING:
     from sqlglot import errors, exp
@@ -163,7 +163,7 @@ def filter_frame(frame: pl.DataFrame, condition: pl.Expr, slices: int = 100_000)
 def _condition_error(
     fact: str, advice: str = "expected a condition in SQL, as in: events > 100 AND _status = 'open'"
 ) -> StartError:
-    return StartError(f"where: {fact}{'; ' * bool(advice)}{advice}")
+    return StartError(f"where: {fact}{'; ' * bool(advice)}{advice}", Topic.CONDITION)
 
 
 def _first_line(error: BaseException) -> str:
@@ -185,7 +185,7 @@ def filter_rows(frame: pl.DataFrame, where: str | None) -> pl.DataFrame:
     try:
         return frame.filter(parse_condition(where, frame.columns))
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
-        raise StartError(f"where: {_one_line(error)}") from None
+        raise StartError(f"where: {_one_line(error)}", Topic.CONDITION) from None
 
 
 def select_columns(frame: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
@@ -201,7 +201,7 @@ def select_columns(frame: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
             raise StartError(
                 f"columns: {format_value(name)} is not a column of the result{suggest_word_or_list(name, frame.columns)}; available: "
                 f"{', '.join(frame.columns)}"
-            )
+            , Topic.SQL)
     return frame.select(selected) if selected else frame
 
 
@@ -212,7 +212,7 @@ def select_with_sql(frame: pl.DataFrame, sql: str) -> pl.DataFrame:
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         raise StartError(
             f"sql: {_one_line(error)}; " + value_mismatch(sql, f"SELECT … FROM result over: {', '.join(frame.columns)}")
-        ) from None
+        , Topic.VALUE) from None
 
 
 def _one_line(error: BaseException) -> str:

@@ -13,7 +13,7 @@ from slackwater.config.message_format import format_value, suggest_word, suggest
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.target import OBJECTS
 from slackwater.core.paths import is_local
-from slackwater.errors import StartError
+from slackwater.errors import Topic, StartError
 from slackwater.joins.compiled_join import CompiledJoin
 from slackwater.joins.join_buffers import Buffers
 from slackwater.state.commit import Commit
@@ -84,20 +84,20 @@ def _in_memory_error(pipeline: Pipeline) -> StartError:
     return StartError(
         f"{pipeline.name}: its state is in memory, which only the runner can read; "
         'set [state_store] kind = "files" or "postgres"'
-    )
+    , Topic.NO_STATE)
 
 
 def _store_in_directory(path: Path, name: str | None) -> FilesStore:
     if (path / "manifests").is_dir():
         if name not in (None, path.name):
-            raise StartError(f'{path}: this is the state of "{path.name}", not of "{name}"')
+            raise StartError(f'{path}: this is the state of "{path.name}", not of "{name}"', Topic.NO_STATE)
         return FilesStore(path.parent, path.name)
     return FilesStore(path, _choose_name(str(path), name, _names_in_directory(path)))
 
 
 def _names_in_directory(path: Path) -> list[str]:
     if not path.is_dir():
-        raise StartError(f"{path}: there is no such state directory; expected a TOML file, a directory or a URL")
+        raise StartError(f"{path}: there is no such state directory; expected a TOML file, a directory or a URL", Topic.NO_STATE)
     return sorted(p.parent.name for p in path.glob("*/manifests") if ASIDE not in p.parent.name)
 
 
@@ -120,7 +120,7 @@ def _object_store_module(url: str) -> ModuleType:
     from slackwater.storage import object_store
 
     if url.partition("://")[0] not in OBJECTS:
-        raise StartError(f"{url}: expected a TOML file, a directory, or a URL: postgresql://, s3://, gs://, abfss://")
+        raise StartError(f"{url}: expected a TOML file, a directory, or a URL: postgresql://, s3://, gs://, abfss://", Topic.VALUE)
     return object_store
 
 
@@ -129,7 +129,7 @@ def _store_in_objects(url: str, name: str | None) -> FilesStore:
     above, last = _split_url(url)
     if above and _object_store_module(url).is_state(above, last, {}):
         if name not in (None, last):
-            raise StartError(f'{url}: this is the state of "{last}", not of "{name}"')
+            raise StartError(f'{url}: this is the state of "{last}", not of "{name}"', Topic.NO_STATE)
         return FilesStore(above, last)
     return FilesStore(url, _choose_name(url, name, _list_pipelines_at_url(url)))
 
@@ -157,16 +157,16 @@ def _names_in_database(url: str, schema: str) -> list[str]:
 
 def _choose_name(place: str, name: str | None, names: Sequence[str]) -> str:
     if not names:
-        raise StartError(f"{place}: no pipeline has its state there")
+        raise StartError(f"{place}: no pipeline has its state there", Topic.NO_STATE)
     if name is None and len(names) == 1:
         return names[0]
     names_text = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
     if name is None:
-        raise StartError(f"{place}: several pipelines have their state there: {names_text}; name one of them")
+        raise StartError(f"{place}: several pipelines have their state there: {names_text}; name one of them", Topic.NO_STATE)
     if name not in names:
         raise StartError(
             f'{place}: "{name}" has no state there{suggest_word(name, names) or f"; available: {names_text}"}'
-        )
+        , Topic.NO_STATE)
     return name
 
 
@@ -177,7 +177,7 @@ def find_stage_index(commit: Commit, name: str, option: str = "--stage") -> int:
         raise StartError(
             f"{commit.pipeline}: {option}: found {format_value(name)}, which is not a stage of the state in epoch {commit.epoch}"
             f"{suggest_word_or_list(name, names)}; available: {', '.join(names)}"
-        )
+        , Topic.SQL)
     return names.index(name)
 
 

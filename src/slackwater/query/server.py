@@ -37,7 +37,7 @@ from slackwater.config.message_format import format_value, value_mismatch
 from slackwater.core.humanize import plural
 from slackwater.core.row_format import json_lines
 from slackwater.core.schema import polars_to_spark_type
-from slackwater.errors import ExhaustedError, SlackwaterError, StartError, StateError
+from slackwater.errors import Topic, ExhaustedError, SlackwaterError, StartError, StateError
 from slackwater.query.state_view import StateView, to_arrow
 from slackwater.watermark import NO_WATERMARK
 from slackwater.web.server import LOOPBACK, HttpServer, start_server
@@ -139,7 +139,7 @@ def _parse_query(query: str) -> dict[str, str]:
     try:
         values_by_name = parse_qs(query, keep_blank_values=True, max_num_fields=50, errors="strict")
     except ValueError:
-        raise StartError("the query string has more than 50 parts, or is not UTF-8") from None
+        raise StartError("the query string has more than 50 parts, or is not UTF-8", Topic.VALUE) from None
     return {name: ",".join(values) if name == "key" else values[-1] for name, values in values_by_name.items()}
 
 
@@ -191,7 +191,7 @@ def _check_parameters(parameters: Query, *names: str) -> None:
     if unknown:
         raise StartError(
             f"{format_value(unknown[0])} is not a known parameter; available: {', '.join((*names, 'at', 'format'))}"
-        )
+        , Topic.VALUE)
 
 
 def _view_at_epoch(view: StateView, parameters: Query) -> StateView:
@@ -200,7 +200,7 @@ def _view_at_epoch(view: StateView, parameters: Query) -> StateView:
 
 def _parse_number(parameters: Query, name: str, most: int = 10**18) -> int:
     if not re.fullmatch("[0-9]{1,19}", parameters[name]) or int(parameters[name]) > most:
-        raise StartError(f"{name}: " + value_mismatch(parameters[name], f"a whole number from 0 to {most}"))
+        raise StartError(f"{name}: " + value_mismatch(parameters[name], f"a whole number from 0 to {most}"), Topic.VALUE)
     return int(parameters[name])
 
 

@@ -19,7 +19,7 @@ from slackwater.core.hashing import key_hash, mix_bits, shard_of
 from slackwater.core.humanize import mismatch
 from slackwater.core.schema import INTEGERS, Field
 from slackwater.core.sorted_arrays import Int64s, distinct_values
-from slackwater.errors import StartError, StateError, raise_unregistered
+from slackwater.errors import Topic, StartError, StateError, raise_unregistered
 from slackwater.evolution import commit_from_config
 from slackwater.evolution.operator_from_state import restore_operator
 from slackwater.operators.base import Operator
@@ -62,7 +62,7 @@ def rebuild_operator(pipeline: Pipeline, commit: Commit) -> Operator:
         raise StateError(
             f"{pipeline.name}: the state in epoch {commit.epoch} does not describe its window, and does not contain the columns "
             f"{', '.join(unknown)}; change the config back, or start the pipeline once"
-        )
+        , Topic.STATE_OF_OTHER_CONFIG)
     return commit_from_config.with_stored_accumulators(compile_window(pipeline, columns), state)
 
 
@@ -87,7 +87,7 @@ def parse_key(logic: KeyedStateLayout, texts: Texts, option: str = "key") -> pl.
     if not names:
         raise StartError(
             f"{logic.pipeline}: {option}: this window has no group_by, so there are no keys; omit {option}"
-        )
+        , Topic.VALUE)
     following = ",(?=(?:" + "|".join(map(re.escape, names)) + ")(?:=|,|$))"
     values: dict[str, str | None] = {}
     if isinstance(texts, Mapping):
@@ -100,16 +100,16 @@ def parse_key(logic: KeyedStateLayout, texts: Texts, option: str = "key") -> pl.
                 form = ",".join(f"{n}={name if i == 0 else '…'}" for i, n in enumerate(names))
                 raise StartError(
                     f"{logic.pipeline}: {option}: " + mismatch(f'"{name}"', f"a column name and a value: {form}")
-                )
+                , Topic.VALUE)
             raise StartError(
                 f'{logic.pipeline}: {option}: "{name}" is not a key of this window{suggest_word_or_list(name, names)}'
-            )
+            , Topic.VALUE)
         values[name] = value if is_value else None
     missing = [n for n in names if n not in values]
     if missing:
         raise StartError(
             f'{logic.pipeline}: {option}: "{missing[0]}" is missing; expected {",".join(f"{n}=…" for n in names)}'
-        )
+        , Topic.VALUE)
     return key_frame(logic, {k.name: _parse_key_value(logic, k, values[k.name]) for k in logic.keys})
 
 
@@ -122,7 +122,7 @@ def key_frame(logic: KeyedStateLayout, key: Mapping[str, Any]) -> pl.DataFrame:
         except (TypeError, ValueError, ArithmeticError, pl.exceptions.PolarsError):
             raise StartError(
                 f"{logic.pipeline}: key: {k.name}: " + mismatch(repr(key[k.name]), f"a value of type {k.type}")
-            ) from None
+            , Topic.VALUE) from None
     return normalize_columns(pl.DataFrame(columns or {"": [None]}), list(logic.keys))
 
 
@@ -190,7 +190,7 @@ def _parse_key_value(logic: KeyedStateLayout, field: Field, text: str | None) ->
     except (ValueError, KeyError, ArithmeticError):
         raise StartError(
             f"{logic.pipeline}: --key: {field.name}: " + mismatch(f'"{text}"', f"a value of type {field.type}")
-        ) from None
+        , Topic.VALUE) from None
     return text
 
 

@@ -26,7 +26,7 @@ import polars as pl
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.humanize import mismatch
 from slackwater.core.notebook_repr import NotebookRepr
-from slackwater.errors import StartError, StateError, raise_unregistered
+from slackwater.errors import Topic, StartError, StateError, raise_unregistered
 from slackwater.evolution.operator_from_state import restore_operator, restore_window
 from slackwater.operators.base import Operator
 from slackwater.operators.keyed import KeyedOperator
@@ -131,7 +131,7 @@ class StateView(NotebookRepr):
         """
         limit = None if limit is None else _whole_number(limit, "limit", 0)
         if where is not None and not isinstance(where, str | pl.Expr):
-            raise StartError("where: " + mismatch(f"{where!r} ({type(where).__name__})", "SQL or a Polars expression"))
+            raise StartError("where: " + mismatch(f"{where!r} ({type(where).__name__})", "SQL or a Polars expression"), Topic.CONDITION)
         ends = None if timeout_s is None else time.monotonic() + timeout_s
         with self._open_snapshot() as (snapshot, logic):
             empty = _windows(snapshot, logic, logic.empty_state())
@@ -144,7 +144,7 @@ class StateView(NotebookRepr):
                     if ends is not None and time.monotonic() > ends:
                         raise StartError(
                             f"where: the query took longer than {timeout_s:g} seconds; request the windows of one key"
-                        )
+                        , Topic.CONDITION)
                 if limit is not None:
                     selected = [_sorted(logic, pl.concat(selected)).head(limit)]
             return _sorted(logic, pl.concat(selected))
@@ -153,7 +153,7 @@ class StateView(NotebookRepr):
         """Return a view of an earlier commit. Raises StateError if the store no longer has it (see `epochs`)."""
         if _whole_number(epoch, "epoch", -1) not in (epochs := self.epochs()):
             available = f"epochs {epochs[0]} to {epochs[-1]}" if epochs else "no state"
-            raise StateError(f"epoch {epoch} is not kept; available: {available}")
+            raise StateError(f"epoch {epoch} is not kept; available: {available}", Topic.EPOCH_NOT_KEPT)
         return StateView(self._store, epoch)
 
     def epochs(self) -> list[int]:
@@ -235,12 +235,12 @@ def _check_sessions(operator: Operator) -> None:
 def _(operator: PaneOperator) -> None:
     raise StartError(
         f"{operator.pipeline}: find_sessions: " + mismatch(f"windows of kind {operator.window.kind}", "session windows")
-    )
+    , Topic.NO_WINDOWS)
 
 
 @_check_sessions.register
 def _(operator: KeyedOperator) -> None:
-    raise StartError(f"{operator.pipeline}: find_sessions: the state has rows of a {operator.kind} stage, not sessions")
+    raise StartError(f"{operator.pipeline}: find_sessions: the state has rows of a {operator.kind} stage, not sessions", Topic.NO_WINDOWS)
 
 
 @_check_sessions.register
@@ -250,7 +250,7 @@ def _(operator: SessionOperator) -> None:
 
 def _require_snapshot(snapshot: Snapshot | None) -> Snapshot:
     if snapshot is None:
-        raise StateError("there is no state yet; the first epoch creates it: slackwater run")
+        raise StateError("there is no state yet; the first epoch creates it: slackwater run", Topic.NO_STATE)
     return snapshot
 
 
@@ -284,13 +284,13 @@ def _key_frame(logic: Viewed, key: Any) -> pl.DataFrame:
     if not isinstance(key, Mapping):
         if len(names) != 1 and (names or key is not None):
             expected = "{" + ", ".join(f'"{n}": …' for n in names) + "}" if names else "none, as there is no group_by"
-            raise StartError(f"{logic.pipeline}: key: {mismatch(repr(key), expected)}")
+            raise StartError(f"{logic.pipeline}: key: {mismatch(repr(key), expected)}", Topic.VALUE)
         key = {names[0]: key} if names else {}
     if set(key) != set(names):
         raise StartError(
             f"{logic.pipeline}: key: "
             + mismatch(f"the columns {', '.join(map(str, key)) or 'none'}", ", ".join(names) or "none")
-        )
+        , Topic.VALUE)
     return state_inspection.key_frame(logic, key)
 
 
@@ -300,7 +300,7 @@ def _to_micros(value: Time, name: str) -> int:
         try:
             value = dt.datetime.fromisoformat(value)
         except ValueError:
-            raise StartError(f"{name}: " + mismatch(f'"{value}"', "a time such as 2026-03-01T12:00:00Z")) from None
+            raise StartError(f"{name}: " + mismatch(f'"{value}"', "a time such as 2026-03-01T12:00:00Z"), Topic.VALUE) from None
     if isinstance(value, dt.datetime):
         time = value if value.tzinfo else value.replace(tzinfo=dt.UTC)
         return (time - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1)
@@ -310,7 +310,7 @@ def _to_micros(value: Time, name: str) -> int:
         us = operator.index(value)  # also accepts integers of NumPy
     except TypeError:
         expected = "a datetime, a string such as 2026-03-01T12:00:00Z, or whole microseconds since 1970"
-        raise StartError(f"{name}: " + mismatch(f"{value!r} ({type(value).__name__})", expected)) from None
+        raise StartError(f"{name}: " + mismatch(f"{value!r} ({type(value).__name__})", expected), Topic.VALUE) from None
     return max(-(1 << 63), min(us, (1 << 63) - 1))
 
 
@@ -321,7 +321,7 @@ def _whole_number(value: int, name: str, least: int) -> int:
     except TypeError:
         number = least - 1
     if number < least:
-        raise StartError(f"{name}: " + mismatch(repr(value), f"a whole number of at least {max(least, 0)}"))
+        raise StartError(f"{name}: " + mismatch(repr(value), f"a whole number of at least {max(least, 0)}"), Topic.VALUE)
     return min(number, (1 << 63) - 1)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline
-from slackwater.errors import StartError, StateError
+from slackwater.errors import Topic, StartError, StateError
 from slackwater.evolution import compare
 from slackwater.evolution.stage_matching import match_stages
 from slackwater.query import state_inspection
@@ -55,7 +55,7 @@ def build_why_report(
                 if runner
                 else f"start it with: {start_text(file)}"
             )
-            raise StateError(f"{pipeline.name}: there is no state yet; {hint}")
+            raise StateError(f"{pipeline.name}: there is no state yet; {hint}", Topic.NO_STATE)
         return replace(build_why_report_from_snapshot(pipeline, snapshot, runner, now_us, key, stage), file=file)
 
 
@@ -127,7 +127,7 @@ def _key_reports(
     if not problems[1:]:
         raise problems[0]
     keys_text = "; ".join(f"{inspector.name}: {', '.join(inspector.key_names) or 'none'}" for inspector in inspectors)
-    raise StartError(f"{pipeline}: --key: no stage has windows with these keys; keys by stage: {keys_text}")
+    raise StartError(f"{pipeline}: --key: no stage has windows with these keys; keys by stage: {keys_text}", Topic.VALUE)
 
 
 def why(

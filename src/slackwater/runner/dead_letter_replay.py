@@ -12,7 +12,7 @@ from slackwater.core.humanize import plural
 from slackwater.dead_letters import letter_reader
 from slackwater.dead_letters.replay import ReplayResult, count_replayable_late_letters
 from slackwater.dead_letters.replay import replay_letters as apply
-from slackwater.errors import LockHeldError, StartError
+from slackwater.errors import Topic, LockHeldError, StartError
 from slackwater.operators.dead_letters import LATE
 from slackwater.runner import run_log
 from slackwater.runner.pipeline_runner import PipelineRunner
@@ -48,14 +48,14 @@ def replay_dead_letters(
         raise StartError(
             f"{pipeline.name}: dead letters are replayed as corrections of windows, but rows of a join are final; "
             "list them with: slackwater dlq list"
-        )
+        , Topic.NO_WINDOWS)
     runner = PipelineRunner(pipeline, spark, RunNotifier(on_notice or run_log.log_notice))
     with runner.error_boundary():
         if len(pipeline.stage_pipelines) > 1:
             raise StartError(
                 f"{pipeline.name}: dead letters are replayed as corrections of rows in a target, but the first stage of "
                 "this pipeline writes to the next stage; list late dead letters with: slackwater dlq list"
-            )
+            , Topic.DEAD_LETTERS)
         if pipeline.dead_letter is None:
             letter_reader.read_newest(
                 pipeline, LetterFilter()
@@ -66,7 +66,7 @@ def replay_dead_letters(
             if latest is None:
                 raise StartError(
                     f"{pipeline.name}: there is no state yet, so no row was ever late; run the pipeline first"
-                )
+                , Topic.NO_STATE)
             components = runner.prepare(latest)
             assert components is not None, "nobody stops a replay"
 
@@ -95,7 +95,7 @@ def _check_late(pipeline: Pipeline, choose: Callable[[pl.DataFrame], pl.DataFram
         hint = f"; to replay the others: --reason {other_reasons[0]}" if other_reasons else ""
         raise StartError(
             f"{pipeline.name}: {plural(late, 'letter')} of late rows cannot be replayed: {refusal}; nothing was replayed{hint}"
-        )
+        , Topic.DEAD_LETTERS)
 
 
 def _open_store(runner: PipelineRunner) -> Commit | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from slackwater.core.humanize import plural
-from slackwater.errors import StartError
+from slackwater.errors import Topic, StartError
 from slackwater.scaffold.type_inference import TypeStats, distinct_ignoring_case, parse_csv_cell, polars_type_to_ddl
 
 ROWS = 100_000  # maximum number of rows
@@ -57,11 +57,11 @@ def read_sample(path: Path) -> Sample:
         lines = list(_lines(files))
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or "is not a complete gzip file"
-        raise StartError(f"--sample: {path}: cannot be read ({reason})") from None
+        raise StartError(f"--sample: {path}: cannot be read ({reason})", Topic.INIT_SAMPLE) from None
     except UnicodeDecodeError:
-        raise StartError(f"--sample: {path}: is not UTF-8 text; expected JSON lines, CSV or Parquet") from None
+        raise StartError(f"--sample: {path}: is not UTF-8 text; expected JSON lines, CSV or Parquet", Topic.INIT_SAMPLE) from None
     if not any(line.strip() for line in lines):
-        raise StartError(f"--sample: {path}: is empty; expected JSON lines, CSV or Parquet")
+        raise StartError(f"--sample: {path}: is empty; expected JSON lines, CSV or Parquet", Topic.INIT_SAMPLE)
     if form is None:
         form = "json" if next(line for line in lines if line.strip()).lstrip().startswith(("{", "[")) else "csv"
     several = len(files) > 1
@@ -73,13 +73,13 @@ def _files(path: Path) -> tuple[list[Path], str]:
         if not path.exists():
             raise StartError(
                 f"--sample: {path}: does not exist; expected a file or a directory of JSON lines, CSV or Parquet"
-            )
+            , Topic.INIT_SAMPLE)
         return [path], str(path)
     files_of_directory = [
         p for p in path.iterdir() if p.is_file() and not p.name.startswith((".", "_")) and p.stat().st_size
     ]
     if not files_of_directory:
-        raise StartError(f"--sample: {path}: holds no files; expected JSON lines, CSV or Parquet")
+        raise StartError(f"--sample: {path}: holds no files; expected JSON lines, CSV or Parquet", Topic.INIT_SAMPLE)
     endings: dict[str, list[Path]] = {}
     for p in files_of_directory:
         endings.setdefault("".join(p.suffixes[-2:] if p.suffix == ".gz" else p.suffixes[-1:]), []).append(p)
@@ -119,7 +119,7 @@ def _json(path: Path, query: str, lines: list[str], several: bool) -> Sample:
     if next(line for line in lines if line.strip()).lstrip().startswith("["):
         raise StartError(
             f"--sample: {path}: is one JSON array; expected one object per line, without commas between them"
-        )
+        , Topic.INIT_SAMPLE)
     rows: list[dict[str, Any]] = []
     bad, line_numbers, first = 0, [], ""
     for number, line in enumerate(lines, 1):
@@ -138,7 +138,7 @@ def _json(path: Path, query: str, lines: list[str], several: bool) -> Sample:
     if not rows:
         raise StartError(
             f"--sample: {path}: none of the first {plural(bad, 'line')} is a JSON object; {first}; expected one object per line"
-        )
+        , Topic.INIT_SAMPLE)
     stats = TypeStats()
     for row in rows:
         stats.add(row)
@@ -172,7 +172,7 @@ def _csv(path: Path, query: str, lines: list[str], several: bool) -> Sample:
         raise StartError(
             f"--sample: {path}: is not a table: its lines have no common separator (the first line is "
             f"{abbreviate_value(head[0].strip())}); expected JSON lines, CSV or Parquet"
-        )
+        , Topic.INIT_SAMPLE)
     sep, width = max(fit, key=lambda item: (item[0] != " ", item[1]))
     reader = csv.reader(lines, delimiter=sep)
     numbered = [(reader.line_num, r) for r in reader if len(r) > 1 or (r and r[0].strip())]
@@ -188,7 +188,7 @@ def _csv(path: Path, query: str, lines: list[str], several: bool) -> Sample:
     first = next(((n, r) for n, r in numbered_body if len(r) != width), None)
     rows = [dict(zip(names, map(parse_csv_cell, r), strict=True)) for r in body]
     if not rows:
-        raise StartError(f"--sample: {path}: has a header but no rows")
+        raise StartError(f"--sample: {path}: has a header but no rows", Topic.INIT_SAMPLE)
     columns: dict[str, str] = {}
     for i, name in enumerate(names):
         seen = TypeStats()
@@ -241,7 +241,7 @@ def _parquet(path: Path, query: str, files: list[Path]) -> Sample:
             if remaining <= 0:
                 break
     except pl.exceptions.PolarsError:
-        raise StartError(f"--sample: {path}: cannot be read as Parquet") from None
+        raise StartError(f"--sample: {path}: cannot be read as Parquet", Topic.INIT_SAMPLE) from None
     schema = frames[0].schema
     frames = [f for f in frames if f.schema == schema]
     types = {name: polars_type_to_ddl(kind) for name, kind in schema.items()}
@@ -253,6 +253,6 @@ def _parquet(path: Path, query: str, files: list[Path]) -> Sample:
     )
     rows = pl.concat(frames).to_dicts()
     if not rows:
-        raise StartError(f"--sample: {path}: has no rows")
+        raise StartError(f"--sample: {path}: has no rows", Topic.INIT_SAMPLE)
     columns = {name: kind for name, kind in distinct_names.items() if kind is not None}
     return Sample(path, query, "parquet", columns, rows, {}, 0, skipped)

@@ -10,7 +10,7 @@ from slackwater.connectors.files.source import SIZE_MODULUS
 from slackwater.core.humanize import format_iso
 from slackwater.core.paths import file_uri_to_path
 from slackwater.engine.engine_interface import SourceStats
-from slackwater.errors import EpochError
+from slackwater.errors import Topic, EpochError
 from slackwater.operators import storability
 from slackwater.operators.dead_letters import OUTSIDE
 from slackwater.watermark import CONFIRMS, SourceActivity, Span
@@ -134,7 +134,7 @@ def newest_by_partition(timed: DataFrame, source: str, newest: int | None, tasks
         raise EpochError(
             f'source "{source}": the input changed between two reads: the newest event time was {then} and is now '
             f"{now}, so this epoch was not committed; the next start repeats it"
-        )
+        , Topic.INPUT_CHANGED)
     return newest_by_partition
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from slackwater.errors import StartError, StateError
+from slackwater.errors import Topic, StartError, StateError
 from slackwater.state.commit import Commit, new_commit_id
 from slackwater.state.protocol import StateStore
 
@@ -36,7 +36,7 @@ def edit_state(store: StateStore) -> Iterator[Commit]:
 
 def missing_state_error() -> StartError:
     """Return the error for a missing state."""
-    return StartError("there is no state yet; the first epoch creates it: slackwater run")
+    return StartError("there is no state yet; the first epoch creates it: slackwater run", Topic.NO_STATE)
 
 
 def check_published(commit: Commit, published: int) -> None:
@@ -50,7 +50,7 @@ def pending_epoch_error(pipeline: str, epoch: int) -> StateError:
     return StateError(
         f"{pipeline}: epoch {epoch} was committed, but its output is not published yet; start the runner once to "
         "publish it, then repeat the command"
-    )
+    , Topic.EPOCH_UNPUBLISHED)
 
 
 def next_maintenance_commit(commit: Commit, clock_us: int, **changed: Any) -> Commit:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from slackwater.errors import StateError
+from slackwater.errors import Topic, StateError
 
 Record = dict[str, Any]  # a commit as parsed JSON
 UNBOUNDED = 2**31 - 1
@@ -244,7 +244,7 @@ def migration_route(version: int, label: str) -> list[int]:
         raise StateError(
             f"{label} has format {version}, but this version reads formats {min(STEPS)} to {FORMAT}; "
             + ("install a newer version of slackwater" if version > FORMAT else "no migration from it is registered")
-        )
+        , Topic.STATE_OF_OTHER_VERSION)
     return versions
 
 
@@ -257,7 +257,7 @@ def migrate_record(record: Record, version: int, label: str) -> Record:
             raise StateError(
                 f"{label} is damaged: its record does not fit format {number} ({type(error).__name__}); restore it "
                 "from a backup"
-            ) from None
+            , Topic.STATE_DAMAGED) from None
     return record
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 import polars as pl
 
-from slackwater.errors import StateError
+from slackwater.errors import Topic, StateError
 from slackwater.joins.compiled_join import CompiledJoin
 from slackwater.joins.join_buffers import Buffers, Changes, NoBuffers
 from slackwater.state.commit import Commit, OutputMeta, SegmentMeta
@@ -338,4 +338,4 @@ def missing_epoch_error(epoch: int, epochs: Sequence[int], place: str) -> StateE
     available = (
         f"epochs {epochs[0]} to {epochs[-1]}" if epochs[1:] else f"epoch {epochs[0]}" if epochs else "no state yet"
     )
-    return StateError(f"epoch {epoch} is not kept in {place}; available: {available}")
+    return StateError(f"epoch {epoch} is not kept in {place}; available: {available}", Topic.EPOCH_NOT_KEPT)

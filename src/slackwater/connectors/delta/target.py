@@ -24,7 +24,7 @@ from deltalake.schema import ArrayType, StructType
 from slackwater.connectors.delta.log import delta_error_reason
 from slackwater.connectors.target import TargetTable
 from slackwater.core.schema import YEARS, ValueLimits, to_arrow_schema
-from slackwater.errors import PublishError, StartError
+from slackwater.errors import Topic, PublishError, StartError
 from slackwater.state.commit import TargetMarker
 
 _DELETE_FLAG = "__gone"
@@ -61,7 +61,7 @@ class DeltaTarget:
             raise StartError(
                 f'Delta table {path}: mode "merge" needs columns that identify a row, but there are none; use mode = '
                 '"append"'
-            )
+            , Topic.TARGET_UNSUITABLE)
         self._path, self._mode, self._table = path, mode, table
         self.upserts = mode == "merge"
         self._options = dict(storage_options or {})
@@ -89,12 +89,12 @@ class DeltaTarget:
             raise StartError(
                 f"Delta table {self._path} cannot be opened ({self._reason(error)}); expected a Delta table or a path "
                 "where one can be created; check the path and the storage options"
-            ) from error
+            , Topic.TARGET_UNSUITABLE) from error
         if differences:
             raise StartError(
                 f"Delta table {self._path} has different columns from the pipeline: {differences}; "
                 "change the table or the pipeline, or choose another path"
-            )
+            , Topic.TARGET_UNSUITABLE)
 
     def close(self) -> None:
         self._delta = None
@@ -111,7 +111,7 @@ class DeltaTarget:
         except Exception as error:  # the library has no base class
             raise StartError(
                 f"{self.description} cannot be opened ({self._reason(error)}); check the path and the storage options"
-            ) from error
+            , Topic.TARGET_UNSUITABLE) from error
         own_commits = [c for c in commits if c.get("slackwater_writer") == self._table.writer]
         if not own_commits or own_commits[0].get("slackwater_state") == self._table.state:
             return None
@@ -138,7 +138,7 @@ class DeltaTarget:
         except Exception as error:  # the library has no base class
             raise StartError(
                 f"{self.description} cannot be read ({self._reason(error)}); check the path and the storage options"
-            ) from error
+            , Topic.OUTPUT_UNREADABLE) from error
 
     def writers(self) -> list[str]:
         """Return the writers of recent commits."""
@@ -149,7 +149,7 @@ class DeltaTarget:
         except Exception as error:  # the library has no base class
             raise StartError(
                 f"{self.description} cannot be read ({self._reason(error)}); check the path and the storage options"
-            ) from error
+            , Topic.OUTPUT_UNREADABLE) from error
         return sorted({c["slackwater_writer"] for c in commits if c.get("slackwater_writer")})
 
     def _last_marker(self, delta: DeltaTable, state: str) -> TargetMarker | None:
@@ -212,7 +212,7 @@ class DeltaTarget:
         except (DeltaError, OSError, ValueError, pa.ArrowException) as error:
             raise StartError(
                 f"{self.description} cannot be read ({self._reason(error)}); nothing was replayed"
-            ) from error
+            , Topic.DEAD_LETTERS) from error
         frame = pl.from_arrow(table)
         assert isinstance(frame, pl.DataFrame)
         frame = frame.select(pl.col(n).cast(t) for n, t in fields.items())

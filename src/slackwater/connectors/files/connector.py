@@ -23,7 +23,7 @@ from slackwater.connectors.files.target import FilesTarget
 from slackwater.connectors.target import TargetTable
 from slackwater.core.dead_letter_schema import LetterFilter
 from slackwater.core.paths import OUTPUT_FOLDER, is_local
-from slackwater.errors import StartError
+from slackwater.errors import Topic, StartError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -79,4 +79,4 @@ class FilesConnector(Connector[FilesConnection]):
             except (pl.exceptions.PolarsError, OSError) as error:
                 raise StartError(
                     f"{path} cannot be read as dead letters ({str(error).splitlines()[0]}); move it away, or restore it"
-                ) from None
+                , Topic.DEAD_LETTERS) from None

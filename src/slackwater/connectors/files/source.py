@@ -32,7 +32,7 @@ from slackwater.connectors.timestamp_parsing import UTC, TextTimestampSchema, fi
 from slackwater.core.column_names import CORRUPT
 from slackwater.core.offsets import ChangedFiles, FileOffsets
 from slackwater.core.paths import file_uri_to_path
-from slackwater.errors import EpochError, StartError
+from slackwater.errors import Topic, EpochError, StartError
 from slackwater.state.commit import SourceRecord
 from slackwater.state.protocol import StateStore
 
@@ -291,11 +291,11 @@ def resolve_schema(session: SparkSession, spec: Source, stored_schema: str | Non
         raise StartError(
             f'{where}: no schema is declared and none can be inferred from "{spec.query}" '
             f"({spark_error_reason(error)}); declare one"
-        ) from None
+        , Topic.SOURCE_SCHEMA) from None
     if not schema.fields:
         raise StartError(
             f'{where}: no schema is declared and "{spec.query}" has no rows to infer one from; declare one'
-        )
+        , Topic.SOURCE_SCHEMA)
     return StructType(schema.fields)
 
 
@@ -309,7 +309,7 @@ def check_directory_exists(spec: Source) -> None:
     if not plain.exists():
         raise StartError(
             f'source "{spec.name}": there is no "{plain}"; expected the directory or files of query = "{query}"'
-        )
+        , Topic.INPUT_MISSING)
 
 
 def _before_glob(path: Path) -> list[str]:
@@ -345,7 +345,7 @@ def _log_entries(log: Path, n: int) -> list[FileEntry]:
     except (OSError, ValueError) as error:
         raise EpochError(
             f"checkpoint file {path} is missing or damaged; delete the checkpoint directory and start again"
-        ) from error
+        , Topic.CHECKPOINT_DAMAGED) from error
     return [FileEntry(e["path"], e["timestamp"]) for e in entries if e["batchId"] == n]
 
 

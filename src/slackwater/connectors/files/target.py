@@ -22,7 +22,7 @@ from slackwater.connectors.target import TargetTable
 from slackwater.core.paths import OUTPUT_FOLDER
 from slackwater.core.row_format import TIME, apply_to_scalars, has_map, is_nested, row_to_json, value_to_json
 from slackwater.core.schema import ANYTHING, YEARS, ValueLimits, to_arrow_schema
-from slackwater.errors import EpochError, PublishError, StartError, StateError
+from slackwater.errors import Topic, EpochError, PublishError, StartError, StateError
 from slackwater.state.commit import TargetMarker
 
 _TIME = f"{TIME}Z"
@@ -67,7 +67,7 @@ class FilesTarget:
         except OSError as error:
             raise StartError(
                 f"{self.description} cannot be read ({error.strerror}); check the path and its permissions"
-            ) from None
+            , Topic.OUTPUT_UNREADABLE) from None
         if marker["epoch"] < 0:
             return None
         return TargetMarker(state=marker.get("state", ""), epoch=marker["epoch"], commit=marker.get("commit", ""))
@@ -78,7 +78,7 @@ class FilesTarget:
         except OSError as error:
             raise StartError(
                 f"{self.description} cannot be read ({error.strerror}); check the path and its permissions"
-            ) from None
+            , Topic.OUTPUT_UNREADABLE) from None
 
     @property
     def _own_infix(self) -> str:
@@ -176,7 +176,7 @@ class FilesTarget:
         return StartError(
             f"target directory {self._shown}: files of the previous state could not all be moved to {directory} "
             f"({error.strerror}); check the permissions, then start again"
-        )
+        , Topic.TARGET_OF_OTHER_STATE)
 
     def publish(self, epoch: int, rows: pl.DataFrame, superseded: pl.DataFrame | None = None, commit: str = "") -> None:
         try:

@@ -14,7 +14,7 @@ from slackwater.config.target import Target as TargetSpec
 from slackwater.connectors.tables.connector import TableConnector
 from slackwater.connectors.target import TargetTable
 from slackwater.core.dead_letter_schema import LetterFilter
-from slackwater.errors import StartError
+from slackwater.errors import Topic, StartError
 
 if TYPE_CHECKING:
     from slackwater.connectors.iceberg.log import IcebergLog
@@ -73,4 +73,4 @@ class IcebergConnector(TableConnector[IcebergConnection]):
         except Exception as error:  # catalogs raise errors of their HTTP clients
             raise StartError(
                 f"Iceberg table {name} cannot be read ({iceberg.iceberg_error_reason(error)}); check the catalog and its options"
-            ) from None
+            , Topic.OUTPUT_UNREADABLE) from None

@@ -15,7 +15,7 @@ from slackwater.config.connection import KafkaConnection
 from slackwater.config.pipeline import Pipeline
 from slackwater.connectors.kafka.broker import KafkaBroker, make_client
 from slackwater.connectors.result_reader import LabeledRows, ResultReader, RowCount
-from slackwater.errors import StartError
+from slackwater.errors import Topic, StartError
 
 MOST = 2**31 - 1
 TAIL = 10_000  # how many records are read from the end of each partition
@@ -39,7 +39,7 @@ class KafkaResultReader(ResultReader):
             raise StartError(
                 f'{self.pipeline.name}: its target is a topic with value_format = "avro", which cannot be shown yet; read it '
                 "with a consumer that supports Avro"
-            )
+            , Topic.OUTPUT_UNREADABLE)
         self._broker = KafkaBroker(self.connection)
 
     @property
@@ -123,7 +123,7 @@ class KafkaResultReader(ResultReader):
                     f"{self.location} returned nothing for {_SECONDS:g} s "
                     f"({self._broker.errors[-1] if self._broker.errors else 'no answer'}); check that the brokers "
                     "are running"
-                )
+                , Topic.SERVICE_UNREACHABLE)
         self._ended = True
         return [(key, value) for _, key, value in sorted(records, key=lambda record: record[0])]
 

@@ -16,7 +16,7 @@ from slackwater.connectors import spark_connect
 from slackwater.connectors.payloads import avro_memory_limits
 from slackwater.connectors.payloads.base import Payload, RawRecords
 from slackwater.connectors.source import spark_error_reason
-from slackwater.errors import StartError
+from slackwater.errors import Topic, StartError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -75,7 +75,7 @@ def _text(spec: Source) -> str:
         raise StartError(
             f'source "{spec.name}": avro_schema_file "{spec.avro_schema_file}" cannot be read ({error}); '
             "expected a schema in JSON"
-        ) from None
+        , Topic.SOURCE_SCHEMA) from None
     return text
 
 
@@ -97,7 +97,7 @@ def _spark_schema(session: SparkSession, spec: Source, text: str) -> StructType:
     except Exception as error:
         raise StartError(
             f'source "{spec.name}": the Avro schema cannot be used ({spark_error_reason(error)})'
-        ) from None
+        , Topic.SOURCE_SCHEMA) from None
     if not isinstance(kind, StructType):
-        raise StartError(f'source "{spec.name}": the Avro schema is not a record; expected fields that become columns')
+        raise StartError(f'source "{spec.name}": the Avro schema is not a record; expected fields that become columns', Topic.SOURCE_SCHEMA)
     return kind

@@ -14,7 +14,7 @@ from slackwater.connectors.source import declared_schema
 from slackwater.connectors.timestamp_parsing import UTC, TextTimestampSchema
 from slackwater.core.column_names import CORRUPT
 from slackwater.core.humanize import plural
-from slackwater.errors import StartError
+from slackwater.errors import Topic, StartError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -71,7 +71,7 @@ class JsonPayload(Payload):
         except ValueError as error:
             raise StartError(
                 f'source "{records.spec.name}": schema {latest.id} of the registry cannot be used as a JSON Schema ({error})'
-            ) from None
+            , Topic.SOURCE_SCHEMA) from None
         return cls(spark_connect.schema_of_ddl(records.session, ddl), records.body, records.zone, in_frame=True)
 
     def decode(self, records: DataFrame, meta: Sequence[str]) -> DataFrame:
@@ -109,12 +109,12 @@ def _schema(records: RawRecords) -> StructType:
         raise StartError(
             f'source "{spec.name}": no schema is declared and "{spec.query}" has no records to infer one from; '
             "declare one"
-        )
+        , Topic.SOURCE_SCHEMA)
     fields = [f for f in spark_connect.schema_of_json(session, texts).fields if f.name != CORRUPT]
     if not fields:
         raise StartError(
             f'source "{spec.name}": no schema is declared and the first '
             f"{plural(len(texts), 'record is not a JSON object', 'records are not JSON objects')}; declare one, or "
             'set payload_format = "raw"'
-        )
+        , Topic.SOURCE_SCHEMA)
     return StructType(fields)

@@ -14,7 +14,7 @@ from slackwater.connectors.connector import Connector
 from slackwater.connectors.postgres.reader import PostgresResultReader
 from slackwater.connectors.target import TargetTable
 from slackwater.core.dead_letter_schema import CHUNK, NEWEST, SCHEMA, LetterFilter
-from slackwater.errors import StartError
+from slackwater.errors import Topic, StartError
 
 if TYPE_CHECKING:
     from slackwater.connectors.postgres.target import PostgresTarget
@@ -75,4 +75,4 @@ class PostgresConnector(Connector[PostgresConnection]):
             except psycopg.Error as error:
                 raise StartError(
                     f"table {table}: {client.error_reason(error)}; expected a table of dead letters"
-                ) from None
+                , Topic.DEAD_LETTERS) from None

@@ -20,7 +20,7 @@ from slackwater.connectors.tables.planner import PlannedTableSource
 from slackwater.connectors.tables.source import TableLog
 from slackwater.core.humanize import plural
 from slackwater.core.offsets import TableOffsets
-from slackwater.errors import SlackwaterError, StartError
+from slackwater.errors import Topic, SlackwaterError, StartError
 from slackwater.state.commit import SourceRecord
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _table_source(log: TableLog, spec: Source, schema_json: str | None) -> Plann
     except Exception as error:  # libraries, stores and catalogs raise many classes
         raise StartError(
             f"{label}: {log.description} cannot be read ({log.error_reason(error)}); check the query and the options of the connection"
-        ) from None
+        , Topic.OUTPUT_UNREADABLE) from None
     return _with_accepted_columns(PlannedTableSource(spec, log, snapshot), schema_json)
 
 

@@ -17,7 +17,7 @@ from slackwater.connectors.tables.columns import check_column_changes
 from slackwater.connectors.tables.source import DataFile, TableFileBatch, TableSource, TableVersion, VersionGoneError
 from slackwater.core.humanize import plural
 from slackwater.core.offsets import TableOffsets
-from slackwater.errors import EpochError, SlackwaterError, StartError
+from slackwater.errors import Topic, EpochError, SlackwaterError, StartError
 from slackwater.state.commit import SourceRecord
 
 log = logging.getLogger("slackwater")
@@ -130,7 +130,7 @@ class TablePlanner:
             raise EpochError(
                 f"{source.where}: {version.offsets} {version.rewrites}, but rows that were read cannot be taken back; "
                 'read an append-only table, or set on_rewrite = "skip" to skip such versions'
-            )
+            , Topic.TABLE_HISTORY)
         if version.columns is not None:
             choice = source.spec.schema_changes
             check_column_changes(
@@ -153,7 +153,7 @@ class PlannedTableSource(TableSource, SelfPlannedSource):
         raise StartError(
             f'{pipeline}: source "{self.name}" is a table, which Slackwater does not read over Spark Connect yet; run '
             "it with a classic session (SPARK_MASTER)"
-        )
+        , Topic.SPARK_CONNECT)
 
     def planner(self, record: SourceRecord, files: Iterable[Any]) -> TablePlanner:
         return TablePlanner(self, record)

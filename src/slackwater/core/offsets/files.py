@@ -9,7 +9,7 @@ from typing import Any
 
 from slackwater.core.humanize import plural
 from slackwater.core.offsets.base import ChangedFiles, OffsetChange, OffsetLookup, Offsets, parse_file_count
-from slackwater.errors import StartError
+from slackwater.errors import Topic, StartError
 
 _LIST = re.compile(r"([a-z]+/)?[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -53,7 +53,7 @@ class FileOffsets(Offsets):
             raise StartError(
                 f'{prefix}: this source reads files, which have no offsets to continue from; expected "earliest" '
                 "(all files are read again)"
-            )
+            , Topic.OFFSETS)
         return FileOffsets()
 
     def with_list_names(self, listed: Callable[[str], str]) -> FileOffsets:

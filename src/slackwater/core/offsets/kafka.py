@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from slackwater.core.offsets.base import NEEDS_FILE, OffsetChange, OffsetLookup, Offsets, is_valid_count
-from slackwater.errors import StartError
+from slackwater.errors import Topic, StartError
 
 ByTopic = Mapping[str, Mapping[str, int]]  # topic -> partition -> offset, as Spark writes it
 V = TypeVar("V")
@@ -80,7 +80,7 @@ class KafkaOffsets(Offsets):
 
     def resolve_reset(self, prefix: str, start: object, lookup: OffsetLookup | None) -> Offsets:
         if lookup is None:
-            raise StartError(f"{prefix}: this position must be looked up on a broker; {NEEDS_FILE}")
+            raise StartError(f"{prefix}: this position must be looked up on a broker; {NEEDS_FILE}", Topic.OFFSETS)
         assert isinstance(start, str | int)
         return lookup(start)
 

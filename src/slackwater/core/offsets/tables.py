@@ -8,7 +8,7 @@ from typing import Any
 
 from slackwater.core.humanize import plural
 from slackwater.core.offsets.base import NEEDS_FILE, OffsetChange, OffsetLookup, Offsets, parse_file_count
-from slackwater.errors import StartError
+from slackwater.errors import Topic, StartError
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,9 @@ class TableOffsets(Offsets):
         if start != "latest":
             raise StartError(
                 f'{prefix}: this source reads a table; expected "earliest" (all rows) or "latest" (new rows only)'
-            )
+            , Topic.TABLE_HISTORY)
         if lookup is None:
-            raise StartError(f"{prefix}: the latest version must be looked up in the table; {NEEDS_FILE}")
+            raise StartError(f"{prefix}: the latest version must be looked up in the table; {NEEDS_FILE}", Topic.TABLE_HISTORY)
         return lookup("latest")
 
     def __str__(self) -> str:

@@ -20,7 +20,7 @@ from importlib import metadata
 from pathlib import Path
 
 from slackwater.core.humanize import mismatch
-from slackwater.errors import StartError
+from slackwater.errors import Topic, StartError
 
 KAFKA = "kafka"  # represents the jars of Spark's Kafka connector, which depend on the version of Spark
 _SCALA = "2.13"
@@ -59,7 +59,7 @@ def connector_jars(name: str) -> list[Path]:
         return kafka_connector(spark_version)[0]
     if name == "avro":
         return avro_connector(spark_version)
-    raise StartError(mismatch(f"{name!a}", "one or both of: kafka, avro"))
+    raise StartError(mismatch(f"{name!a}", "one or both of: kafka, avro"), Topic.VALUE)
 
 
 def package_jars(package: str) -> list[Path]:
@@ -70,11 +70,11 @@ def package_jars(package: str) -> list[Path]:
     """
     if package.endswith(".jar"):
         if not Path(package).is_file():
-            raise StartError(f'jar "{package}" of a connector does not exist; install the connector again')
+            raise StartError(f'jar "{package}" of a connector does not exist; install the connector again', Topic.NOT_INSTALLED)
         return [Path(package)]
     parts = package.split(":")
     if len(parts) != 3:
-        raise StartError(mismatch(f"{package!a}", "a jar, or a Maven module as in org.example:journal-spark:1.2.0"))
+        raise StartError(mismatch(f"{package!a}", "a jar, or a Maven module as in org.example:journal-spark:1.2.0"), Topic.VALUE)
     return fetch_with_dependencies(parts[0], parts[1], parts[2])
 
 
@@ -209,4 +209,4 @@ def _ivy(label: str, folder: Path, arguments: Sequence[str]) -> None:
         raise StartError(
             f"{label} cannot be fetched from Maven; go online once to fill the cache, or copy the jar to this machine "
             "and add it to the Spark setting spark.jars"
-        )
+        , Topic.NOT_INSTALLED)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 
 from slackwater.core.humanize import mismatch
-from slackwater.errors import StartError
+from slackwater.errors import Topic, StartError
 
 VARIABLE = "SLACKWATER_TUNINGS_OFF"
 TUNINGS = (  # benchmarks/README.md says what each of them does
@@ -28,5 +28,5 @@ def is_enabled(tuning: str) -> bool:
     disabled = [name for text in os.environ.get(VARIABLE, "").split(",") if (name := text.strip())]
     for name in disabled:
         if name not in TUNINGS:
-            raise StartError(f"{VARIABLE}: " + mismatch(f'"{name}"', f"one of {', '.join(TUNINGS)}"))
+            raise StartError(f"{VARIABLE}: " + mismatch(f'"{name}"', f"one of {', '.join(TUNINGS)}"), Topic.VALUE)
     return tuning not in disabled

@@ -13,7 +13,7 @@ from typing import Any
 
 import psycopg
 
-from slackwater.errors import LockHeldError, StateError
+from slackwater.errors import Topic, LockHeldError, StateError
 from slackwater.state import migrations
 from slackwater.state.commit import FORMAT, Commit
 from slackwater.state.fork import forked_commit, name_taken_error
@@ -109,7 +109,7 @@ def _copy_table(db: psycopg.Connection[Any], old: TableNames, new: TableNames) -
     Existing tables under the new name are replaced: as the new pipeline has no state, a failed start left them.
     """
     if not table_exists(db, old.state):
-        raise StateError(f"table {old.state} is missing; restore it from a backup")
+        raise StateError(f"table {old.state} is missing; restore it from a backup", Topic.STATE_DAMAGED)
     table_ownership.drop_tables(db, new, "windows", "staged", "state")
     settings = db.execute(
         "SELECT array_to_string(reloptions, ', ') FROM pg_class WHERE oid = to_regclass(%s)", (old.state,)
@@ -136,4 +136,4 @@ def _copy_lists(db: psycopg.Connection[Any], new: TableNames, new_tokens: Mappin
         (new.pipeline, list(new_tokens), list(new_tokens.values())),
     )
     if cursor.rowcount != len(new_tokens):
-        raise StateError(f"a list that the state refers to is missing from {new.lists}; restore it from a backup")
+        raise StateError(f"a list that the state refers to is missing from {new.lists}; restore it from a backup", Topic.STATE_DAMAGED)

@@ -32,7 +32,7 @@ import psycopg
 from psycopg import errors
 
 from slackwater.core.schema import YEARS, ValueLimits
-from slackwater.errors import EpochError, FencedError, LockHeldError, StartError, StateError
+from slackwater.errors import Topic, EpochError, FencedError, LockHeldError, StartError, StateError
 from slackwater.state.commit import FORMAT, Commit, OutputMeta, SegmentMeta
 from slackwater.state.postgres import (
     client,
@@ -312,7 +312,7 @@ class PostgresStore:
             raise EpochError(
                 f"epoch {commit.epoch}: the connection to Postgres was lost twice ({client.error_reason(again)}); the "
                 "next start checks whether the epoch was committed"
-            ) from None
+            , Topic.COMMIT_UNKNOWN) from None
 
     def _transact(self, commit: Commit, publish: Publish | None, commit_id: uuid.UUID) -> Commit:
         stages = [self._stages[n] for n in sorted(self._stages)]
@@ -340,7 +340,7 @@ class PostgresStore:
                 if time.monotonic() > end:
                     raise EpochError(
                         f"it is unknown whether epoch {epoch} was committed: {error}; the next start checks this"
-                    ) from None
+                    , Topic.COMMIT_UNKNOWN) from None
             time.sleep(0.2)
 
     # -- after the commit ----------------------------------------------------------------------------------------

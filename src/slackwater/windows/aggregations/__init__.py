@@ -36,7 +36,7 @@ from slackwater.config.aggregation import Aggregation
 from slackwater.config.custom_aggregator import AggregatorError
 from slackwater.core.schema import Field
 from slackwater.core.sorted_arrays import Int64s
-from slackwater.errors import StartError
+from slackwater.errors import Topic, StartError
 from slackwater.windows.aggregations.custom import custom_kind
 from slackwater.windows.aggregations.extremes import Extreme, FirstLast, ValueBy
 from slackwater.windows.aggregations.floats import Moments, total_kind
@@ -100,10 +100,10 @@ class Agg:
         try:
             kind = make(self.spec, columns, self.keys)
         except AggregatorError as unfit:
-            raise StartError(f'aggregation "{self.name}": {unfit}') from None
+            raise StartError(f'aggregation "{self.name}": {unfit}', Topic.SQL) from None
         problem = kind.problem()
         if problem is not None:
-            raise StartError(f'aggregation "{self.name}": {problem}')
+            raise StartError(f'aggregation "{self.name}": {problem}', Topic.SQL)
         if self.is_former and (previous := kind.legacy_form()) is not None:
             kind = previous
         object.__setattr__(self, "kind", kind)
