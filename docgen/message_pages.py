@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from docgen.markdown import MADE, code, links_from_folder
-from docgen.message_sources import Message, messages, mistakes
+from docgen.message_sources import CLASSES, messages, mistakes
+from docgen.message_topics import ERRORS, WARNINGS, MessageTopic
 from slackwater.config import config_key_docs
 from slackwater.config.stage import Transform
-from slackwater.messages import PAGES as FAMILIES_BY_PAGE
-from slackwater.messages import WARNING, MessageFamily
+from slackwater.errors import Topic
 
 _TITLES: Mapping[str, str] = {
     "messages/config.md": "Messages about the config",
@@ -22,14 +22,14 @@ _TITLES: Mapping[str, str] = {
     "messages/warnings.md": "Warnings",
 }
 _MISTAKES = "messages/config-keys.md"
-_GROUPS: Mapping[str, tuple[MessageFamily, ...]] = {
-    page.removeprefix("docs/"): tuple(families) for page, families in FAMILIES_BY_PAGE.items()
+_GROUPS: Mapping[str, Sequence[MessageTopic]] = {
+    page: [t for t in (*ERRORS, *WARNINGS) if t.page == page] for page in _TITLES
 }
 _BACK = "All messages: [messages](../messages.md). `…` stands for a value."
 
 
 def index_page() -> str:
-    """Return the index: each family with its page."""
+    """Return the index: each topic with its page."""
     lines = [
         "# Messages",
         "",
@@ -39,31 +39,28 @@ def index_page() -> str:
         "was found and which was expected, and what to do. On a terminal, a second line gives its section on these pages; in Python, `error.documented` does. `slackwater` ends",
         "with exit code 2 for a wrong config or command line, and with 1 for all other errors.",
     ]
-    for page, families in _GROUPS.items():
+    for page, topics in _GROUPS.items():
         lines += ["", f"## {_TITLES[page]}", ""]
-        lines += [f"- [{f.title}]({page}#{f.anchor})" for f in families]
+        lines += [f"- [{t.title}]({page}#{t.anchor})" for t in topics]
         if page == "messages/config.md":
             lines.append(f"- [Mistakes of single keys]({_MISTAKES})")
     return "\n".join(lines) + "\n"
 
 
 def group_page(page: str) -> str:
-    """Return a page with the families of one group, and the texts of their messages."""
-    by_family: dict[str, list[Message]] = {}
-    for m in messages():
-        assert m.family is not None, m
-        by_family.setdefault(m.family.anchor, []).append(m)
+    """Return a page with the topics of one group, and the texts of their messages."""
+    all_messages = messages()
     lines = [f"# {_TITLES[page]}", "", MADE, "", _BACK]
     if page == "messages/warnings.md":
         lines += ["", "A warning is a line of the log. The pipeline continues."]
-    for f in _GROUPS[page]:
-        kinds = " and ".join(code(k) for k in f.kinds if k != WARNING)
-        lines += ["", f"## {f.title}", "", links_from_folder(f.means)]
-        lines += ["", f"**What to do.** {links_from_folder(f.do)}"]
-        texts = sorted({m.text for m in by_family.get(f.anchor, []) if m.text})
-        if texts:
+    for topic in _GROUPS[page]:
+        lines += ["", f"## {topic.title}", "", links_from_folder(topic.means)]
+        lines += ["", f"**What to do.** {links_from_folder(topic.do)}"]
+        of_topic = [m for m in all_messages if m.belongs_to(topic)]
+        if texts := sorted({m.text for m in of_topic if m.text}):
+            kinds = " and ".join(code(kind) for kind in CLASSES if any(m.kind == kind for m in of_topic))
             lines += ["", *([f"{kinds}:", ""] if kinds else []), *(f"- {code(t)}" for t in texts)]
-        if f.kinds == ("ConfigError",):
+        if topic.topic is Topic.CONFIG_WRONG:
             lines += ["", f"[Mistakes of single keys]({_MISTAKES.partition('/')[2]}) are listed by table."]
     return "\n".join(lines) + "\n"
 

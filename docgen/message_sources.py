@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeGuard
 
+from docgen.message_topics import WARNINGS, MessageTopic
 from slackwater import errors
 from slackwater.config.message_format import value_mismatch
 from slackwater.core.humanize import mismatch
-from slackwater.messages import WARNING, MessageFamily, find_family
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ROOT / "src" / "slackwater"
 CLASSES = {n: c for n, c in vars(errors).items() if inspect.isclass(c) and issubclass(c, errors.SlackwaterError)}
+WARNING = "warning"  # used instead of a class, for log lines
 VALUE = "…"  # stands for what the message is about
 _MISMATCHES = (mismatch.__name__, value_mismatch.__name__)  # their calls stand for the text that they format
 _SAYS = re.compile(r"; |expected|found |missing|is not |cannot|must ")  # how mistakes of a config are told
@@ -25,17 +26,21 @@ _SAYS = re.compile(r"; |expected|found |missing|is not |cannot|must ")  # how mi
 
 @dataclass(frozen=True)
 class Message:
-    """One place in the sources. `kind`: an error class, or `WARNING`; `text` has `…` where values go, "" if it is all values."""
+    """One place in the sources.
+
+    `kind`: an error class, or `WARNING`. `text`: has `…` where values go; "" if it is all values. `topic`: that of an error.
+    """
 
     file: str
     line: int
     kind: str
     text: str
+    topic: errors.Topic | None
 
-    @property
-    def family(self) -> MessageFamily | None:
-        above = [c.__name__ for c in CLASSES[self.kind].__mro__] if self.kind in CLASSES else [self.kind]
-        return find_family(above, self.text)
+    def belongs_to(self, topic: MessageTopic) -> bool:
+        if self.kind in CLASSES:
+            return self.topic == topic.topic
+        return topic == next(t for t in WARNINGS if not t.quotes or any(quote in self.text for quote in t.quotes))
 
 
 def shown(node: ast.expr) -> str:
@@ -71,8 +76,18 @@ def messages() -> list[Message]:
                 said = node.args[-1 if _name(node) in _NOTICES else 0] if node.args else None
                 text = "" if said is None else re.sub(r"%[sd]", VALUE, shown(said))
                 says = text.strip(VALUE + " :.;")  # "" where it passes on what others say
-                all_messages.append(Message(str(path.relative_to(SOURCES)), node.lineno, kind, text if says else ""))
+                file = str(path.relative_to(SOURCES))
+                all_messages.append(Message(file, node.lineno, kind, text if says else "", _topic(node, kind)))
     return all_messages
+
+
+def _topic(call: ast.Call, kind: str) -> errors.Topic | None:
+    """Return the topic that an error is raised with: that of the call, or else that of its class."""
+    if kind not in CLASSES:
+        return None
+    *_, last = [None, *call.args]
+    is_named = isinstance(last, ast.Attribute) and getattr(last.value, "id", "") == errors.Topic.__name__
+    return errors.Topic[last.attr] if isinstance(last, ast.Attribute) and is_named else CLASSES[kind].topic
 
 
 _NOTICES = ("notice", "_notice")

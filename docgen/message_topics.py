@@ -5,6 +5,7 @@ The pages in `docs/messages/` are generated from these texts and from the messag
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,6 +29,16 @@ class MessageTopic:
     means: str
     do: str
     quotes: tuple[str, ...] = ()
+
+    @property
+    def page(self) -> str:
+        """The page below `docs`."""
+        return "messages/" + ("warnings.md" if self.topic is None else self.topic.partition("#")[0])
+
+    @property
+    def anchor(self) -> str:
+        """The anchor of the heading, as code hosts and the documentation site generate it."""
+        return re.sub(r"[^\w\- ]", "", self.title.lower()).replace(" ", "-")
 
 
 ERRORS: Sequence[MessageTopic] = (
@@ -468,7 +479,7 @@ WARNINGS: Sequence[MessageTopic] = (
         "A few rows have event times far ahead of the others. Such rows advance the watermark, and all other rows are "
         "then late.",
         "Filter at the source, or set `max_jump`: [far dates](semantics.md#watermarks).",
-        ('newest event time', 'jumps from', 'far from now', 'most rows are late'),
+        ("newest event time", "jumps from", "far from now", "most rows are late"),
     ),
     MessageTopic(
         None,
@@ -476,7 +487,7 @@ WARNINGS: Sequence[MessageTopic] = (
         "Rows came after the watermark had closed their windows. They are counted, and `late_data` decides what happens"
         " to them.",
         "Raise `lateness`, or choose another policy: [late rows](late-data.md), [corrections](corrections.md).",
-        ('(watermark', 'side (\\"…\\") …'),
+        ("(watermark", 'side ("…") …'),
     ),
     MessageTopic(
         None,
@@ -484,7 +495,14 @@ WARNINGS: Sequence[MessageTopic] = (
         "The connection to Postgres was lost around a commit. The runner checked whether the commit exists, and "
         "continued.",
         "Nothing. If this happens often, check the network and the database.",
-        ('connection was lost during', 'was committed before the connection was lost', 'the commit is repeated', 'could not be marked', 'the target refused epoch', 'was skipped'),
+        (
+            "connection was lost during",
+            "was committed before the connection was lost",
+            "the commit is repeated",
+            "could not be marked",
+            "the target refused epoch",
+            "was skipped",
+        ),
     ),
     MessageTopic(
         None,
@@ -492,21 +510,21 @@ WARNINGS: Sequence[MessageTopic] = (
         "Rows were bad, belong to groups beyond a limit, exceed `max_rows_per_key` of a join, or were deleted before "
         "they were read. All such rows are counted.",
         "The message says which rows, how many, and where they were read.",
-        ('refused', 'wait for partners', 'deleted before being read', 'were deleted from Kafka', '… …: …'),
+        ("refused", "wait for partners", "deleted before being read", "were deleted from Kafka"),
     ),
     MessageTopic(
         None,
         "Results came out as NULL",
         'A result did not fit its type under `on_overflow = "null"`.',
         "Cast the column to a wider type in the SQL: [aggregations](aggregations.md).",
-        ('fit the type of the column',),
+        ("fit the type of the column",),
     ),
     MessageTopic(
         None,
         "Delivery is at least once",
         "After a crash, the target may receive an epoch a second time.",
         'For Kafka, set `delivery = "exactly_once"`: [delivery](semantics.md#delivery).',
-        ('delivery to',),
+        ("delivery to",),
     ),
     MessageTopic(
         None,
@@ -515,14 +533,14 @@ WARNINGS: Sequence[MessageTopic] = (
         " UTF-8.",
         "Write files elsewhere and rename them into the directory, and remove only files that were read. Rename the "
         "file that the message names.",
-        ('removed before it was read', 'is not UTF-8'),
+        ("removed before it was read", "is not UTF-8"),
     ),
     MessageTopic(
         None,
         "A source does not answer",
         "A broker no longer answers. Until it answers, its records are unknown, so no source becomes idle.",
         "Nothing, if the broker answers again within two minutes. Otherwise, the run ends.",
-        ('the run retries for two minutes',),
+        ("the run retries for two minutes",),
     ),
     MessageTopic(
         None,

@@ -357,6 +357,6 @@ topic = "{name}-letters"
     with pytest.raises(StartError, match=r"does not exist on .*create = false"):
         create_targets(refused)
     assert any(
-        "create = false; create the topic, or remove create = false" in line
-        for line in check_connections.find_connection_problems(refused)
+        "create = false; create the topic, or remove create = false" in str(error)
+        for error in check_connections.find_connection_problems(refused)
     )

@@ -10,15 +10,16 @@ from pathlib import Path
 
 import pytest
 from docgen import pictures, reference
-from docgen.message_sources import CLASSES, ROOT, SOURCES, Message, is_mismatch, messages, mistakes, shown
+from docgen.message_sources import CLASSES, ROOT, SOURCES, WARNING, Message, is_mismatch, messages, mistakes, shown
+from docgen.message_topics import ERRORS, WARNINGS
 from tests.support.doc_pages import anchors
 
 from slackwater.cli import main as cli
-from slackwater.errors import BadRowError, ConfigError, LockHeldError, SlackwaterError, StartError
-from slackwater.messages import FAMILIES, PAGES, WARNING, find_family
+from slackwater.errors import BadRowError, ConfigError, LockHeldError, SlackwaterError, StartError, Topic
 
 FOUND = messages()
-TEXT = "\n".join((ROOT / page).read_text() for page in PAGES)
+TOPICS = (*ERRORS, *WARNINGS)
+TEXT = "\n".join((ROOT / "docs" / page).read_text() for page in {t.page for t in TOPICS})
 MISTAKES = (ROOT / "docs" / "messages" / "config-keys.md").read_text()
 PASSED_ON = {"StartError", WARNING}  # may raise collected lines of other functions
 
@@ -49,14 +50,12 @@ def test_a_call_that_formats_a_mismatch_stands_for_its_text(source: str, text: s
 
 @pytest.mark.parametrize("message", FOUND, ids=lambda m: f"{m.file}:{m.line}")
 def test_every_message_has_an_anchor(message: Message) -> None:
-    family = message.family
-    assert family is not None, f"{message.file}:{message.line}: no family of slackwater.messages takes {message.text!r}"
-    assert family.anchor in anchors(TEXT)
-    is_catch_all = family.title in ("The pipeline cannot start", "Other warnings")
-    if is_catch_all and message.kind == "StartError":
+    (topic,) = (t for t in TOPICS if message.belongs_to(t))
+    assert topic.anchor in anchors(TEXT)
+    if message.topic is Topic.PIPELINE_START:
         assert len(message.text.replace("…", "").split()) < 4, (
-            f"{message.file}:{message.line}: {message.text!r} is in no family that says what to do: add a pattern or a family "
-            "to slackwater/messages/, then make reference"
+            f"{message.file}:{message.line}: {message.text!r} has no topic that says what to do: pass one where it is "
+            "raised, then make reference"
         )
     if message.text:
         assert message.text in TEXT, f"{message.text!r} is not in docs/messages: make reference"
@@ -68,11 +67,13 @@ def test_every_mistake_of_a_config_is_listed() -> None:
             assert text in MISTAKES, f"{text!r} is not in docs/messages/config-keys.md: make reference"
 
 
-def test_every_family_has_a_unique_heading_and_a_message() -> None:
-    names = [f.anchor for f in FAMILIES]
+def test_every_topic_has_a_unique_heading_and_a_message() -> None:
+    names = [t.anchor for t in TOPICS]
     assert len(set(names)) == len(names)
-    unused = {f.title for f in FAMILIES} - {m.family.title for m in FOUND if m.family}
-    assert not unused, f"no message is of {unused}: remove them from slackwater/messages/"
+    assert [t.topic for t in ERRORS] == [*Topic]
+    assert all(t.topic == f"{t.page.removeprefix('messages/')}#{t.anchor}" for t in ERRORS)
+    unused = [t.title for t in TOPICS if not any(m.belongs_to(t) for m in FOUND)]
+    assert not unused, f"no message is of {unused}: remove them from docgen/message_topics.py"
 
 
 def test_the_page_of_frequent_errors_quotes_what_is_printed() -> None:
@@ -97,7 +98,10 @@ def test_an_error_has_a_link_to_its_docs() -> None:
             LockHeldError("pipeline is already running: process 7 holds it"),
             "state.md#another-runner-holds-the-pipeline",
         ),
-        (StartError("p: Kafka at b:1 cannot be reached (no); check"), "services.md#a-service-cannot-be-reached"),
+        (
+            StartError("p: Kafka at b:1 cannot be reached (no); check", Topic.SERVICE_UNREACHABLE),
+            "services.md#a-service-cannot-be-reached",
+        ),
         (StartError("something else"), "commands.md#the-pipeline-cannot-start"),
     ):
         assert error.documented == f"docs/messages/{link}"
@@ -106,7 +110,6 @@ def test_an_error_has_a_link_to_its_docs() -> None:
         assert "Traceback" not in "\n".join(error._render_traceback_())
         assert error._render_traceback_()[-1].endswith(str(error.documented))
     assert SlackwaterError("x").documented is None
-    assert find_family(["ValueError"], "x") is None
 
 
 class _Terminal(io.StringIO):

@@ -61,9 +61,10 @@ def _check_config(file: Path, connect: bool) -> None:
 
         unreachable = connecting.find_connection_problems(pipeline)
         if unreachable:
-            raise StartError(
-                "\n".join(f"{pipeline.name}: {line.removeprefix(f'{pipeline.name}: ')}" for line in unreachable)
+            lines = (
+                line.removeprefix(f"{pipeline.name}: ") for error in unreachable for line in str(error).splitlines()
             )
+            raise StartError("\n".join(f"{pipeline.name}: {line}" for line in lines), unreachable[0].topic)
         notes += connecting.find_connection_notes(pipeline)
     (before, first), *more = pipeline.stage_pipelines.items()
     description = _describe_step(first)

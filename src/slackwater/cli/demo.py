@@ -25,7 +25,7 @@ from slackwater.cli.format import format_run_summary, program_command
 from slackwater.cli.run import run_with_view
 from slackwater.config import toml
 from slackwater.engine.status import Status
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 from slackwater.runner.run_options import RunOptions
 
 BIN = dt.timedelta(minutes=5)

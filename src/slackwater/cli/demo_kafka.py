@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from slackwater.cli.format import program_command
-from slackwater.errors import Topic, EpochError
+from slackwater.errors import EpochError, Topic
 from slackwater.testing.services import Kafka, Postgres
 
 CONFIG = """name = "demo-kafka"
@@ -177,7 +177,10 @@ def _compare(say: Any, console: Console, url: str, rows: int) -> None:
     sessions, clicks = _count_results(url)
     say(f"{clicks:,} of {rows:,} clicks are in {sessions:,} sessions")
     if clicks != rows:
-        raise EpochError(f"demo-kafka: {rows:,} clicks were produced, but {clicks:,} are in the table; this is a bug", Topic.DEMO_FAILED)
+        raise EpochError(
+            f"demo-kafka: {rows:,} clicks were produced, but {clicks:,} are in the table; this is a bug",
+            Topic.DEMO_FAILED,
+        )
     with psycopg.connect(url, autocommit=True) as db:
         console.print(_longest_sessions(db))
     console.print(
@@ -298,7 +301,9 @@ def _wait_for_end(say: Any, runner: subprocess.Popen[bytes], home: Path) -> None
         time.sleep(0.2)
     code = runner.poll()
     if code is None:
-        raise EpochError(f"demo-kafka: the runner printed nothing for {STALLED_SECONDS} s: {_log_tail(home)}", Topic.DEMO_FAILED)
+        raise EpochError(
+            f"demo-kafka: the runner printed nothing for {STALLED_SECONDS} s: {_log_tail(home)}", Topic.DEMO_FAILED
+        )
     if code != 0:
         how = f"was ended by signal {-code}" if code < 0 else f"failed with exit code {code}"
         raise EpochError(f"demo-kafka: the runner {how}: {_log_tail(home)}", Topic.DEMO_FAILED)

@@ -18,7 +18,7 @@ from slackwater.config.source import Source
 from slackwater.connectors import bad_value_search
 from slackwater.core.humanize import format_age, format_datetime, plural
 from slackwater.core.paths import file_uri_to_path
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 from slackwater.operators.dead_letters import LATE
 
 if TYPE_CHECKING:
@@ -242,10 +242,14 @@ def parse_epoch_range(text: str | None) -> tuple[int | None, int | None]:
         return int(match[1]), int(match[1])
     match = re.fullmatch(r"(\d*)\.\.(\d*)", text)
     if match is None or not (match[1] or match[2]):
-        raise StartError(f'--epoch "{text}" is not a range of epochs; expected A..B, A.., ..B or one number', Topic.VALUE)
+        raise StartError(
+            f'--epoch "{text}" is not a range of epochs; expected A..B, A.., ..B or one number', Topic.VALUE
+        )
     first, last = (int(part) if part else None for part in match.groups())
     if first is not None and last is not None and first > last:
-        raise StartError(f'--epoch "{text}" is empty: {first} comes after {last}; expected A..B with A not after B', Topic.VALUE)
+        raise StartError(
+            f'--epoch "{text}" is empty: {first} comes after {last}; expected A..B with A not after B', Topic.VALUE
+        )
     return first, last
 
 

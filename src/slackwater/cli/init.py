@@ -14,7 +14,7 @@ from slackwater.config import sql_check, toml
 from slackwater.config.message_format import format_value, suggest_word_or_list
 from slackwater.config.pipeline import LONGEST_NAME
 from slackwater.core.humanize import format_ms, plural
-from slackwater.errors import Topic, ConfigError, StartError
+from slackwater.errors import ConfigError, StartError, Topic
 from slackwater.scaffold import proposals, render_config
 from slackwater.scaffold.sample import Sample, abbreviate_value, read_sample
 from slackwater.scaffold.time_columns import OutOfOrderness, TimeColumn, measure_disorder
@@ -48,7 +48,9 @@ def write_first_config(options: InitOptions) -> None:
     if file.is_dir():
         raise StartError(f"{file}: is a directory; expected the name of a file to write", Topic.FILE_NOT_WRITABLE)
     if file.exists() and not options.force:
-        raise StartError(f"{file}: already exists; name another file, or overwrite it with --force", Topic.FILE_NOT_WRITABLE)
+        raise StartError(
+            f"{file}: already exists; name another file, or overwrite it with --force", Topic.FILE_NOT_WRITABLE
+        )
     options = _prompt_options(options) if sys.stdin is not None and sys.stdin.isatty() else options
     source, kind = (
         _check_choice("--source", options.source or "files", _SOURCES),
@@ -62,8 +64,9 @@ def write_first_config(options: InitOptions) -> None:
     for sample in samples:
         if source == "kafka" and sample.format != "json":
             raise StartError(
-                f"--sample: {sample.path}: is {sample.format}; expected JSON lines, because the records of a topic are read as JSON"
-            , Topic.INIT_SAMPLE)
+                f"--sample: {sample.path}: is {sample.format}; expected JSON lines, because the records of a topic are read as JSON",
+                Topic.INIT_SAMPLE,
+            )
     options = replace(options, source=source, kind=kind)
     content, notes = _join_config(options, samples) if kind == "join" else _window_config(options, samples)
     try:
@@ -139,20 +142,23 @@ def _event_time(options: InitOptions, sample: Sample) -> TimeColumn | None:
             return columns[0] if columns else None
         raise StartError(
             f"--sample: {sample.path}: no column holds times ({', '.join(list(sample.columns)[:8])})"
-            f"{_wrong_time_text(sample)}; expected text such as 2024-03-01T09:00:00Z, or numbers of s, ms, us or ns since 1970; name the column with --time"
-        , Topic.INIT_SAMPLE)
+            f"{_wrong_time_text(sample)}; expected text such as 2024-03-01T09:00:00Z, or numbers of s, ms, us or ns since 1970; name the column with --time",
+            Topic.INIT_SAMPLE,
+        )
     names = (options.time, f"CAST({options.time} AS TIMESTAMP)")
     column = next((t for t in columns if t.name in names), None)
     if column is not None:
         return column
     if options.time not in sample.columns:
         raise StartError(
-            f"--time: {format_value(options.time)} is not a column of {sample.path}{suggest_word_or_list(options.time, sample.columns)}"
-        , Topic.INIT_SAMPLE)
+            f"--time: {format_value(options.time)} is not a column of {sample.path}{suggest_word_or_list(options.time, sample.columns)}",
+            Topic.INIT_SAMPLE,
+        )
     raise StartError(
         f"--time: {format_value(options.time)} of {sample.path} holds no times{_wrong_time_text(sample, options.time)}; "
-        "expected text such as 2024-03-01T09:00:00Z, or numbers of s, ms, us or ns since 1970"
-    , Topic.INIT_SAMPLE)
+        "expected text such as 2024-03-01T09:00:00Z, or numbers of s, ms, us or ns since 1970",
+        Topic.INIT_SAMPLE,
+    )
 
 
 def _wrong_time_text(sample: Sample, name: str | None = None) -> str:
@@ -205,8 +211,9 @@ def _key_sets(options: InitOptions, sample: Sample, time: TimeColumn | None) -> 
     for key in options.keys:
         if key not in sample.columns:
             raise StartError(
-                f"--key: {format_value(key)} is not a column of {sample.path}{suggest_word_or_list(key, sample.columns)}"
-            , Topic.INIT_SAMPLE)
+                f"--key: {format_value(key)} is not a column of {sample.path}{suggest_word_or_list(key, sample.columns)}",
+                Topic.INIT_SAMPLE,
+            )
     if options.keys:
         return [list(options.keys)]
     return [[key.name] for key in proposals.propose_key_columns(sample, time)[:_MOST_KEYS]]
@@ -224,7 +231,9 @@ def _first_valid(contents: Sequence[str]) -> str:
         if not problems:
             return content
         first = first or problems
-    raise StartError(f"found no valid config for the sample: {first[0].removeprefix('the config: ')}", Topic.INIT_SAMPLE)
+    raise StartError(
+        f"found no valid config for the sample: {first[0].removeprefix('the config: ')}", Topic.INIT_SAMPLE
+    )
 
 
 def _bad_rows_text(sides: Sequence[tuple[Sample, TimeColumn | None]]) -> str:
@@ -267,8 +276,9 @@ def _window_config(options: InitOptions, samples: Sequence[Sample]) -> tuple[str
     sets = _key_sets(options, sample, time) or ([] if kind == "session" else [[]])
     if not sets:
         raise StartError(
-            f"--sample: {sample.path}: no column is suitable as a session key ({', '.join(list(sample.columns)[:8])}); name one with --key"
-        , Topic.INIT_SAMPLE)
+            f"--sample: {sample.path}: no column is suitable as a session key ({', '.join(list(sample.columns)[:8])}); name one with --key",
+            Topic.INIT_SAMPLE,
+        )
     length = 300_000
     if time is not None and len(time.times_us) > 1:
         span_us = max(time.times_us) - min(time.times_us)
@@ -355,8 +365,9 @@ def _join_config(options: InitOptions, samples: Sequence[Sample]) -> tuple[str, 
         contents.append(render_config.render_config(draft, sides))
     if not contents:
         raise StartError(
-            f"--sample: {left_sample.path} and {right_sample.path} have no columns that can be join keys; name one with --key"
-        , Topic.INIT_SAMPLE)
+            f"--sample: {left_sample.path} and {right_sample.path} have no columns that can be join keys; name one with --key",
+            Topic.INIT_SAMPLE,
+        )
     pairs = zip((left_sample, right_sample), times, disorders, strict=True)
     return _first_valid(contents), [line for pair in pairs for line in _sample_lines(*pair)]
 
@@ -381,8 +392,9 @@ def _shared_event_time(
     ):
         names = " and ".join(format_value(t.name) + (f" in {t.unit}" if t.unit else "") if t else "none" for t in pair)
         raise StartError(
-            f"--sample: the event-time columns of the two sides are {names}; a join uses one name for both; rename one"
-        , Topic.INIT_SAMPLE)
+            f"--sample: the event-time columns of the two sides are {names}; a join uses one name for both; rename one",
+            Topic.INIT_SAMPLE,
+        )
     return pair
 
 

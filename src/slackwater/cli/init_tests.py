@@ -15,7 +15,7 @@ from slackwater.config.sql import ddl
 from slackwater.core.humanize import plural
 from slackwater.core.schema import INTEGERS
 from slackwater.core.time import parse_timestamp_us
-from slackwater.errors import Topic, SlackwaterError, StartError
+from slackwater.errors import SlackwaterError, StartError, Topic
 from slackwater.scaffold.sample import Sample
 
 _ROWS = 12  # number of rows per source

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from slackwater.config import toml
 from slackwater.core.humanize import plural
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 
 
 def prepare_machine(files: list[Path], names: list[str]) -> None:
@@ -36,7 +36,9 @@ def prepare_machine(files: list[Path], names: list[str]) -> None:
         print(f"fetched: {plural(len(maven_packages.connector_jars(name)), 'jar')} for {name}")
     archive = jvm_class_archive.make_archive("slackwater.cli.prepare")
     if archive is None:
-        raise StartError("Spark needs Java, which was not found; install Java 17 or later, or set JAVA_HOME", Topic.NOT_INSTALLED)
+        raise StartError(
+            "Spark needs Java, which was not found; install Java 17 or later, or set JAVA_HOME", Topic.NOT_INSTALLED
+        )
     print(f"archived: the classes of Spark, {archive.stat().st_size >> 20} MB in {archive}")
     print(f"prepared in {time.monotonic() - began:.0f} s: Spark starts faster on this machine from now on")
 

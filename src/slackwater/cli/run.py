@@ -21,7 +21,7 @@ from slackwater.core.humanize import format_time, mismatch, plural
 from slackwater.core.time import parse_duration_ms
 from slackwater.engine.observer import Observer
 from slackwater.engine.status import Status
-from slackwater.errors import Topic, ConfigError, StartError
+from slackwater.errors import ConfigError, StartError, Topic
 from slackwater.explain import describe_result_location
 from slackwater.runner import starting_offsets
 from slackwater.runner.backfill import BackfillResult, run_backfill
@@ -234,8 +234,8 @@ def _parse_time_us(text: str, option: str) -> int:
         time = dt.datetime.fromisoformat(text)
     except ValueError:
         raise StartError(
-            f"{option}: " + mismatch(f'"{text}"', "a time such as 2026-03-01 or 2026-03-01T12:00:00Z")
-        , Topic.VALUE) from None
+            f"{option}: " + mismatch(f'"{text}"', "a time such as 2026-03-01 or 2026-03-01T12:00:00Z"), Topic.VALUE
+        ) from None
     return (time.replace(tzinfo=time.tzinfo or dt.UTC) - _EPOCH) // dt.timedelta(microseconds=1)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from slackwater.cli.why import format_report
 from slackwater.config import toml
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 from slackwater.query.locate_state import list_pipelines, locate_store
 from slackwater.query.pipeline_from_state import rebuild_pipeline
 from slackwater.query.server import serve_state
@@ -92,8 +92,9 @@ def _page_source_from_state(place: str, name: str, schema: str) -> PageSource:
     with store.peek() as snapshot:
         if snapshot is None:
             raise StartError(
-                f"{mask_secrets(place)}: {name} has no commit yet; the first epoch creates one: slackwater run"
-            , Topic.NO_STATE)
+                f"{mask_secrets(place)}: {name} has no commit yet; the first epoch creates one: slackwater run",
+                Topic.NO_STATE,
+            )
         return PageSource(rebuild_pipeline(snapshot.commit), "FILE", store, format_report, is_described=True)
 
 
@@ -111,7 +112,9 @@ def save_page(watched: Sequence[PageSource], to: Path) -> None:
     try:
         to.write_bytes(content)
     except OSError as error:
-        raise StartError(f"--save {to}: cannot be written ({error.strerror}); choose another path", Topic.FILE_NOT_WRITABLE) from None
+        raise StartError(
+            f"--save {to}: cannot be written ({error.strerror}); choose another path", Topic.FILE_NOT_WRITABLE
+        ) from None
     print(f"saved {to}, {len(content):,} bytes")
 
 

@@ -21,7 +21,7 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.connectors.result_reader import RowCount
 from slackwater.core import row_format
 from slackwater.core.humanize import format_datetime, format_iso, mismatch, plural
-from slackwater.errors import Topic, SlackwaterError, StartError
+from slackwater.errors import SlackwaterError, StartError, Topic
 from slackwater.explain import describe_result_location
 from slackwater.query import condition
 from slackwater.query.result_readers import result_reader, sort_by_start
@@ -56,8 +56,8 @@ class ShowOptions:
         others = {"--follow": follow, "--where": self.where is not None, "--columns": bool(self.columns)}
         if self.sql is not None and (conflicting := [name for name, is_given in others.items() if is_given]):
             raise StartError(
-                f"--sql and {conflicting[0]}: " + mismatch("both", "one; express the selection in the SQL")
-            , Topic.VALUE)
+                f"--sql and {conflicting[0]}: " + mismatch("both", "one; express the selection in the SQL"), Topic.VALUE
+            )
 
     @property
     def is_plain(self) -> bool:

@@ -14,7 +14,7 @@ from slackwater.cli.format import align_rows
 from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.humanize import format_age, format_iso, format_size, plural
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 from slackwater.maintenance import reset_offsets
 from slackwater.maintenance.compact import CompactionResult, compact_state
 from slackwater.maintenance.history import commit_history
@@ -284,7 +284,9 @@ def _reset(store: StateStore, offsets: Sequence[str], config: Pipeline | None) -
         moves = reset_offsets.plan_moves(commit, offsets, config)
         _print_moves(commit, moves)
         if all(m.before == m.after for m in moves):
-            raise StartError(f"{commit.pipeline}: the sources already continue there; nothing was committed", Topic.OFFSETS)
+            raise StartError(
+                f"{commit.pipeline}: the sources already continue there; nothing was committed", Topic.OFFSETS
+            )
         return store.commit(next_maintenance_commit(commit, _now(), sources=reset_offsets.apply_moves(commit, moves)))
 
 

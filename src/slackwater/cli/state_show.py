@@ -15,7 +15,7 @@ from slackwater.cli.format import align_rows
 from slackwater.connectors.files.target import json_columns, text_columns
 from slackwater.core.humanize import format_age, format_iso, format_ms, format_size, mismatch, plural
 from slackwater.core.row_format import format_value, json_lines
-from slackwater.errors import Topic, SlackwaterError, StartError
+from slackwater.errors import SlackwaterError, StartError, Topic
 from slackwater.query.locate_state import list_pipelines, locate_store
 from slackwater.query.state_view import StateView, to_arrow
 from slackwater.state.commit import Commit
@@ -86,7 +86,9 @@ def show_state(where: str, pipeline: str | None, schema: str, epoch: int | None,
     store = locate_store(where, pipeline, schema)
     with closing(store), store.peek(epoch) as snapshot:
         if snapshot is None:
-            raise StartError(f"{where}: there is no state yet; the first epoch creates it: slackwater run", Topic.NO_STATE)
+            raise StartError(
+                f"{where}: there is no state yet; the first epoch creates it: slackwater run", Topic.NO_STATE
+            )
         commit, published, runner, kept_epochs = snapshot.commit, snapshot.published, store.runner(), store.epochs()
         missing = snapshot.missing
     if as_json:
@@ -204,7 +206,10 @@ def export_state(
     """Write windows of a state to a file atomically, and print what was written. Raises StartError or StateError."""
     path = Path(out)
     if path.suffix not in (".parquet", ".csv", ".json", ".jsonl"):
-        raise StartError(f"{out}: " + mismatch(f'the suffix "{path.suffix}"', ".parquet, .csv, .json or .jsonl"), Topic.FILE_NOT_WRITABLE)
+        raise StartError(
+            f"{out}: " + mismatch(f'the suffix "{path.suffix}"', ".parquet, .csv, .json or .jsonl"),
+            Topic.FILE_NOT_WRITABLE,
+        )
     if not path.parent.is_dir():
         raise StartError(f"{out}: the directory {path.parent} does not exist; create it", Topic.FILE_NOT_WRITABLE)
     store = locate_store(where, pipeline, schema)

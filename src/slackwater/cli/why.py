@@ -18,7 +18,7 @@ from slackwater.connectors.files.file_change_tracker import changed_files_text a
 from slackwater.core.humanize import format_age, format_iso, plural
 from slackwater.core.lateness_histogram import format_lateness_advice
 from slackwater.core.row_format import format_value
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 from slackwater.query.clock_sentences import describe_watermark_wait, quote_stage
 from slackwater.query.key_history import add_key_history
 from slackwater.query.why_report import (
@@ -44,8 +44,9 @@ def print_why_report(file: Path, key: Sequence[str], as_json: bool, stage: str |
     if pipeline.state_store is None or not pipeline.state_store.durable:
         raise StartError(
             f"{pipeline.name}: its state is in memory, which only the runner can read; "
-            'set [state_store] kind = "files" or "postgres"'
-        , Topic.NO_STATE)
+            'set [state_store] kind = "files" or "postgres"',
+            Topic.NO_STATE,
+        )
     store = create_store(pipeline)
     try:
         report = build_why_report(pipeline, store, time.time_ns() // 1000, key, stage, str(file))

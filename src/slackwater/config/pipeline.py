@@ -40,7 +40,7 @@ from slackwater.config.value_parsers import (
 )
 from slackwater.core.humanize import mismatch
 from slackwater.core.notebook_repr import NotebookRepr
-from slackwater.errors import Topic, ConfigError, StartError
+from slackwater.errors import ConfigError, StartError, Topic
 
 _Connected = TypeVar("_Connected", Source, Lookup, Target)
 _Transformed = TypeVar("_Transformed", Transform, Stage)
@@ -223,12 +223,14 @@ class Pipeline(Spec, NotebookRepr):
             return next(iter(pipelines.values()))
         if name is None:
             raise StartError(
-                f"{self.name} has {len(pipelines)} targets ({', '.join(pipelines)}); choose one with --target NAME"
-            , Topic.VALUE)
+                f"{self.name} has {len(pipelines)} targets ({', '.join(pipelines)}); choose one with --target NAME",
+                Topic.VALUE,
+            )
         if name not in pipelines:
             raise StartError(
-                f"{self.name}: --target: found {format_value(name)}, which is not a target{suggest_word_or_list(name, pipelines)}"
-            , Topic.VALUE)
+                f"{self.name}: --target: found {format_value(name)}, which is not a target{suggest_word_or_list(name, pipelines)}",
+                Topic.VALUE,
+            )
         return pipelines[name]
 
     def writer_of(self, target: str) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slackwater.config.message_format import format_config_duration
-from slackwater.errors import Topic, StateError
+from slackwater.errors import StateError, Topic
 
 COMPATIBLE, MIGRATED, REBUILD = "compatible", "migrated", "rebuild"
 
@@ -92,8 +92,9 @@ class StateComparison:
         if reasons:
             raise StateError(
                 f"{self.pipeline}: the state in epoch {self.epoch} was written for another {self.kind} "
-                f"({'; '.join(c.line for c in reasons)}); change the config back, or start over with: slackwater run FILE --rebuild"
-            , Topic.STATE_OF_OTHER_CONFIG)
+                f"({'; '.join(c.line for c in reasons)}); change the config back, or start over with: slackwater run FILE --rebuild",
+                Topic.STATE_OF_OTHER_CONFIG,
+            )
 
 
 def format_key_value(key: str, value: Any) -> str:

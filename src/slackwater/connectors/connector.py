@@ -21,7 +21,7 @@ from slackwater.connectors.target import TargetTable, TargetWithMarker, TargetWr
 from slackwater.connectors.timestamp_parsing import UTC
 from slackwater.core.dead_letter_schema import LetterFilter
 from slackwater.core.offsets import Offsets
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 from slackwater.state.commit import SourceRecord
 
 if TYPE_CHECKING:
@@ -105,7 +105,9 @@ class Connector(Generic[C]):
 
     def result_reader(self, pipeline: Pipeline) -> ResultReader:
         """Return the reader of the pipeline's target. Raises StartError if the system does not store rows."""
-        raise StartError(f"{pipeline.name}: its target is {self.connection.kind}, which cannot be read back", Topic.OUTPUT_UNREADABLE)
+        raise StartError(
+            f"{pipeline.name}: its target is {self.connection.kind}, which cannot be read back", Topic.OUTPUT_UNREADABLE
+        )
 
     def letters(self, spec: TargetSpec, pipeline: str, letter_filter: LetterFilter) -> Iterator[pl.DataFrame]:
         """Yield the dead letters of a pipeline, one frame at a time."""

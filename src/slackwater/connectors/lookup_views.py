@@ -12,7 +12,7 @@ from slackwater.connectors import spark_connect
 from slackwater.connectors.files.source import absolute_query
 from slackwater.connectors.source import spark_error_reason
 from slackwater.connectors.timestamp_parsing import TextTimestampSchema, find_time_zone
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -38,8 +38,9 @@ class LookupViews:
                 self._read(name, spec)
             except Exception as error:
                 raise StartError(
-                    f'lookup "{name}": "{spec.query}" cannot be read ({spark_error_reason(error)}); expected {spec.format} files'
-                , Topic.INPUT_MISSING) from None
+                    f'lookup "{name}": "{spec.query}" cannot be read ({spark_error_reason(error)}); expected {spec.format} files',
+                    Topic.INPUT_MISSING,
+                ) from None
 
     def refresh(self) -> None:
         """Reload lookups that are older than their `refresh_interval_ms`. Failures are counted and logged as warnings."""

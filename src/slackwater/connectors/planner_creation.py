@@ -23,7 +23,7 @@ from slackwater.connectors.source import (
     combine_batches,
 )
 from slackwater.connectors.streaming_sources import AnySource, SourceSet
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 from slackwater.state.commit import BatchId, Commit
 
 
@@ -92,8 +92,9 @@ def connect_not_supported_error(pipeline: str, source: str) -> StartError:
     return StartError(
         f'{pipeline}: source "{source}" needs a Spark streaming query, which Slackwater does not run over Spark '
         "Connect; use local files or Kafka without Spark's streaming options, or run it with a classic session "
-        "(SPARK_MASTER)"
-    , Topic.SPARK_CONNECT)
+        "(SPARK_MASTER)",
+        Topic.SPARK_CONNECT,
+    )
 
 
 def _check_spark_can(sources: Sequence[AnySource]) -> None:
@@ -104,8 +105,9 @@ def _check_spark_can(sources: Sequence[AnySource]) -> None:
             raise StartError(
                 f'source "{source.name}" is a {source.kind}, which is read without a Spark streaming query, but '
                 f'source "{other.name}" needs one; expected only tables, local files or Kafka, without Spark\'s streaming '
-                "options"
-            , Topic.VALUE)
+                "options",
+                Topic.VALUE,
+            )
 
 
 def _can_plan(source: AnySource) -> TypeGuard[SelfPlannedSource]:

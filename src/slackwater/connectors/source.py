@@ -13,7 +13,7 @@ from slackwater.config.config_paths import SPARK_CONNECTORS
 from slackwater.config.source import Source
 from slackwater.connectors import spark_connect
 from slackwater.core.offsets import Offsets
-from slackwater.errors import Topic, EpochError, SlackwaterError, StartError
+from slackwater.errors import EpochError, SlackwaterError, StartError, Topic
 from slackwater.state.commit import BatchId, SourceRecord
 from slackwater.state.protocol import StateStore
 
@@ -258,8 +258,9 @@ def declared_schema(session: SparkSession, source: str, text: str) -> StructType
         return spark_connect.schema_of_ddl(session, text)
     except Exception as error:
         raise StartError(
-            f'source "{source}": schema is not valid DDL ({spark_error_reason(error)}); expected "name TYPE, name TYPE, …"'
-        , Topic.SOURCE_SCHEMA) from None
+            f'source "{source}": schema is not valid DDL ({spark_error_reason(error)}); expected "name TYPE, name TYPE, …"',
+            Topic.SOURCE_SCHEMA,
+        ) from None
 
 
 def checkpoint_line(checkpoint: Path, source: int, batch: int) -> str | None:
@@ -272,8 +273,9 @@ def checkpoint_line(checkpoint: Path, source: int, batch: int) -> str | None:
         line = path.read_text().splitlines()[2 + source]
     except (OSError, IndexError) as error:
         raise EpochError(
-            f"checkpoint file {path} is missing or damaged; delete the directory {checkpoint} and start again"
-        , Topic.CHECKPOINT_DAMAGED) from error
+            f"checkpoint file {path} is missing or damaged; delete the directory {checkpoint} and start again",
+            Topic.CHECKPOINT_DAMAGED,
+        ) from error
     return None if line == "-" else line
 
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from slackwater.config.sql.lexer import strip_semicolon
 from slackwater.core.column_names import quote_identifier
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -154,8 +154,9 @@ def schema_of_json(session: Any, texts: Sequence[str]) -> StructType:
     if spark_version(session) < (4, 2):
         raise StartError(
             f"no schema is declared, and Spark {session.version} cannot infer one from records over Spark Connect; "
-            "declare one in schema, or use Spark 4.2 or later"
-        , Topic.SPARK_CONNECT)
+            "declare one in schema, or use Spark 4.2 or later",
+            Topic.SPARK_CONNECT,
+        )
     return session.read.json(session.createDataFrame([(text,) for text in texts], "value STRING")).schema
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from slackwater.connectors import spark_connect
 from slackwater.connectors.source import Batch, Seekable, SourceBatch, SparkPlannedSource, combine_batches
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 from slackwater.state.commit import BatchId, Commit
 from slackwater.state.protocol import StateStore
 
@@ -104,12 +104,14 @@ class SourceSet:
                 raise StartError(
                     f'source "{lost[0]}" cannot seek and resumes only from Spark\'s checkpoint, but the checkpoint '
                     f"{last} is lost or was made for other sources; restore it, or give"
-                    " the pipeline a new name or state path to start over"
-                , Topic.CHECKPOINT_ONLY)
+                    " the pipeline a new name or state path to start over",
+                    Topic.CHECKPOINT_ONLY,
+                )
             if any(c.rows for c in state.clocks.values()):
                 raise StartError(
-                    "sources were added or removed, but one of the sources cannot seek; restore the previous sources"
-                , Topic.CHECKPOINT_ONLY)
+                    "sources were added or removed, but one of the sources cannot seek; restore the previous sources",
+                    Topic.CHECKPOINT_ONLY,
+                )
         fresh = home / uuid.uuid4().hex
         fresh.mkdir(parents=True)
         if len(seekable) == len(self.sources) and any(state.sources[s.name].offsets is not None for s in seekable):

@@ -15,7 +15,7 @@ from slackwater.connectors.registry import connector_for
 from slackwater.core.dead_letter_schema import LETTER, SCHEMA, LetterFilter
 from slackwater.core.schema import Field
 from slackwater.dead_letters.attempt_ledger import COLUMNS, AttemptLedger
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 
 
 def read_newest(pipeline: Pipeline, letter_filter: LetterFilter) -> pl.DataFrame:
@@ -69,8 +69,9 @@ def _read_frames(pipeline: Pipeline, letter_filter: LetterFilter) -> Iterator[pl
     target = pipeline.dead_letter
     if target is None:
         raise StartError(
-            f'{pipeline.name}: the config has no [dead_letter], so no dead letters are kept; set on_error or late_data to "dlq"'
-        , Topic.DEAD_LETTERS)
+            f'{pipeline.name}: the config has no [dead_letter], so no dead letters are kept; set on_error or late_data to "dlq"',
+            Topic.DEAD_LETTERS,
+        )
     connection = resolve_connection(target.connection, pipeline.connections)
     frames = connector_for(connection or ConsoleConnection()).letters(target, pipeline.name, letter_filter)
     return (_cast_frame(frame, letter_filter.columns_to_read) for frame in frames)

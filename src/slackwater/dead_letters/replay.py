@@ -25,7 +25,7 @@ from slackwater.connectors.target import ReadableTarget, TargetWriter
 from slackwater.dead_letters.attempt_ledger import AttemptLedger, format_applied_lines
 from slackwater.dead_letters.corrections import compute_corrections
 from slackwater.engine.epoch_driver import EpochDriver
-from slackwater.errors import Topic, StartError, raise_unregistered
+from slackwater.errors import StartError, Topic, raise_unregistered
 from slackwater.operators import storability
 from slackwater.operators.base import Operator
 from slackwater.operators.dead_letters import BAD_GAP, LATE, ORIGIN_FIELDS, UNPUBLISHED
@@ -224,8 +224,9 @@ def _check_late(driver: EpochDriver) -> None:
         raise StartError(
             f"{driver.pipeline.name}: there are dead letters of late rows, but late_data = "
             f'"{driver.pipeline.transform.step.late_data}" does not track the origin of a row; set late_data back to '
-            '"dlq" or "reopen", or select others with --reason'
-        , Topic.DEAD_LETTERS)
+            '"dlq" or "reopen", or select others with --reason',
+            Topic.DEAD_LETTERS,
+        )
     targets, window = driver.targets.values(), driver.pipeline.transform.window
     marked = window is not None and window.emit_metadata  # a row that is written again shows its revision
     adds = [] if marked and len(targets) > 1 else [t for t in targets if not t.upserts]
@@ -234,8 +235,9 @@ def _check_late(driver: EpochDriver) -> None:
         raise StartError(
             f"{driver.pipeline.name}: late rows correct windows in the target, but {first.description} "
             f"{'cannot be read back' if first.upserts else 'is append-only'}; expected a Postgres table, or a Delta "
-            'or Iceberg table with mode = "merge"; nothing was replayed'
-        , Topic.DEAD_LETTERS)
+            'or Iceberg table with mode = "merge"; nothing was replayed',
+            Topic.DEAD_LETTERS,
+        )
 
 
 def _is_readable(target: TargetWriter) -> bool:
@@ -338,16 +340,18 @@ def _(operator: SessionOperator) -> pl.Expr:
 def _(operator: Operator) -> pl.Expr:
     raise StartError(
         f"{operator.pipeline}: late rows of a {operator.fingerprint['kind']} stage cannot be replayed: the rows that they "
-        "belong to have left the state; send the rows again, or select others with --reason"
-    , Topic.DEAD_LETTERS)
+        "belong to have left the state; send the rows again, or select others with --reason",
+        Topic.DEAD_LETTERS,
+    )
 
 
 @_all_late_together.register
 def _(operator: ImmediateOperator) -> pl.Expr:
     raise StartError(
         f"{operator.pipeline}: a pipeline without windows or joins has no late rows, so these dead letters belong to another "
-        "pipeline; select others with --reason"
-    , Topic.NO_WINDOWS)
+        "pipeline; select others with --reason",
+        Topic.NO_WINDOWS,
+    )
 
 
 def _count_copies(all_late: pl.Expr) -> pl.Expr:

@@ -14,7 +14,7 @@ from slackwater.core.humanize import format_iso
 from slackwater.core.lateness_histogram import update_histogram
 from slackwater.engine.engine_interface import IngestOutcome, SourceStats
 from slackwater.engine.status import BufferCounts, Counters, SourceStatus, StageStatus, Status
-from slackwater.errors import Topic, StateError
+from slackwater.errors import StateError, Topic
 from slackwater.operators.base import SIDES, Operator, StageCounts
 from slackwater.operators.reports import EmitReport
 from slackwater.state.commit import (
@@ -76,8 +76,9 @@ def _counters(commit: Commit, values: Mapping[str, Any]) -> Counters:
     if unknown := values.keys() - names:
         raise StateError(
             f"{commit.pipeline}: the state in epoch {commit.epoch} has a counter that this version does not know: "
-            f"{min(unknown)[:100]}; restore it from a backup, or install the version that wrote it"
-        , Topic.STATE_OF_OTHER_VERSION)
+            f"{min(unknown)[:100]}; restore it from a backup, or install the version that wrote it",
+            Topic.STATE_OF_OTHER_VERSION,
+        )
     return Counters(**values)
 
 

@@ -21,7 +21,7 @@ from slackwater.connectors.target import TargetWriter
 from slackwater.core.schema import ANYTHING, ValueLimits, find_value_limits
 from slackwater.engine.kill_points import PhaseTimer
 from slackwater.engine.observer import DriverCallbacks, PendingPublish
-from slackwater.errors import PublishError, StartError
+from slackwater.errors import PublishError, StartError, Topic
 from slackwater.evolution import added_columns, target_locations
 from slackwater.operators.base import Operator
 from slackwater.operators.dead_letters import storable_letters
@@ -144,7 +144,10 @@ class Publisher:
             latest, stages, now.targets, now.letters_to, missing, growing
         )
         if changed:
-            raise StartError(f"{self.pipeline.name}: {target_locations.describe_pending(latest.epoch, changed)}")
+            raise StartError(
+                f"{self.pipeline.name}: {target_locations.describe_pending(latest.epoch, changed)}",
+                Topic.EPOCH_UNPUBLISHED,
+            )
         latest = target_locations.with_current_names(latest, stages, list(self.bindings))
         self.hooks.on_notice("info", f"publishing epoch {latest.epoch}, which was committed but not yet published")
         self.publish_pending(latest)

@@ -16,7 +16,7 @@ from slackwater.connectors.source import Batch
 from slackwater.core.humanize import format_duration, format_iso, plural
 from slackwater.engine import next_commit
 from slackwater.engine.engine_interface import Engine, IngestOutcome
-from slackwater.errors import Topic, BadRowError, EpochError, StartError
+from slackwater.errors import BadRowError, EpochError, StartError, Topic
 from slackwater.operators import storability
 from slackwater.operators.base import SIDES, Operator, Question, ShardTask
 from slackwater.operators.dead_letters import LATE, OUTSIDE
@@ -100,12 +100,14 @@ def _judge_bad_rows(pipeline: Pipeline, before: StageState, epoch: int, outcome:
         if rows >= 1000 and usable == 0:
             if of_rows:
                 raise StartError(
-                    f'{pipeline.name}: source "{name}": none of its first {plural(rows, "row")} can be read; check its schema'
-                , Topic.SOURCE_SCHEMA)
+                    f'{pipeline.name}: source "{name}": none of its first {plural(rows, "row")} can be read; check its schema',
+                    Topic.SOURCE_SCHEMA,
+                )
             raise StartError(
                 f'{pipeline.name}: source "{name}": none of its first {plural(rows, "row")} has a usable event time; '
-                + (stats.unit_hint or f'check event_time_column "{step.event_time_column}" and event_time_unit')
-            , Topic.EVENT_TIME)
+                + (stats.unit_hint or f'check event_time_column "{step.event_time_column}" and event_time_unit'),
+                Topic.EVENT_TIME,
+            )
         if not stats.bad:
             continue
         problem = (
@@ -164,8 +166,9 @@ def _check_letters(pipeline: Pipeline, epoch: int, outcome: IngestOutcome) -> No
     if pipeline.keeps_late_rows and late != letters:
         raise EpochError(
             f"{pipeline.name}: epoch {epoch}: {plural(late, 'late row')}, but {plural(letters, 'dead letter')}: the "
-            "input changed between two reads, so this epoch was not committed; the next start repeats it"
-        , Topic.INPUT_CHANGED)
+            "input changed between two reads, so this epoch was not committed; the next start repeats it",
+            Topic.INPUT_CHANGED,
+        )
 
 
 def _log_lost(pipeline: Pipeline, epoch: int, batch: Batch) -> None:

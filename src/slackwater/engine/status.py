@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 
 if TYPE_CHECKING:
     import polars as pl
@@ -155,8 +155,9 @@ class Status:
         """
         if self.read_results is None:
             raise StartError(
-                f"{self.pipeline}: results() needs the status that run() returned, not the status of an epoch"
-            , Topic.VALUE)
+                f"{self.pipeline}: results() needs the status that run() returned, not the status of an epoch",
+                Topic.VALUE,
+            )
         return self.read_results(target)
 
     @property

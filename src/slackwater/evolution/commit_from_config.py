@@ -15,7 +15,7 @@ from slackwater.config.spec_serialization import spec_to_data
 from slackwater.config.step_base import StepBase
 from slackwater.config.window import Window
 from slackwater.core.schema import Field
-from slackwater.errors import Topic, StartError, StateError
+from slackwater.errors import StartError, StateError, Topic
 from slackwater.operators.base import Operator
 from slackwater.operators.window_base import WindowOperator
 from slackwater.state.commit import ClockRecord, Commit, SourceRecord, StageState
@@ -69,8 +69,9 @@ def check_description(commit: Commit, stage: StageState, window: Window) -> None
     if wrong:
         raise StateError(
             f"{commit.pipeline}: the state in epoch {commit.epoch} is damaged: its fingerprint and its description differ in "
-            f"{', '.join(wrong)}; restore it from a backup"
-        , Topic.STATE_DAMAGED)
+            f"{', '.join(wrong)}; restore it from a backup",
+            Topic.STATE_DAMAGED,
+        )
 
 
 def with_stored_accumulators(operator: WindowOperator, stage: StageState) -> WindowOperator:
@@ -175,8 +176,9 @@ def check_schema(source: str, before: str | None, now: str) -> list[str]:
     wrong = [f'"{c}" is now {new.get(c, "missing")} (was {t})' for c, t in old.items() if new.get(c) != t]
     if wrong:
         raise StartError(
-            f'source "{source}": its columns changed since the first start: {"; ".join(wrong)}; restore them in the schema'
-        , Topic.STATE_OF_OTHER_CONFIG)
+            f'source "{source}": its columns changed since the first start: {"; ".join(wrong)}; restore them in the schema',
+            Topic.STATE_OF_OTHER_CONFIG,
+        )
     added = [c for c in new if c not in old]
     return [f'source "{source}": new columns since the first start: {", ".join(added)}'] if added else []
 

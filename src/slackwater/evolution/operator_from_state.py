@@ -5,7 +5,7 @@ from __future__ import annotations
 from slackwater.config.custom_aggregator import forbid_imports
 from slackwater.config.spec_serialization import spec_from_data
 from slackwater.config.window import Window
-from slackwater.errors import Topic, StateError
+from slackwater.errors import StateError, Topic
 from slackwater.evolution import commit_from_config, state_migration
 from slackwater.operators.base import Operator
 from slackwater.operators.compile import bind_window
@@ -28,8 +28,9 @@ def restore_operator(commit: Commit, number: int = 0, *, trusting: bool = False)
         return operator_type.from_state(commit.pipeline, stage)
     except (KeyError, TypeError, ValueError, IndexError):
         raise StateError(
-            f"{commit.pipeline}: the state in epoch {commit.epoch} does not say which {operator_type.name} it belongs to"
-        , Topic.STATE_OF_OTHER_CONFIG) from None
+            f"{commit.pipeline}: the state in epoch {commit.epoch} does not say which {operator_type.name} it belongs to",
+            Topic.STATE_OF_OTHER_CONFIG,
+        ) from None
 
 
 def matches_description(logic: Operator, stage: StageState) -> bool:
@@ -71,6 +72,7 @@ def restore_window(commit: Commit, number: int = 0, *, trusting: bool = False) -
     logic = commit_from_config.with_stored_accumulators(bound, stage)
     if not trusting and (wrong := find_contradiction(logic, stage)):
         raise StateError(
-            f"{commit.pipeline}: the state in epoch {commit.epoch} is damaged: it {wrong}; restore it from a backup"
-        , Topic.STATE_DAMAGED)
+            f"{commit.pipeline}: the state in epoch {commit.epoch} is damaged: it {wrong}; restore it from a backup",
+            Topic.STATE_DAMAGED,
+        )
     return logic.with_earlier_settings(state_migration.read_earlier_settings(stage))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import psycopg
 
-from slackwater.errors import Topic, StateError
+from slackwater.errors import StateError, Topic
 from slackwater.evolution import state_migration
 from slackwater.evolution.operator_from_state import matches_description, restore_operator
 from slackwater.maintenance.sizes import Sizes, measure_sizes
@@ -47,8 +47,9 @@ def compact_state(store: StateStore) -> CompactionResult:
         if latest.staged and store.published_epoch() < latest.epoch:
             raise StateError(
                 f"{latest.pipeline}: epoch {latest.epoch} is committed but not yet published, and must be published before another commit; "
-                "start the pipeline once, then compact"
-            , Topic.EPOCH_UNPUBLISHED)
+                "start the pipeline once, then compact",
+                Topic.EPOCH_UNPUBLISHED,
+            )
         steps = [_stage_operator(latest, number) for number in range(len(latest.stages))]
         for number, step in enumerate(steps):
             store.prepare(step, number)
@@ -69,8 +70,9 @@ def _stage_operator(commit: Commit, number: int) -> Operator:
     if not matches_description(step, commit.stages[number]):
         raise StateError(
             f"{commit.pipeline}: epoch {commit.epoch} was rewritten for another value of emit, which the state does "
-            "not describe yet; start the pipeline once, then compact"
-        , Topic.STATE_OF_OTHER_CONFIG)
+            "not describe yet; start the pipeline once, then compact",
+            Topic.STATE_OF_OTHER_CONFIG,
+        )
     return step
 
 

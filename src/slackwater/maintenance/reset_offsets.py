@@ -23,7 +23,7 @@ from slackwater.config.message_format import suggest_word_or_list
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.core.humanize import mismatch
 from slackwater.core.offsets import NEEDS_FILE, KafkaOffsets, OffsetLookup, Offsets
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 from slackwater.state.commit import Commit, SourceRecord
 
 Position = str | int | Mapping[str, Any]  # a word, a time in µs, or offsets by topic and partition
@@ -51,8 +51,9 @@ def plan_moves(commit: Commit, arguments: Sequence[str], pipeline: Pipeline | No
         if source.offsets is None and commit.clocks[name].rows:
             raise StartError(
                 f'{commit.pipeline}: source "{name}" resumes only from Spark\'s checkpoint, which then holds the offsets of all '
-                "sources, so no offsets can be reset; give the pipeline a new name or state path to start over"
-            , Topic.CHECKPOINT_ONLY)
+                "sources, so no offsets can be reset; give the pipeline a new name or state path to start over",
+                Topic.CHECKPOINT_ONLY,
+            )
     positions = _parse_arguments(arguments, sorted(commit.sources))  # a database does not preserve the order of names
     return [
         OffsetMove(name, commit.sources[name].offsets, _resolve(commit, name, w, pipeline)) for name, w in positions
@@ -76,7 +77,9 @@ def _parse_arguments(arguments: Sequence[str], names: Sequence[str]) -> list[tup
     for text in arguments:
         for name, position in _parse_argument(text, names).items():
             if name not in names:
-                raise StartError(f'--offsets: the state has no source "{name}"{suggest_word_or_list(name, names)}', Topic.OFFSETS)
+                raise StartError(
+                    f'--offsets: the state has no source "{name}"{suggest_word_or_list(name, names)}', Topic.OFFSETS
+                )
             if name in positions:
                 raise StartError(f'--offsets: source "{name}" is named twice', Topic.OFFSETS)
             positions[name] = position if isinstance(position, Mapping) else _parse_position(name, position)
@@ -100,7 +103,9 @@ def _parse_position(name: str, value: Any) -> str | int:
     try:
         moment = dt.datetime.fromisoformat(value)
     except (TypeError, ValueError):
-        raise StartError(f'--offsets: source "{name}": ' + mismatch(json.dumps(value), _EXPECTED), Topic.OFFSETS) from None
+        raise StartError(
+            f'--offsets: source "{name}": ' + mismatch(json.dumps(value), _EXPECTED), Topic.OFFSETS
+        ) from None
     moment = moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)
     return (moment - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1)
 
@@ -137,8 +142,9 @@ def _resolve_partitions(
 ) -> KafkaOffsets:
     if not current.topics and ask is None:
         raise StartError(
-            f"{where}: this source was never read, so the state does not know its partitions; {NEEDS_FILE}"
-        , Topic.OFFSETS)
+            f"{where}: this source was never read, so the state does not know its partitions; {NEEDS_FILE}",
+            Topic.OFFSETS,
+        )
     offsets = _parse_offsets(where, position)
     partitions = current if current.topics or ask is None else KafkaOffsets.coerce(ask("latest"))
     _check_partitions(where, offsets, partitions.topics)
@@ -153,16 +159,21 @@ def _parse_offsets(where: str, offsets: Mapping[str, Any]) -> dict[str, dict[str
     """
     for topic, parts in offsets.items():
         if not isinstance(parts, dict) or not parts:
-            raise StartError(f'{where}: topic "{topic}": ' + mismatch(json.dumps(parts), 'partitions, as in {"0": 42}'), Topic.OFFSETS)
+            raise StartError(
+                f'{where}: topic "{topic}": ' + mismatch(json.dumps(parts), 'partitions, as in {"0": 42}'),
+                Topic.OFFSETS,
+            )
         for part, offset in parts.items():
             if not re.fullmatch(r"0|[1-9]\d*", part):
                 raise StartError(
-                    f'{where}: topic "{topic}": ' + mismatch(f'the partition "{part}"', 'a number such as "0"')
-                , Topic.OFFSETS)
+                    f'{where}: topic "{topic}": ' + mismatch(f'the partition "{part}"', 'a number such as "0"'),
+                    Topic.OFFSETS,
+                )
             if type(offset) is not int or not 0 <= offset < 2**63:
                 raise StartError(
-                    f"{where}: {topic}-{part}: {mismatch(json.dumps(offset), 'an offset: a whole number from 0')}"
-                , Topic.OFFSETS)
+                    f"{where}: {topic}-{part}: {mismatch(json.dumps(offset), 'an offset: a whole number from 0')}",
+                    Topic.OFFSETS,
+                )
     return {topic: dict(parts) for topic, parts in offsets.items()}
 
 
@@ -172,9 +183,12 @@ def _check_partitions(
     for topic, parts in offsets.items():
         if topic not in topics:
             raise StartError(
-                f'{where}: this source does not read topic "{topic}"{suggest_word_or_list(topic, list(topics))}'
-            , Topic.OFFSETS)
+                f'{where}: this source does not read topic "{topic}"{suggest_word_or_list(topic, list(topics))}',
+                Topic.OFFSETS,
+            )
         for part in parts:
             if part not in topics[topic]:
                 partitions = ", ".join(sorted(topics[topic], key=int))
-                raise StartError(f'{where}: topic "{topic}" has no partition {part}; available: {partitions}', Topic.OFFSETS)
+                raise StartError(
+                    f'{where}: topic "{topic}" has no partition {part}; available: {partitions}', Topic.OFFSETS
+                )

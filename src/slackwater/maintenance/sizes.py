@@ -15,7 +15,7 @@ from typing import Any
 
 import psycopg
 
-from slackwater.errors import Topic, StartError, StateError
+from slackwater.errors import StartError, StateError, Topic
 from slackwater.maintenance.hot_keys import HotKey, find_hot_keys
 from slackwater.state.commit import Commit
 from slackwater.state.files.store import FilesStore

@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import Any
 
 from slackwater.engine.observer import Observer
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 
 Notice = Callable[[str, str], None]
 
@@ -51,5 +51,6 @@ def _module(name: str, extra: str, library: str) -> Any:
         if (error.name or "").startswith("slackwater"):
             raise
         raise StartError(
-            f"--{extra} needs {library}, but the module {error.name} is not installed; install it: pip install 'slackwater[{extra}]'"
-        , Topic.NOT_INSTALLED) from None
+            f"--{extra} needs {library}, but the module {error.name} is not installed; install it: pip install 'slackwater[{extra}]'",
+            Topic.NOT_INSTALLED,
+        ) from None

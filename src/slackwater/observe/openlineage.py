@@ -40,7 +40,7 @@ from slackwater.core.dead_letter_schema import LETTER
 from slackwater.core.schema import Field
 from slackwater.engine.observer import Observer, RunSchema
 from slackwater.engine.status import Status
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 from slackwater.observe import openlineage_datasets
 from slackwater.observe.outage_reporter import OutageReporter, error_reason
 from slackwater.secrets import mask_secrets, remember_secret, remember_url
@@ -264,15 +264,17 @@ def _client() -> OpenLineageClient:
             client = OpenLineageClient()
     except Exception as error:
         raise StartError(
-            f"--openlineage: the client configuration is invalid: {mask_secrets(error_reason(error))}"
-        , Topic.REPORT_CONFIG) from None
+            f"--openlineage: the client configuration is invalid: {mask_secrets(error_reason(error))}",
+            Topic.REPORT_CONFIG,
+        ) from None
     finally:
         log.removeFilter(_not_the_console)
     if isinstance(client.transport, ConsoleTransport) and not (client.config.transport or {}).get("type"):
         raise StartError(
             "--openlineage: no destination for events is set; set OPENLINEAGE_URL, or OPENLINEAGE_CONFIG to a file "
-            "with a transport (openlineage.yml)"
-        , Topic.REPORT_CONFIG)
+            "with a transport (openlineage.yml)",
+            Topic.REPORT_CONFIG,
+        )
     return client
 
 

@@ -26,7 +26,7 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.core.humanize import mismatch
 from slackwater.engine.observer import Observer, PendingPublish
 from slackwater.engine.status import Status
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 from slackwater.metrics import BUCKETS, PREFIX, Metrics
 from slackwater.observe.outage_reporter import OutageReporter
 from slackwater.secrets import mask_secrets, remember_secret, remember_url
@@ -187,7 +187,10 @@ def _interval() -> float:
     except ValueError:
         milliseconds = 0.0
     if not 0 < milliseconds < math.inf:
-        raise StartError(f"{_INTERVAL}: " + mismatch(f'"{text}"', "a number of milliseconds above 0, as in 60000"), Topic.REPORT_CONFIG)
+        raise StartError(
+            f"{_INTERVAL}: " + mismatch(f'"{text}"', "a number of milliseconds above 0, as in 60000"),
+            Topic.REPORT_CONFIG,
+        )
     return milliseconds / 1000
 
 

@@ -21,7 +21,7 @@ import polars as pl
 from slackwater.connectors.files.target import json_columns
 from slackwater.connectors.result_reader import LabeledRows
 from slackwater.core.row_format import is_nested
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 
 _UTC = pl.Datetime("us", "UTC")
 _NTH = "__nth"
@@ -90,8 +90,9 @@ def compare_outputs(
         for column in by:
             if column not in side.rows.columns:
                 raise StartError(
-                    f'{side.label}: there is no column "{column}"; available: {", ".join(side.rows.columns)}'
-                , Topic.OUTPUT_UNREADABLE)
+                    f'{side.label}: there is no column "{column}"; available: {", ".join(side.rows.columns)}',
+                    Topic.OUTPUT_UNREADABLE,
+                )
     rows_a, rows_b = (_latest_revisions(side.rows, by) for side in (a, b))
     columns = [c for c in rows_a.columns if c in rows_b.columns and c not in ignore]
     missing = tuple(
@@ -131,13 +132,15 @@ def _choose_identity(a: LabeledRows, b: LabeledRows, by: Sequence[str] | None) -
     identities = [side.identity for side in (a, b) if side.identity is not None]
     if not identities:
         raise StartError(
-            "files and tables alone do not define which columns identify a row; name them with --by user_id,window_start"
-        , Topic.OUTPUT_UNREADABLE)
+            "files and tables alone do not define which columns identify a row; name them with --by user_id,window_start",
+            Topic.OUTPUT_UNREADABLE,
+        )
     if len(identities) == 2 and set(identities[0]) != set(identities[1]):
         raise StartError(
             f"{a.label} identifies rows by {', '.join(identities[0])}, but {b.label} identifies rows by "
-            f"{', '.join(identities[1])}; name the columns with --by"
-        , Topic.OUTPUT_UNREADABLE)
+            f"{', '.join(identities[1])}; name the columns with --by",
+            Topic.OUTPUT_UNREADABLE,
+        )
     return list(identities[0])
 
 

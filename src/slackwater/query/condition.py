@@ -17,7 +17,7 @@ import polars as pl
 
 from slackwater.config.message_format import format_value, suggest_word_or_list, value_mismatch
 from slackwater.core.humanize import mismatch
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 
 if TYPE_CHECKING:
     from sqlglot import errors, exp
@@ -200,8 +200,9 @@ def select_columns(frame: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
         if name not in frame.columns:
             raise StartError(
                 f"columns: {format_value(name)} is not a column of the result{suggest_word_or_list(name, frame.columns)}; available: "
-                f"{', '.join(frame.columns)}"
-            , Topic.SQL)
+                f"{', '.join(frame.columns)}",
+                Topic.SQL,
+            )
     return frame.select(selected) if selected else frame
 
 
@@ -211,8 +212,10 @@ def select_with_sql(frame: pl.DataFrame, sql: str) -> pl.DataFrame:
         return pl.SQLContext(result=frame, eager=True).execute(sql)
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         raise StartError(
-            f"sql: {_one_line(error)}; " + value_mismatch(sql, f"SELECT … FROM result over: {', '.join(frame.columns)}")
-        , Topic.VALUE) from None
+            f"sql: {_one_line(error)}; "
+            + value_mismatch(sql, f"SELECT … FROM result over: {', '.join(frame.columns)}"),
+            Topic.VALUE,
+        ) from None
 
 
 def _one_line(error: BaseException) -> str:

@@ -18,7 +18,7 @@ from slackwater.core.dead_letter_schema import LetterFilter
 from slackwater.core.paths import file_uri_to_path
 from slackwater.core.schema import Field
 from slackwater.dead_letters.letter_reader import add_attempts, read_newest
-from slackwater.errors import Topic, ConfigError, SlackwaterError, StartError, StateError
+from slackwater.errors import ConfigError, SlackwaterError, StartError, StateError, Topic
 from slackwater.operators.dead_letters import LATE, group_key_json
 from slackwater.operators.window_base import WindowOperator
 from slackwater.query import state_inspection
@@ -70,8 +70,9 @@ def format_dead_letter_keys(pipeline: Pipeline, store: StateStore, key: state_in
     with store.peek() as snapshot:
         if snapshot is None:
             raise StateError(
-                f"{pipeline.name}: there is no state yet, so the types of the keys are unknown; leave out --key"
-            , Topic.NO_STATE)
+                f"{pipeline.name}: there is no state yet, so the types of the keys are unknown; leave out --key",
+                Topic.NO_STATE,
+            )
         key_frames = _key_frames(pipeline, snapshot.commit, key)
     return {frame.select(group_key_json(operator.keys)).item() for operator, frame in key_frames.values()}
 
@@ -93,7 +94,11 @@ def _key_frames(
             except StartError as error:
                 problems.append(error)
     if not key_frames:
-        raise problems[0] if problems else StartError(f"{pipeline.name}: --key: no stage has windows; omit --key", Topic.VALUE)
+        raise (
+            problems[0]
+            if problems
+            else StartError(f"{pipeline.name}: --key: no stage has windows; omit --key", Topic.VALUE)
+        )
     return key_frames
 
 

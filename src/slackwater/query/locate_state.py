@@ -13,7 +13,7 @@ from slackwater.config.message_format import format_value, suggest_word, suggest
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.target import OBJECTS
 from slackwater.core.paths import is_local
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 from slackwater.joins.compiled_join import CompiledJoin
 from slackwater.joins.join_buffers import Buffers
 from slackwater.state.commit import Commit
@@ -83,8 +83,9 @@ def _store_of_config(pipeline: Pipeline) -> StateStore:
 def _in_memory_error(pipeline: Pipeline) -> StartError:
     return StartError(
         f"{pipeline.name}: its state is in memory, which only the runner can read; "
-        'set [state_store] kind = "files" or "postgres"'
-    , Topic.NO_STATE)
+        'set [state_store] kind = "files" or "postgres"',
+        Topic.NO_STATE,
+    )
 
 
 def _store_in_directory(path: Path, name: str | None) -> FilesStore:
@@ -97,7 +98,9 @@ def _store_in_directory(path: Path, name: str | None) -> FilesStore:
 
 def _names_in_directory(path: Path) -> list[str]:
     if not path.is_dir():
-        raise StartError(f"{path}: there is no such state directory; expected a TOML file, a directory or a URL", Topic.NO_STATE)
+        raise StartError(
+            f"{path}: there is no such state directory; expected a TOML file, a directory or a URL", Topic.NO_STATE
+        )
     return sorted(p.parent.name for p in path.glob("*/manifests") if ASIDE not in p.parent.name)
 
 
@@ -120,7 +123,9 @@ def _object_store_module(url: str) -> ModuleType:
     from slackwater.storage import object_store
 
     if url.partition("://")[0] not in OBJECTS:
-        raise StartError(f"{url}: expected a TOML file, a directory, or a URL: postgresql://, s3://, gs://, abfss://", Topic.VALUE)
+        raise StartError(
+            f"{url}: expected a TOML file, a directory, or a URL: postgresql://, s3://, gs://, abfss://", Topic.VALUE
+        )
     return object_store
 
 
@@ -162,11 +167,14 @@ def _choose_name(place: str, name: str | None, names: Sequence[str]) -> str:
         return names[0]
     names_text = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
     if name is None:
-        raise StartError(f"{place}: several pipelines have their state there: {names_text}; name one of them", Topic.NO_STATE)
+        raise StartError(
+            f"{place}: several pipelines have their state there: {names_text}; name one of them", Topic.NO_STATE
+        )
     if name not in names:
         raise StartError(
-            f'{place}: "{name}" has no state there{suggest_word(name, names) or f"; available: {names_text}"}'
-        , Topic.NO_STATE)
+            f'{place}: "{name}" has no state there{suggest_word(name, names) or f"; available: {names_text}"}',
+            Topic.NO_STATE,
+        )
     return name
 
 
@@ -176,8 +184,9 @@ def find_stage_index(commit: Commit, name: str, option: str = "--stage") -> int:
     if name not in names:
         raise StartError(
             f"{commit.pipeline}: {option}: found {format_value(name)}, which is not a stage of the state in epoch {commit.epoch}"
-            f"{suggest_word_or_list(name, names)}; available: {', '.join(names)}"
-        , Topic.SQL)
+            f"{suggest_word_or_list(name, names)}; available: {', '.join(names)}",
+            Topic.SQL,
+        )
     return names.index(name)
 
 

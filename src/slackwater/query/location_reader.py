@@ -20,7 +20,7 @@ from slackwater.connectors.files.reader import read_path
 from slackwater.connectors.postgres.reader import read_postgres, server_address
 from slackwater.connectors.registry import connector_for
 from slackwater.connectors.result_reader import LabeledRows
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 from slackwater.evolution.operator_from_state import restore_window
 from slackwater.query.locate_state import locate_store
 from slackwater.query.state_view import StateView
@@ -36,8 +36,9 @@ def read_rows_at_location(where: str) -> LabeledRows:
         url, _, table = where.partition("#")
         if not table:
             raise StartError(
-                f"{server_address(url)}: the URL does not name a table; append it, as in postgresql://…/database#schema.table"
-            , Topic.OUTPUT_UNREADABLE)
+                f"{server_address(url)}: the URL does not name a table; append it, as in postgresql://…/database#schema.table",
+                Topic.OUTPUT_UNREADABLE,
+            )
         return read_postgres(url, table)
     path = Path(where)
     if path.suffix == ".toml" and not path.is_dir():
@@ -67,8 +68,9 @@ def _read_pipeline_target(pipeline: Pipeline) -> LabeledRows:
         output = reader.read_all()
     if output is None:
         raise StartError(
-            f"{pipeline.name}: its target is {connection.kind}, which cannot be read completely; name files, a table or state:FILE"
-        , Topic.OUTPUT_UNREADABLE)
+            f"{pipeline.name}: its target is {connection.kind}, which cannot be read completely; name files, a table or state:FILE",
+            Topic.OUTPUT_UNREADABLE,
+        )
     label = f"{pipeline.name}, target {target.name}" if pipeline.targets else pipeline.name
     return LabeledRows(f"{label}: {output.label}", output.rows, identity)
 

@@ -18,7 +18,7 @@ from slackwater.config.spec_serialization import spec_from_data
 from slackwater.config.stage import Stage, Transform
 from slackwater.config.step_base import effective_allowed_lateness_ms
 from slackwater.config.target import StateStore, Target
-from slackwater.errors import ConfigError, StateError
+from slackwater.errors import ConfigError, StateError, Topic
 from slackwater.state.commit import Commit, StageState
 
 
@@ -28,10 +28,12 @@ def rebuild_pipeline(commit: Commit) -> Pipeline:
         with forbid_imports():
             steps = [_step_argument(commit.pipeline, stage) for stage in commit.stages]
             if not all(steps):
-                raise StateError(_missing_description(commit))
+                raise StateError(_missing_description(commit), Topic.STATE_OF_OTHER_CONFIG)
             return _pipeline(commit, steps)
     except ConfigError as error:
-        raise StateError(f"{_missing_description(commit)} ({'; '.join(error.problems)})") from None
+        raise StateError(
+            f"{_missing_description(commit)} ({'; '.join(error.problems)})", Topic.STATE_OF_OTHER_CONFIG
+        ) from None
 
 
 def _step_argument(pipeline: str, stage: StageState) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from slackwater.config.message_format import format_value, value_mismatch
 from slackwater.core.humanize import plural
 from slackwater.core.row_format import json_lines
 from slackwater.core.schema import polars_to_spark_type
-from slackwater.errors import Topic, ExhaustedError, SlackwaterError, StartError, StateError
+from slackwater.errors import ExhaustedError, SlackwaterError, StartError, StateError, Topic
 from slackwater.query.state_view import StateView, to_arrow
 from slackwater.watermark import NO_WATERMARK
 from slackwater.web.server import LOOPBACK, HttpServer, start_server
@@ -190,8 +190,9 @@ def _check_parameters(parameters: Query, *names: str) -> None:
     unknown = [n for n in parameters if n not in (*names, "at", "format")]
     if unknown:
         raise StartError(
-            f"{format_value(unknown[0])} is not a known parameter; available: {', '.join((*names, 'at', 'format'))}"
-        , Topic.VALUE)
+            f"{format_value(unknown[0])} is not a known parameter; available: {', '.join((*names, 'at', 'format'))}",
+            Topic.VALUE,
+        )
 
 
 def _view_at_epoch(view: StateView, parameters: Query) -> StateView:
@@ -200,7 +201,9 @@ def _view_at_epoch(view: StateView, parameters: Query) -> StateView:
 
 def _parse_number(parameters: Query, name: str, most: int = 10**18) -> int:
     if not re.fullmatch("[0-9]{1,19}", parameters[name]) or int(parameters[name]) > most:
-        raise StartError(f"{name}: " + value_mismatch(parameters[name], f"a whole number from 0 to {most}"), Topic.VALUE)
+        raise StartError(
+            f"{name}: " + value_mismatch(parameters[name], f"a whole number from 0 to {most}"), Topic.VALUE
+        )
     return int(parameters[name])
 
 

@@ -12,7 +12,7 @@ import polars as pl
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.lateness_histogram import compute_lateness_stats
 from slackwater.engine import next_commit
-from slackwater.errors import Topic, StartError, raise_unregistered
+from slackwater.errors import StartError, Topic, raise_unregistered
 from slackwater.operators.base import Operator
 from slackwater.operators.immediate import ImmediateOperator
 from slackwater.operators.interval_join import IntervalJoinOperator
@@ -264,14 +264,17 @@ class StageInspector:
 
     @_key_report.register
     def _(self, operator: IntervalJoinOperator, texts: state_inspection.Texts) -> KeyReport:
-        raise StartError(f"{self.pipeline.name}: --key: a join has no windows to look up by key; omit --key", Topic.VALUE)
+        raise StartError(
+            f"{self.pipeline.name}: --key: a join has no windows to look up by key; omit --key", Topic.VALUE
+        )
 
     @_key_report.register
     def _(self, operator: ImmediateOperator, texts: state_inspection.Texts) -> KeyReport:
         raise StartError(
             f"{self.pipeline.name}: --key: no rows are waiting, because rows are emitted in the epoch that reads "
-            "them; omit --key"
-        , Topic.NO_WINDOWS)
+            "them; omit --key",
+            Topic.NO_WINDOWS,
+        )
 
     def _sessions(
         self, logic: SessionOperator, sessions: pl.DataFrame, state: pl.DataFrame | None = None

@@ -19,7 +19,7 @@ from slackwater.core.hashing import key_hash, mix_bits, shard_of
 from slackwater.core.humanize import mismatch
 from slackwater.core.schema import INTEGERS, Field
 from slackwater.core.sorted_arrays import Int64s, distinct_values
-from slackwater.errors import Topic, StartError, StateError, raise_unregistered
+from slackwater.errors import StartError, StateError, Topic, raise_unregistered
 from slackwater.evolution import commit_from_config
 from slackwater.evolution.operator_from_state import restore_operator
 from slackwater.operators.base import Operator
@@ -61,8 +61,9 @@ def rebuild_operator(pipeline: Pipeline, commit: Commit) -> Operator:
     if unknown:
         raise StateError(
             f"{pipeline.name}: the state in epoch {commit.epoch} does not describe its window, and does not contain the columns "
-            f"{', '.join(unknown)}; change the config back, or start the pipeline once"
-        , Topic.STATE_OF_OTHER_CONFIG)
+            f"{', '.join(unknown)}; change the config back, or start the pipeline once",
+            Topic.STATE_OF_OTHER_CONFIG,
+        )
     return commit_from_config.with_stored_accumulators(compile_window(pipeline, columns), state)
 
 
@@ -86,8 +87,8 @@ def parse_key(logic: KeyedStateLayout, texts: Texts, option: str = "key") -> pl.
     names = logic.key_names
     if not names:
         raise StartError(
-            f"{logic.pipeline}: {option}: this window has no group_by, so there are no keys; omit {option}"
-        , Topic.VALUE)
+            f"{logic.pipeline}: {option}: this window has no group_by, so there are no keys; omit {option}", Topic.VALUE
+        )
     following = ",(?=(?:" + "|".join(map(re.escape, names)) + ")(?:=|,|$))"
     values: dict[str, str | None] = {}
     if isinstance(texts, Mapping):
@@ -99,17 +100,20 @@ def parse_key(logic: KeyedStateLayout, texts: Texts, option: str = "key") -> pl.
             if not is_value and not isinstance(texts, Mapping):  # a value without its column
                 form = ",".join(f"{n}={name if i == 0 else '…'}" for i, n in enumerate(names))
                 raise StartError(
-                    f"{logic.pipeline}: {option}: " + mismatch(f'"{name}"', f"a column name and a value: {form}")
-                , Topic.VALUE)
+                    f"{logic.pipeline}: {option}: " + mismatch(f'"{name}"', f"a column name and a value: {form}"),
+                    Topic.VALUE,
+                )
             raise StartError(
-                f'{logic.pipeline}: {option}: "{name}" is not a key of this window{suggest_word_or_list(name, names)}'
-            , Topic.VALUE)
+                f'{logic.pipeline}: {option}: "{name}" is not a key of this window{suggest_word_or_list(name, names)}',
+                Topic.VALUE,
+            )
         values[name] = value if is_value else None
     missing = [n for n in names if n not in values]
     if missing:
         raise StartError(
-            f'{logic.pipeline}: {option}: "{missing[0]}" is missing; expected {",".join(f"{n}=…" for n in names)}'
-        , Topic.VALUE)
+            f'{logic.pipeline}: {option}: "{missing[0]}" is missing; expected {",".join(f"{n}=…" for n in names)}',
+            Topic.VALUE,
+        )
     return key_frame(logic, {k.name: _parse_key_value(logic, k, values[k.name]) for k in logic.keys})
 
 
@@ -121,8 +125,9 @@ def key_frame(logic: KeyedStateLayout, key: Mapping[str, Any]) -> pl.DataFrame:
             columns.append(pl.Series(k.name, [_polars_key_value(k, key[k.name])], dtype=k.polars))
         except (TypeError, ValueError, ArithmeticError, pl.exceptions.PolarsError):
             raise StartError(
-                f"{logic.pipeline}: key: {k.name}: " + mismatch(repr(key[k.name]), f"a value of type {k.type}")
-            , Topic.VALUE) from None
+                f"{logic.pipeline}: key: {k.name}: " + mismatch(repr(key[k.name]), f"a value of type {k.type}"),
+                Topic.VALUE,
+            ) from None
     return normalize_columns(pl.DataFrame(columns or {"": [None]}), list(logic.keys))
 
 
@@ -189,8 +194,9 @@ def _parse_key_value(logic: KeyedStateLayout, field: Field, text: str | None) ->
             return time if time.tzinfo else time.replace(tzinfo=dt.UTC)
     except (ValueError, KeyError, ArithmeticError):
         raise StartError(
-            f"{logic.pipeline}: --key: {field.name}: " + mismatch(f'"{text}"', f"a value of type {field.type}")
-        , Topic.VALUE) from None
+            f"{logic.pipeline}: --key: {field.name}: " + mismatch(f'"{text}"', f"a value of type {field.type}"),
+            Topic.VALUE,
+        ) from None
     return text
 
 

@@ -26,7 +26,7 @@ import polars as pl
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.humanize import mismatch
 from slackwater.core.notebook_repr import NotebookRepr
-from slackwater.errors import Topic, StartError, StateError, raise_unregistered
+from slackwater.errors import StartError, StateError, Topic, raise_unregistered
 from slackwater.evolution.operator_from_state import restore_operator, restore_window
 from slackwater.operators.base import Operator
 from slackwater.operators.keyed import KeyedOperator
@@ -131,7 +131,10 @@ class StateView(NotebookRepr):
         """
         limit = None if limit is None else _whole_number(limit, "limit", 0)
         if where is not None and not isinstance(where, str | pl.Expr):
-            raise StartError("where: " + mismatch(f"{where!r} ({type(where).__name__})", "SQL or a Polars expression"), Topic.CONDITION)
+            raise StartError(
+                "where: " + mismatch(f"{where!r} ({type(where).__name__})", "SQL or a Polars expression"),
+                Topic.CONDITION,
+            )
         ends = None if timeout_s is None else time.monotonic() + timeout_s
         with self._open_snapshot() as (snapshot, logic):
             empty = _windows(snapshot, logic, logic.empty_state())
@@ -143,8 +146,9 @@ class StateView(NotebookRepr):
                     selected.append(part)
                     if ends is not None and time.monotonic() > ends:
                         raise StartError(
-                            f"where: the query took longer than {timeout_s:g} seconds; request the windows of one key"
-                        , Topic.CONDITION)
+                            f"where: the query took longer than {timeout_s:g} seconds; request the windows of one key",
+                            Topic.CONDITION,
+                        )
                 if limit is not None:
                     selected = [_sorted(logic, pl.concat(selected)).head(limit)]
             return _sorted(logic, pl.concat(selected))
@@ -234,13 +238,18 @@ def _check_sessions(operator: Operator) -> None:
 @_check_sessions.register
 def _(operator: PaneOperator) -> None:
     raise StartError(
-        f"{operator.pipeline}: find_sessions: " + mismatch(f"windows of kind {operator.window.kind}", "session windows")
-    , Topic.NO_WINDOWS)
+        f"{operator.pipeline}: find_sessions: "
+        + mismatch(f"windows of kind {operator.window.kind}", "session windows"),
+        Topic.NO_WINDOWS,
+    )
 
 
 @_check_sessions.register
 def _(operator: KeyedOperator) -> None:
-    raise StartError(f"{operator.pipeline}: find_sessions: the state has rows of a {operator.kind} stage, not sessions", Topic.NO_WINDOWS)
+    raise StartError(
+        f"{operator.pipeline}: find_sessions: the state has rows of a {operator.kind} stage, not sessions",
+        Topic.NO_WINDOWS,
+    )
 
 
 @_check_sessions.register
@@ -289,8 +298,9 @@ def _key_frame(logic: Viewed, key: Any) -> pl.DataFrame:
     if set(key) != set(names):
         raise StartError(
             f"{logic.pipeline}: key: "
-            + mismatch(f"the columns {', '.join(map(str, key)) or 'none'}", ", ".join(names) or "none")
-        , Topic.VALUE)
+            + mismatch(f"the columns {', '.join(map(str, key)) or 'none'}", ", ".join(names) or "none"),
+            Topic.VALUE,
+        )
     return state_inspection.key_frame(logic, key)
 
 
@@ -300,7 +310,9 @@ def _to_micros(value: Time, name: str) -> int:
         try:
             value = dt.datetime.fromisoformat(value)
         except ValueError:
-            raise StartError(f"{name}: " + mismatch(f'"{value}"', "a time such as 2026-03-01T12:00:00Z"), Topic.VALUE) from None
+            raise StartError(
+                f"{name}: " + mismatch(f'"{value}"', "a time such as 2026-03-01T12:00:00Z"), Topic.VALUE
+            ) from None
     if isinstance(value, dt.datetime):
         time = value if value.tzinfo else value.replace(tzinfo=dt.UTC)
         return (time - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1)
@@ -321,7 +333,9 @@ def _whole_number(value: int, name: str, least: int) -> int:
     except TypeError:
         number = least - 1
     if number < least:
-        raise StartError(f"{name}: " + mismatch(repr(value), f"a whole number of at least {max(least, 0)}"), Topic.VALUE)
+        raise StartError(
+            f"{name}: " + mismatch(repr(value), f"a whole number of at least {max(least, 0)}"), Topic.VALUE
+        )
     return min(number, (1 << 63) - 1)
 
 

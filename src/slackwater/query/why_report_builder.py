@@ -10,7 +10,7 @@ from typing import Any
 
 from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline
-from slackwater.errors import Topic, StartError, StateError
+from slackwater.errors import StartError, StateError, Topic
 from slackwater.evolution import compare
 from slackwater.evolution.stage_matching import match_stages
 from slackwater.query import state_inspection
@@ -127,7 +127,9 @@ def _key_reports(
     if not problems[1:]:
         raise problems[0]
     keys_text = "; ".join(f"{inspector.name}: {', '.join(inspector.key_names) or 'none'}" for inspector in inspectors)
-    raise StartError(f"{pipeline}: --key: no stage has windows with these keys; keys by stage: {keys_text}", Topic.VALUE)
+    raise StartError(
+        f"{pipeline}: --key: no stage has windows with these keys; keys by stage: {keys_text}", Topic.VALUE
+    )
 
 
 def why(

@@ -12,7 +12,7 @@ from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.target import Target as TargetSpec
 from slackwater.config.window import Window
 from slackwater.core.humanize import format_iso
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,9 @@ def backfill_pipeline(pipeline: Pipeline, since_us: int, until_us: int, into: st
     if since_us >= until_us:
         raise StartError(
             f"{name}: --from {format_iso(since_us)} is not before --to {format_iso(until_us)}; pass an earlier "
-            "--from or a later --to"
-        , Topic.BACKFILL)
+            "--from or a later --to",
+            Topic.BACKFILL,
+        )
     if window is None or pipeline.stages:
         raise StartError(
             f"{name}: a backfill selects windows by their start; expected only [transform.window], found "
@@ -77,19 +78,22 @@ def backfill_pipeline(pipeline: Pipeline, since_us: int, until_us: int, into: st
                 else f"a {step.table}"
                 if (step := pipeline.transform.stateful)
                 else "SQL alone"
-            )
-        , Topic.BACKFILL)
+            ),
+            Topic.BACKFILL,
+        )
     if window.time_mode == "processing":
         raise StartError(
-            f'{name}: time_mode = "processing" uses the time at which a row is read, which history does not record'
-        , Topic.BACKFILL)
+            f'{name}: time_mode = "processing" uses the time at which a row is read, which history does not record',
+            Topic.BACKFILL,
+        )
     for source in pipeline.sources:
         connection = resolve_connection(source.connection, pipeline.connections)
         if connection is None or not CONNECTORS[connection.kind].keeps_history:
             kind = "a DataFrame" if connection is None else connection.kind
             raise StartError(
-                f'{name}: source "{source.name}" is {kind}, which keeps no history; expected kafka, files, delta or iceberg'
-            , Topic.BACKFILL)
+                f'{name}: source "{source.name}" is {kind}, which keeps no history; expected kafka, files, delta or iceberg',
+                Topic.BACKFILL,
+            )
     target, connections = _target(pipeline, into), dict(pipeline.connections)
     kind = explain.connection_kind(pipeline.target, pipeline)
     same = (target.path, target.table, target.topic) == (
@@ -100,8 +104,9 @@ def backfill_pipeline(pipeline: Pipeline, since_us: int, until_us: int, into: st
     if not pipeline.target.upserts(kind, window) and same:
         raise StartError(
             f"{name}: its target, {explain.describe_result_location(pipeline)}, is append-only and may already contain the windows of "
-            "the range; name another target with --into"
-        , Topic.BACKFILL)
+            "the range; name another target with --into",
+            Topic.BACKFILL,
+        )
     if kind == "console":
         connections["backfill"] = FilesConnection()
     of_several = bool(pipeline.targets)  # the backfill of each target has a separate state

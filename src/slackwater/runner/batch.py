@@ -27,7 +27,7 @@ from slackwater.connectors.streaming_sources import DataFrameSource, rebind_to_s
 from slackwater.core.column_names import CORRUPT, quote_identifier
 from slackwater.core.humanize import mismatch
 from slackwater.core.schema import Field, to_arrow_schema
-from slackwater.errors import Topic, ConfigError, StartError
+from slackwater.errors import ConfigError, StartError, Topic
 from slackwater.operators.base import Operator
 from slackwater.runner import error_boundary, stage_binding
 from slackwater.spark import batch_shard_functions
@@ -208,8 +208,9 @@ def _plan(
     for source, frame in frames.items():
         if getattr(frame, "isStreaming", False):
             raise StartError(
-                f'{name}: "{source}" is a streaming DataFrame; expected a batch DataFrame; run it as a pipeline'
-            , Topic.DATAFRAME_NOT_BATCH)
+                f'{name}: "{source}" is a streaming DataFrame; expected a batch DataFrame; run it as a pipeline',
+                Topic.DATAFRAME_NOT_BATCH,
+            )
         if spark_connect.is_connect(frame):
             connect_session.check_session_settings(frame.sparkSession, name)
     described = {"join": step} if isinstance(step, Join) else {"window": step, "sql": sql}

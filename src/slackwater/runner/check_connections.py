@@ -13,23 +13,23 @@ from slackwater.connectors.files import source as files_source
 from slackwater.connectors.registry import connector_for
 from slackwater.core.offsets import ChangedFiles, FileOffsets
 from slackwater.core.paths import file_uri_to_path, is_local
-from slackwater.errors import SlackwaterError
+from slackwater.errors import SlackwaterError, StartError, Topic
 
 
-def find_connection_problems(pipeline: Pipeline) -> list[str]:
-    """Return one line for each system that is unreachable or not as the config expects.
+def find_connection_problems(pipeline: Pipeline) -> list[SlackwaterError]:
+    """Return an error for each system that is unreachable or not as the config expects.
 
     Spark is started only for a Postgres target, to find out which columns its table must have.
     """
     from slackwater.state.store_creation import create_store
 
-    problems: list[str] = []
+    problems: list[SlackwaterError] = []
 
     def attempt(check: Callable[[], object]) -> None:
         try:
             check()
         except SlackwaterError as error:
-            problems.extend(str(error).splitlines())
+            problems.append(error)
 
     for spec in pipeline.sources:
         connection = resolve_connection(spec.connection, pipeline.connections)
@@ -47,7 +47,7 @@ def find_connection_problems(pipeline: Pipeline) -> list[str]:
         for target_pipeline in pipeline.per_target.values()
     ]
     if not problems and any(isinstance(c, PostgresConnection) for c in of_results):
-        attempt(lambda: problems.extend(_table_problems(pipeline)))
+        attempt(lambda: _check_tables(pipeline))
     return problems
 
 
@@ -113,8 +113,8 @@ def _check_database(url: str, label: str) -> None:
     client.open_connection(url, label).close()
 
 
-def _table_problems(pipeline: Pipeline) -> list[str]:
-    """Return one line for each difference between a Postgres table and the pipeline's output."""
+def _check_tables(pipeline: Pipeline) -> None:
+    """Raise StartError, with one line per difference, if a Postgres table does not fit the pipeline's output."""
     from slackwater.connectors.lookup_views import LookupViews
     from slackwater.connectors.postgres.target import PostgresTarget
     from slackwater.runner.components import create_source, create_target_writers, spark_settings
@@ -133,4 +133,5 @@ def _table_problems(pipeline: Pipeline) -> list[str]:
         with closing(create_store(pipeline)) as store, store.peek() as snapshot:
             latest = None if snapshot is None else snapshot.commit
     targets = create_target_writers(pipeline, operators, latest=latest)
-    return [line for t in targets.values() if isinstance(t, PostgresTarget) for line in t.problems()]
+    if lines := [line for t in targets.values() if isinstance(t, PostgresTarget) for line in t.problems()]:
+        raise StartError("\n".join(lines), Topic.TARGET_UNSUITABLE)

@@ -12,7 +12,7 @@ from slackwater.core.humanize import plural
 from slackwater.dead_letters import letter_reader
 from slackwater.dead_letters.replay import ReplayResult, count_replayable_late_letters
 from slackwater.dead_letters.replay import replay_letters as apply
-from slackwater.errors import Topic, LockHeldError, StartError
+from slackwater.errors import LockHeldError, StartError, Topic
 from slackwater.operators.dead_letters import LATE
 from slackwater.runner import run_log
 from slackwater.runner.pipeline_runner import PipelineRunner
@@ -47,15 +47,17 @@ def replay_dead_letters(
     if pipeline.transform.join is not None:
         raise StartError(
             f"{pipeline.name}: dead letters are replayed as corrections of windows, but rows of a join are final; "
-            "list them with: slackwater dlq list"
-        , Topic.NO_WINDOWS)
+            "list them with: slackwater dlq list",
+            Topic.NO_WINDOWS,
+        )
     runner = PipelineRunner(pipeline, spark, RunNotifier(on_notice or run_log.log_notice))
     with runner.error_boundary():
         if len(pipeline.stage_pipelines) > 1:
             raise StartError(
                 f"{pipeline.name}: dead letters are replayed as corrections of rows in a target, but the first stage of "
-                "this pipeline writes to the next stage; list late dead letters with: slackwater dlq list"
-            , Topic.DEAD_LETTERS)
+                "this pipeline writes to the next stage; list late dead letters with: slackwater dlq list",
+                Topic.DEAD_LETTERS,
+            )
         if pipeline.dead_letter is None:
             letter_reader.read_newest(
                 pipeline, LetterFilter()
@@ -65,8 +67,9 @@ def replay_dead_letters(
         try:
             if latest is None:
                 raise StartError(
-                    f"{pipeline.name}: there is no state yet, so no row was ever late; run the pipeline first"
-                , Topic.NO_STATE)
+                    f"{pipeline.name}: there is no state yet, so no row was ever late; run the pipeline first",
+                    Topic.NO_STATE,
+                )
             components = runner.prepare(latest)
             assert components is not None, "nobody stops a replay"
 
@@ -94,8 +97,9 @@ def _check_late(pipeline: Pipeline, choose: Callable[[pl.DataFrame], pl.DataFram
         other_reasons = sorted({*letters["reason"].drop_nulls()} - {LATE})
         hint = f"; to replay the others: --reason {other_reasons[0]}" if other_reasons else ""
         raise StartError(
-            f"{pipeline.name}: {plural(late, 'letter')} of late rows cannot be replayed: {refusal}; nothing was replayed{hint}"
-        , Topic.DEAD_LETTERS)
+            f"{pipeline.name}: {plural(late, 'letter')} of late rows cannot be replayed: {refusal}; nothing was replayed{hint}",
+            Topic.DEAD_LETTERS,
+        )
 
 
 def _open_store(runner: PipelineRunner) -> Commit | None:

@@ -11,7 +11,7 @@ from slackwater.config.config_paths import list_written_directories, restore_wri
 from slackwater.config.message_format import EnvString, format_value
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.core.paths import OUTPUT_FOLDER, STATE_FOLDERS, is_local
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 
 
 def unwritable_directories(pipeline: Pipeline) -> Iterator[str]:
@@ -72,8 +72,9 @@ def check_moved_directories(pipeline: Pipeline) -> None:
         moves = " && ".join(f"mkdir -p '{Path(new).parent}' && mv '{old}' '{new}'" for _, _, old, new in relocated)
         raise StartError(
             f"{pipeline.name}: relative paths are now resolved from the folder of the config, not from the working "
-            f"directory ({listed}); to keep the existing files, run: {moves}; or write absolute paths in the config"
-        , Topic.TARGET_OF_OTHER_STATE)
+            f"directory ({listed}); to keep the existing files, run: {moves}; or write absolute paths in the config",
+            Topic.TARGET_OF_OTHER_STATE,
+        )
 
 
 def _moved_directories(pipeline: Pipeline) -> Iterator[tuple[str, str, Path, Path]]:

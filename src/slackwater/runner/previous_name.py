@@ -14,7 +14,7 @@ from contextlib import suppress
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.connectors.registry import connector_for
 from slackwater.connectors.target import TargetTable
-from slackwater.errors import Topic, StartError, StateError
+from slackwater.errors import StartError, StateError, Topic
 from slackwater.evolution import target_locations
 from slackwater.runner import target_markers
 from slackwater.state.commit import TargetMarker
@@ -62,20 +62,23 @@ def find_start_refusal(pipeline: Pipeline, store: StateStore) -> StateError | No
     for other, target in _states_with_same_target(pipeline, store):
         return StateError(
             f"{name}: {name} has no state, but {other} has one here that writes to {target}. Was the pipeline renamed? "
-            f'Then add formerly = "{other}" to the config. {otherwise}'
-        , Topic.PIPELINE_RENAMED)
+            f'Then add formerly = "{other}" to the config. {otherwise}',
+            Topic.PIPELINE_RENAMED,
+        )
     for marker, target in _results_without_state(pipeline):
         return StateError(
             f"{name}: {name} has no state, but {target} holds its results up to epoch {marker.epoch}: the state was "
             "removed or emptied. If the sources no longer hold all input, starting over replaces correct rows with "
-            "incomplete ones. Restore the state, or start over with --rebuild. Nothing was changed"
-        , Topic.STATE_MISSING)
+            "incomplete ones. Restore the state, or start over with --rebuild. Nothing was changed",
+            Topic.STATE_MISSING,
+        )
     for other, target in _other_writers(pipeline):
         return StateError(
             f"{name}: {name} has no state, but {target} holds results of {other}, whose state is not here. Was the "
             f'pipeline renamed? Then set [state_store] to the location of its state and add formerly = "{other}". '
-            f"{otherwise}"
-        , Topic.PIPELINE_RENAMED)
+            f"{otherwise}",
+            Topic.PIPELINE_RENAMED,
+        )
     return None
 
 

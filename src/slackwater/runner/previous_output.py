@@ -13,7 +13,7 @@ from slackwater.connectors.connector import HasPreviousOutput
 from slackwater.connectors.files.target import FilesTarget
 from slackwater.connectors.registry import connector_for
 from slackwater.connectors.target import TargetTable
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 
 ASIDE, KEEP = "aside", "keep"
 CHOICES = (ASIDE, KEEP)
@@ -69,8 +69,9 @@ def check_previous_output(pipeline: Pipeline, choice: str | None) -> list[str]:
         )
         raise StartError(
             f"{pipeline.name}: {name} holds {output_text}. This start has no state and would write every row again; "
-            f"{offer}, or add to them with --keep-output; nothing was changed"
-        , Topic.TARGET_OF_OTHER_STATE)
+            f"{offer}, or add to them with --keep-output; nothing was changed",
+            Topic.TARGET_OF_OTHER_STATE,
+        )
     return notices
 
 

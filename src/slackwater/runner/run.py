@@ -13,7 +13,7 @@ from slackwater import explain
 from slackwater.config.pipeline import Pipeline
 from slackwater.engine.observer import Observer, PendingPublish
 from slackwater.engine.status import Status
-from slackwater.errors import Topic, EpochError, NewColumnsError
+from slackwater.errors import EpochError, NewColumnsError, Topic
 from slackwater.runner import (
     background_run,
     main_loop,
@@ -177,8 +177,9 @@ def _run(runner: PipelineRunner, options: RunOptions) -> Status | None:
                 if (failure := (str(error), runner.epoch)) == previous_failure:
                     raise EpochError(
                         f"{pipeline.name}: a run ended because of new columns, but the next start did not find them; set "
-                        f'schema_changes = "ignore" to leave such columns out: {error}'
-                    , Topic.TABLE_COLUMNS) from None
+                        f'schema_changes = "ignore" to leave such columns out: {error}',
+                        Topic.TABLE_COLUMNS,
+                    ) from None
                 previous_failure, options = failure, replace(options, rebuild=None, former_output=None)
                 reporter.notice("info", f"{pipeline.name} restarts with new columns: {error}")
                 runner = runner.new_runner()

@@ -21,7 +21,7 @@ from slackwater.connectors.kafka.rows import json_objects
 from slackwater.core.dead_letter_schema import LETTER
 from slackwater.core.humanize import plural
 from slackwater.core.schema import find_value_limits
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 from slackwater.evolution.marker_mismatch import with_skipped_targets
 from slackwater.operators.dead_letters import UNPUBLISHED, storable_letters
 from slackwater.runner import run_log, target_markers
@@ -97,8 +97,9 @@ def skip_publish(pipeline: Pipeline, epoch: int, to: Path | None) -> str:
     if to is None and pipeline.dead_letter is None:
         raise StartError(
             f"{pipeline.name}: skipped rows go to the dead letters, but the config has no [dead_letter]; add one, or "
-            "name a directory: --to DIR"
-        , Topic.EPOCH_UNPUBLISHED)
+            "name a directory: --to DIR",
+            Topic.EPOCH_UNPUBLISHED,
+        )
     with lock_pending_epoch(pipeline, epoch) as (store, commit):
         pending = _read_pending(store, commit, commit.missing(store.delivered_targets()))
         letters = pl.concat(store.outputs(commit.letters)) if pending.letters else None
@@ -114,8 +115,9 @@ def skip_publish(pipeline: Pipeline, epoch: int, to: Path | None) -> str:
         if store.published_epoch() < epoch:
             raise StartError(
                 f"{pipeline.name}: epoch {epoch} was written to {location}, but could not be marked as skipped; repeat "
-                "this command"
-            , Topic.EPOCH_UNPUBLISHED)
+                "this command",
+                Topic.EPOCH_UNPUBLISHED,
+            )
     log.warning(
         "%s: epoch %d was skipped: %s now in %s",
         pipeline.name,
@@ -153,10 +155,14 @@ def check_epoch_is_pending(pipeline: Pipeline, latest: Commit, published: int, e
     if not latest.staged or published >= latest.epoch:
         raise StartError(
             f"{pipeline.name}: no epoch is waiting to be published; the latest is epoch {latest.epoch}, which is "
-            "published"
-        , Topic.EPOCH_UNPUBLISHED)
+            "published",
+            Topic.EPOCH_UNPUBLISHED,
+        )
     if epoch != latest.epoch:
-        raise StartError(f"{pipeline.name}: epoch {epoch} is not waiting to be published, but epoch {latest.epoch} is", Topic.EPOCH_UNPUBLISHED)
+        raise StartError(
+            f"{pipeline.name}: epoch {epoch} is not waiting to be published, but epoch {latest.epoch} is",
+            Topic.EPOCH_UNPUBLISHED,
+        )
 
 
 def _results_as_letters(rows: pl.DataFrame, pipeline: str, epoch: int) -> pl.DataFrame:
@@ -218,7 +224,9 @@ def _write_files(
                     os.fsync(file.fileno())
                 aside.replace(path)
     except OSError as error:
-        raise StartError(f"--to {to}: {error.strerror}; nothing was changed; name a writable directory", Topic.EPOCH_UNPUBLISHED) from None
+        raise StartError(
+            f"--to {to}: {error.strerror}; nothing was changed; name a writable directory", Topic.EPOCH_UNPUBLISHED
+        ) from None
     return f'"{to.resolve()}"'
 
 

@@ -20,7 +20,7 @@ from slackwater.engine.clock_skew import ClockSkewWarnings
 from slackwater.engine.engine_interface import Engine
 from slackwater.engine.kill_points import FaultInjector
 from slackwater.engine.stage_runner import StageRunner
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 from slackwater.operators.base import Operator
 from slackwater.operators.registry import compile_step
 from slackwater.spark import operator_rows
@@ -101,8 +101,9 @@ def _check_names(stage_pipeline: Pipeline, source: str, columns: Sequence[str]) 
     if taken := find_reserved_collisions(columns):
         raise StartError(
             f'{stage_pipeline.name}: source "{source}": found a column named {format_value(taken[0])}, a name that Slackwater '
-            "reserves; rename the column in the source"
-        , Topic.VALUE)
+            "reserves; rename the column in the source",
+            Topic.VALUE,
+        )
 
 
 def bind_stages(pipeline: Pipeline, session: SparkSession, sources: Sequence[AnySource]) -> dict[str, BoundStage]:

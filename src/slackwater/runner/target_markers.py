@@ -18,7 +18,7 @@ from slackwater.config.target import Target as TargetSpec
 from slackwater.connectors.files.target import FilesTarget
 from slackwater.connectors.registry import connector_for
 from slackwater.connectors.target import TargetTable, TargetWithMarker
-from slackwater.errors import Topic, StartError, StateError
+from slackwater.errors import StartError, StateError, Topic
 from slackwater.evolution import target_locations
 from slackwater.evolution.marker_mismatch import (
     AHEAD,
@@ -205,8 +205,9 @@ def mismatch_error(pipeline: Pipeline, commit: Commit, mismatches: Sequence[Mark
     choices.append("start over with --rebuild")
     return StateError(
         f"{pipeline.name}: the state and its targets do not match: {facts}. Do one of these: {'; '.join(choices)}. "
-        "Nothing was changed"
-    , Topic.TARGET_MISMATCH)
+        "Nothing was changed",
+        Topic.TARGET_MISMATCH,
+    )
 
 
 def check_markers(pipeline: Pipeline, snapshot: Snapshot) -> StateError | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from slackwater.core.humanize import plural
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 from slackwater.scaffold.type_inference import TypeStats, distinct_ignoring_case, parse_csv_cell, polars_type_to_ddl
 
 ROWS = 100_000  # maximum number of rows
@@ -59,7 +59,9 @@ def read_sample(path: Path) -> Sample:
         reason = getattr(error, "strerror", None) or "is not a complete gzip file"
         raise StartError(f"--sample: {path}: cannot be read ({reason})", Topic.INIT_SAMPLE) from None
     except UnicodeDecodeError:
-        raise StartError(f"--sample: {path}: is not UTF-8 text; expected JSON lines, CSV or Parquet", Topic.INIT_SAMPLE) from None
+        raise StartError(
+            f"--sample: {path}: is not UTF-8 text; expected JSON lines, CSV or Parquet", Topic.INIT_SAMPLE
+        ) from None
     if not any(line.strip() for line in lines):
         raise StartError(f"--sample: {path}: is empty; expected JSON lines, CSV or Parquet", Topic.INIT_SAMPLE)
     if form is None:
@@ -72,8 +74,9 @@ def _files(path: Path) -> tuple[list[Path], str]:
     if not path.is_dir():
         if not path.exists():
             raise StartError(
-                f"--sample: {path}: does not exist; expected a file or a directory of JSON lines, CSV or Parquet"
-            , Topic.INIT_SAMPLE)
+                f"--sample: {path}: does not exist; expected a file or a directory of JSON lines, CSV or Parquet",
+                Topic.INIT_SAMPLE,
+            )
         return [path], str(path)
     files_of_directory = [
         p for p in path.iterdir() if p.is_file() and not p.name.startswith((".", "_")) and p.stat().st_size
@@ -118,8 +121,9 @@ def abbreviate_value(value: object) -> str:
 def _json(path: Path, query: str, lines: list[str], several: bool) -> Sample:
     if next(line for line in lines if line.strip()).lstrip().startswith("["):
         raise StartError(
-            f"--sample: {path}: is one JSON array; expected one object per line, without commas between them"
-        , Topic.INIT_SAMPLE)
+            f"--sample: {path}: is one JSON array; expected one object per line, without commas between them",
+            Topic.INIT_SAMPLE,
+        )
     rows: list[dict[str, Any]] = []
     bad, line_numbers, first = 0, [], ""
     for number, line in enumerate(lines, 1):
@@ -137,8 +141,9 @@ def _json(path: Path, query: str, lines: list[str], several: bool) -> Sample:
             first = first or f"{f'line {number:,}' if not several else 'the first'} is {abbreviate_value(line.strip())}"
     if not rows:
         raise StartError(
-            f"--sample: {path}: none of the first {plural(bad, 'line')} is a JSON object; {first}; expected one object per line"
-        , Topic.INIT_SAMPLE)
+            f"--sample: {path}: none of the first {plural(bad, 'line')} is a JSON object; {first}; expected one object per line",
+            Topic.INIT_SAMPLE,
+        )
     stats = TypeStats()
     for row in rows:
         stats.add(row)
@@ -171,8 +176,9 @@ def _csv(path: Path, query: str, lines: list[str], several: bool) -> Sample:
     if not fit:
         raise StartError(
             f"--sample: {path}: is not a table: its lines have no common separator (the first line is "
-            f"{abbreviate_value(head[0].strip())}); expected JSON lines, CSV or Parquet"
-        , Topic.INIT_SAMPLE)
+            f"{abbreviate_value(head[0].strip())}); expected JSON lines, CSV or Parquet",
+            Topic.INIT_SAMPLE,
+        )
     sep, width = max(fit, key=lambda item: (item[0] != " ", item[1]))
     reader = csv.reader(lines, delimiter=sep)
     numbered = [(reader.line_num, r) for r in reader if len(r) > 1 or (r and r[0].strip())]

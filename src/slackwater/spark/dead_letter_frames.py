@@ -9,7 +9,7 @@ import polars as pl
 
 from slackwater.connectors.source import Seekable
 from slackwater.connectors.streaming_sources import AnySource
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -33,13 +33,15 @@ def letters_to_source_frames(
         if source is None:
             raise StartError(
                 f'dead letters of source "{name[0]}" cannot be replayed: the config has no such source, only '
-                f"{', '.join(by_name)}; restore the source, or select others with --reason and --epoch"
-            , Topic.DEAD_LETTERS)
+                f"{', '.join(by_name)}; restore the source, or select others with --reason and --epoch",
+                Topic.DEAD_LETTERS,
+            )
         if not isinstance(source, Seekable):
             raise StartError(
                 f'dead letters of source "{source.name}" cannot be replayed yet: only those of files, tables and '
-                "Kafka can be turned back into rows; select others with --reason and --epoch"
-            , Topic.DEAD_LETTERS)
+                "Kafka can be turned back into rows; select others with --reason and --epoch",
+                Topic.DEAD_LETTERS,
+            )
         records = session.createDataFrame(source_letters.select(_TAKEN).to_arrow(compat_level=pl.CompatLevel.oldest()))
         frames[source.name] = source.rows_of_letters(records, LETTER, FILE)
     return frames

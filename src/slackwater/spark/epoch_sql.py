@@ -8,7 +8,7 @@ from slackwater.connectors import timestamp_parsing
 from slackwater.core import schema
 from slackwater.core.column_names import quote_identifier
 from slackwater.core.schema import Field
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 from slackwater.joins.compiled_join import CompiledJoin, ShuffleColumns
 from slackwater.operators.dead_letters import ORIGIN
 from slackwater.operators.keyed import KeyedOperator
@@ -43,12 +43,16 @@ def event_time_sql(
         return timestamp_parsing.timestamp_sql(value, zone)
     if field.base in schema.INTEGERS:
         if unit is None:
-            raise StartError(f'{where} is {field.type}; set event_time_unit to "s", "ms", "us" or "ns"', Topic.EVENT_TIME)
+            raise StartError(
+                f'{where} is {field.type}; set event_time_unit to "s", "ms", "us" or "ns"', Topic.EVENT_TIME
+            )
         wide = f"CAST({value} AS BIGINT)"
         if unit == "ns":
             return f"timestamp_micros(({wide} - pmod({wide}, 1000L)) div 1000L)"
         return f"timestamp_micros(try_multiply({wide}, {PER_UNIT[unit]}L))"
-    raise StartError(f"{where} is {field.type}; expected a timestamp, a date, an ISO-8601 string or an integer", Topic.EVENT_TIME)
+    raise StartError(
+        f"{where} is {field.type}; expected a timestamp, a date, an ISO-8601 string or an integer", Topic.EVENT_TIME
+    )
 
 
 def gap_end_sql(gap: str, field: Field, cap_ms: int, where: str) -> str:
@@ -66,7 +70,9 @@ def gap_end_sql(gap: str, field: Field, cap_ms: int, where: str) -> str:
         length = f"try_cast({gap} AS INTERVAL)" if field.type == "string" else gap
         us = f"unix_micros(TIMESTAMP'1970-01-01 00:00:00' + {length})"
     else:
-        raise StartError(f'{where} is {field.type}; expected milliseconds, an interval, or text such as "5 minutes"', Topic.SQL)
+        raise StartError(
+            f'{where} is {field.type}; expected milliseconds, an interval, or text such as "5 minutes"', Topic.SQL
+        )
     return f"CASE WHEN {us} > 0 AND {us} < {cap_ms * 1000}L THEN unix_micros(_event_ts) + {us} END"
 
 

@@ -15,7 +15,7 @@ from slackwater.core.column_names import CORRUPT, quote_identifier
 from slackwater.core.dead_letter_schema import LETTER
 from slackwater.core.humanize import plural
 from slackwater.engine.engine_interface import IngestOutcome, UnstorableRows
-from slackwater.errors import Topic, EpochError
+from slackwater.errors import EpochError, Topic
 from slackwater.operators import storability
 from slackwater.operators.base import ShardTask
 from slackwater.operators.dead_letters import ORIGIN, letter_columns, unstorable_columns
@@ -112,8 +112,9 @@ class RejectedRowHandler:
                 raise EpochError(
                     f'{self.rows.pipeline.name}: source "{source_rows.source}": {plural(source_rows.rows, "row")} that '
                     f"cannot be stored in the first read, but {sum(reasons.values())} in the second read: the input "
-                    "changed between two reads, so this epoch was not committed; the next start repeats it"
-                , Topic.INPUT_CHANGED)
+                    "changed between two reads, so this epoch was not committed; the next start repeats it",
+                    Topic.INPUT_CHANGED,
+                )
             unstorable.append(UnstorableRows(source_rows.source, reasons, samples[:3]))
         return unstorable, staged
 

@@ -10,7 +10,7 @@ from slackwater.connectors.files.source import SIZE_MODULUS
 from slackwater.core.humanize import format_iso
 from slackwater.core.paths import file_uri_to_path
 from slackwater.engine.engine_interface import SourceStats
-from slackwater.errors import Topic, EpochError
+from slackwater.errors import EpochError, Topic
 from slackwater.operators import storability
 from slackwater.operators.dead_letters import OUTSIDE
 from slackwater.watermark import CONFIRMS, SourceActivity, Span
@@ -133,8 +133,9 @@ def newest_by_partition(timed: DataFrame, source: str, newest: int | None, tasks
         then, now = ("no event time" if t is None else format_iso(t) for t in (newest, again))
         raise EpochError(
             f'source "{source}": the input changed between two reads: the newest event time was {then} and is now '
-            f"{now}, so this epoch was not committed; the next start repeats it"
-        , Topic.INPUT_CHANGED)
+            f"{now}, so this epoch was not committed; the next start repeats it",
+            Topic.INPUT_CHANGED,
+        )
     return newest_by_partition
 
 

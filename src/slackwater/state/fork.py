@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from slackwater.config.pipeline import LONGEST_NAME, NAME
 from slackwater.core.humanize import mismatch
-from slackwater.errors import Topic, StartError, StateError
+from slackwater.errors import StartError, StateError, Topic
 from slackwater.state.commit import Commit, SourceRecord, new_commit_id
 from slackwater.state.maintenance_commit import pending_epoch_error
 from slackwater.state.protocol import StateStore
@@ -32,9 +32,13 @@ def fork_store(store: StateStore, name: str, epoch: int | None = None) -> Commit
     output, and all errors of `StateStore.fork`.
     """
     if not re.fullmatch(NAME, name):
-        raise StartError("fork: " + mismatch(f'the name "{name}"', 'letters, digits, ".", "_" and "-"'), Topic.NAME_IN_USE)
+        raise StartError(
+            "fork: " + mismatch(f'the name "{name}"', 'letters, digits, ".", "_" and "-"'), Topic.NAME_IN_USE
+        )
     if len(name) > LONGEST_NAME:
-        raise StartError("fork: " + mismatch(f"a name of {len(name)} characters", f"at most {LONGEST_NAME}"), Topic.NAME_IN_USE)
+        raise StartError(
+            "fork: " + mismatch(f"a name of {len(name)} characters", f"at most {LONGEST_NAME}"), Topic.NAME_IN_USE
+        )
     end = time.monotonic() + PATIENCE_S
     while True:
         commit = store.fork(name, epoch)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from slackwater.errors import Topic, StartError, StateError
+from slackwater.errors import StartError, StateError, Topic
 from slackwater.state.commit import Commit, new_commit_id
 from slackwater.state.protocol import StateStore
 
@@ -49,8 +49,9 @@ def pending_epoch_error(pipeline: str, epoch: int) -> StateError:
     """Return the error for a commit whose output is not published yet."""
     return StateError(
         f"{pipeline}: epoch {epoch} was committed, but its output is not published yet; start the runner once to "
-        "publish it, then repeat the command"
-    , Topic.EPOCH_UNPUBLISHED)
+        "publish it, then repeat the command",
+        Topic.EPOCH_UNPUBLISHED,
+    )
 
 
 def next_maintenance_commit(commit: Commit, clock_us: int, **changed: Any) -> Commit:

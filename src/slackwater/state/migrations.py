@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from slackwater.errors import Topic, StateError
+from slackwater.errors import StateError, Topic
 
 Record = dict[str, Any]  # a commit as parsed JSON
 UNBOUNDED = 2**31 - 1
@@ -243,8 +243,9 @@ def migration_route(version: int, label: str) -> list[int]:
     if not 0 < version <= FORMAT or any(v not in STEPS for v in versions):
         raise StateError(
             f"{label} has format {version}, but this version reads formats {min(STEPS)} to {FORMAT}; "
-            + ("install a newer version of slackwater" if version > FORMAT else "no migration from it is registered")
-        , Topic.STATE_OF_OTHER_VERSION)
+            + ("install a newer version of slackwater" if version > FORMAT else "no migration from it is registered"),
+            Topic.STATE_OF_OTHER_VERSION,
+        )
     return versions
 
 
@@ -256,8 +257,9 @@ def migrate_record(record: Record, version: int, label: str) -> Record:
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise StateError(
                 f"{label} is damaged: its record does not fit format {number} ({type(error).__name__}); restore it "
-                "from a backup"
-            , Topic.STATE_DAMAGED) from None
+                "from a backup",
+                Topic.STATE_DAMAGED,
+            ) from None
     return record
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 import polars as pl
 
-from slackwater.errors import Topic, StateError
+from slackwater.errors import StateError, Topic
 from slackwater.joins.compiled_join import CompiledJoin
 from slackwater.joins.join_buffers import Buffers, Changes, NoBuffers
 from slackwater.state.commit import Commit, OutputMeta, SegmentMeta

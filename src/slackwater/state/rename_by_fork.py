@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slackwater.errors import Topic, StateError
+from slackwater.errors import StateError, Topic
 from slackwater.state.commit import Commit
 from slackwater.state.fork import checkpoint_sources
 from slackwater.state.maintenance_commit import edit_state, pending_epoch_error
@@ -19,8 +19,9 @@ def rename_state(store: StateStore, name: str) -> tuple[Commit, str]:
         if sources := checkpoint_sources(commit):
             raise StateError(
                 f'{commit.pipeline}: source "{sources[0]}" resumes from Spark\'s checkpoint, which is stored under the name of the pipeline'
-                "; keep the name, or start over with --rebuild"
-            , Topic.PIPELINE_RENAMED)
+                "; keep the name, or start over with --rebuild",
+                Topic.PIPELINE_RENAMED,
+            )
         renamed = store.fork(name, renames=True)
         if renamed is None:
             raise pending_epoch_error(commit.pipeline, commit.epoch)

@@ -12,7 +12,7 @@ import polars as pl
 import pyarrow as pa
 import xxhash
 
-from slackwater.errors import Topic, EpochError, ExhaustedError, StateError, is_forbidden, permission_error
+from slackwater.errors import EpochError, ExhaustedError, StateError, Topic, is_forbidden, permission_error
 
 
 def write_arrow(path: Path, frame: pl.DataFrame) -> tuple[int, str]:
@@ -123,8 +123,9 @@ def verify_file(path: Path, expected: str, size: int | None = None, shown: str =
             if forbidden := permission_error(f"state file {shown or path}", error):
                 raise forbidden from None
         raise StateError(
-            f"state file {shown or path} {damage}; restore it from a copy of the state directory; nothing was changed"
-        , Topic.STATE_DAMAGED)
+            f"state file {shown or path} {damage}; restore it from a copy of the state directory; nothing was changed",
+            Topic.STATE_DAMAGED,
+        )
 
 
 def find_damage(path: Path, expected: str, size: int | None = None) -> str:
@@ -164,8 +165,9 @@ def open_arrow(path: Path, shown: str = "") -> pa.Table:
             ExhaustedError.from_error(error)
             or permission_error(f"state file {shown or path}", error)
             or StateError(
-                f"state file {shown or path} cannot be read ({type(error).__name__}); restore it from a copy of the state directory"
-            , Topic.STATE_DAMAGED)
+                f"state file {shown or path} cannot be read ({type(error).__name__}); restore it from a copy of the state directory",
+                Topic.STATE_DAMAGED,
+            )
         ) from error
 
 

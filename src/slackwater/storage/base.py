@@ -17,7 +17,7 @@ import polars as pl
 import pyarrow as pa
 
 from slackwater.core.humanize import plural
-from slackwater.errors import Topic, StateError
+from slackwater.errors import StateError, Topic
 from slackwater.storage import arrow_files
 
 NAMED = ("segments", "outputs", "offsets")  # folders of files that commits reference
@@ -192,8 +192,9 @@ def open_file(storage: Storage, file: FileRef) -> pa.Table:
     if table.num_rows != file.rows:
         raise StateError(
             f"state file {storage.full_name(file.file)} holds {plural(table.num_rows, 'row')}, but the commit says {file.rows or 0:,}; "
-            "restore both from a copy of the state directory"
-        , Topic.STATE_DAMAGED)
+            "restore both from a copy of the state directory",
+            Topic.STATE_DAMAGED,
+        )
     return table
 
 

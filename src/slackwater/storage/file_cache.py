@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from slackwater.errors import Topic, ExhaustedError, StateError
+from slackwater.errors import ExhaustedError, StateError, Topic
 from slackwater.storage.arrow_files import find_damage
 
 BYTES = 20 << 30
@@ -69,8 +69,9 @@ class FileCache:
                 temporary.unlink()
             raise ExhaustedError.from_error(error) or StateError(
                 f"state files cannot be cached in {self.home} ({error.strerror}); free some space there, or set "
-                "SLACKWATER_CACHE_DIR to a directory with more space"
-            , Topic.OBJECT_STORE) from None
+                "SLACKWATER_CACHE_DIR to a directory with more space",
+                Topic.OBJECT_STORE,
+            ) from None
         self._sound.add(file)
         _added += 1
         if _added % TRIM_EVERY == 0:
@@ -116,13 +117,15 @@ def _cache_directory() -> Path:
     except OSError as error:
         raise StateError(
             f"the cache of state files {home} cannot be created ({error.strerror}); set SLACKWATER_CACHE_DIR to a "
-            "writable directory"
-        , Topic.OBJECT_STORE) from None
+            "writable directory",
+            Topic.OBJECT_STORE,
+        ) from None
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise StateError(
             f"the cache of state files {home} belongs to another user, or another user can write to it; remove it, or "
-            "set SLACKWATER_CACHE_DIR to a directory of your own"
-        , Topic.OBJECT_STORE)
+            "set SLACKWATER_CACHE_DIR to a directory of your own",
+            Topic.OBJECT_STORE,
+        )
     return home
 
 

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import TextIO
 
-from slackwater.errors import Topic, ExhaustedError, FencedError, LockHeldError, StateError, is_forbidden
+from slackwater.errors import ExhaustedError, FencedError, LockHeldError, StateError, Topic, is_forbidden
 
 LOCK_S = 0.2  # how long a start waits for the lock, because `lock_holder` holds it briefly
 

@@ -17,7 +17,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from slackwater.errors import Topic, EpochError, SlackwaterError, StartError, StateError
+from slackwater.errors import EpochError, SlackwaterError, StartError, StateError, Topic
 from slackwater.secrets import mask_secrets
 
 EXTRA = "needs the package obstore, which is not installed; pip install 'slackwater[objects]'"
@@ -50,7 +50,7 @@ class ObjectClient:
             import obstore
             import obstore.exceptions
         except ModuleNotFoundError:
-            raise StartError(f"{self.label} {self.url}: {EXTRA}") from None
+            raise StartError(f"{self.label} {self.url}: {EXTRA}", Topic.NOT_INSTALLED) from None
         self._obs: Any = obstore
         self._errors: Any = obstore.exceptions
         self._store = self._build_store()
@@ -74,8 +74,8 @@ class ObjectClient:
             return self._obs.store.from_url(self.url, config=settings, client_options=client, retry_config=retry)
         except (self._errors.BaseError, ValueError, TypeError) as error:
             raise StartError(
-                f"{self.label} {self.url}: {_short_reason(error)}; check the URL and its options"
-            , Topic.OBJECT_STORE) from None
+                f"{self.label} {self.url}: {_short_reason(error)}; check the URL and its options", Topic.OBJECT_STORE
+            ) from None
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -155,8 +155,9 @@ class ObjectClient:
             if time.monotonic() > ends:
                 raise EpochError(
                     f"{self.label} {self.url}: writing {file} was refused repeatedly, although no other runner has "
-                    "written that file; committed epochs are safe; start again"
-                , Topic.OBJECT_STORE)
+                    "written that file; committed epochs are safe; start again",
+                    Topic.OBJECT_STORE,
+                )
             time.sleep(0.1)
 
     def _get_or_none(self, file: str) -> StoredObject | None:
@@ -272,7 +273,7 @@ class ObjectClient:
                     raise
                 time.sleep(0.1)
 
-    def _wrap_error(self, error: Exception, problem: str, kind: Callable[[str], SlackwaterError]) -> SlackwaterError:
+    def _wrap_error(self, error: Exception, problem: str, kind: type[SlackwaterError]) -> SlackwaterError:
         """Return the error to raise instead of `error`: one line with `problem`, the reason, and a remedy."""
         if isinstance(error, SlackwaterError):
             return error
@@ -284,10 +285,11 @@ class ObjectClient:
             (_denied, f"access was denied ({_status(text)}); {_RIGHTS}"),
         ):
             if is_it(text):
-                return StateError(f"{self.label} {self.url}: {message}")
+                return StateError(f"{self.label} {self.url}: {message}", Topic.OBJECT_STORE)
         return kind(
             f"{self.label} {self.url}: {problem} ({_short_reason(error)}); committed epochs are safe; check that the "
-            "store can be reached, and start again"
+            "store can be reached, and start again",
+            Topic.OBJECT_STORE,
         )
 
 

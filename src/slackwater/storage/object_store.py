@@ -22,7 +22,7 @@ from pathlib import Path
 import polars as pl
 import xxhash
 
-from slackwater.errors import Topic, FencedError, StateError
+from slackwater.errors import FencedError, StateError, Topic
 from slackwater.storage import object_store_lease
 from slackwater.storage.arrow_files import encode_frame, file_checksum
 from slackwater.storage.base import FileRef, Storage, StorageLock, VersionedContent
@@ -115,8 +115,9 @@ class ObjectStorage:
 
     def _damage_error(self, file: FileRef, damage: str) -> StateError:
         return StateError(
-            f"state file {self.full_name(file.file)} {damage}; restore it from a copy of the state; nothing was changed"
-        , Topic.STATE_DAMAGED)
+            f"state file {self.full_name(file.file)} {damage}; restore it from a copy of the state; nothing was changed",
+            Topic.STATE_DAMAGED,
+        )
 
     def fetch(self, files: Sequence[FileRef]) -> None:
         with ThreadPoolExecutor(AT_ONCE) as pool:

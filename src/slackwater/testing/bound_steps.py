@@ -10,7 +10,7 @@ import polars as pl
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.schema import Field
 from slackwater.engine.engine_interface import Engine
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 from slackwater.operators import registry as operators
 from slackwater.operators.base import Operator
 from slackwater.testing import rows_without_spark
@@ -88,8 +88,9 @@ class BoundSteps:
         if broken := [r for r in rows if isinstance(r, str)]:
             raise StartError(
                 f'source "{source}": {broken[0][:80]!r} is a raw record, which only Spark can read; pass a Spark '
-                "session as session="
-            , Topic.TEST_UNUSABLE)
+                "session as session=",
+                Topic.TEST_UNUSABLE,
+            )
         readers = (
             stage_pipeline
             for stage_pipeline in self._pipeline.stage_pipelines.values()

@@ -26,7 +26,7 @@ from slackwater.engine.clock_skew import ClockSkewWarnings
 from slackwater.engine.epoch_driver import DriverCallbacks, EpochDriver
 from slackwater.engine.kill_points import KILL_POINTS
 from slackwater.engine.stage_runner import StageRunner
-from slackwater.errors import Topic, ConfigError, StartError
+from slackwater.errors import ConfigError, StartError, Topic
 from slackwater.state import protocol
 from slackwater.state.commit import BatchId
 from slackwater.state.files.store import FilesStore
@@ -308,7 +308,10 @@ class LocalPipeline:
     def _describe(self, described: Pipeline | StepBase) -> None:
         if not isinstance(described, Pipeline):
             if self._schema is None:
-                raise StartError('a step without a pipeline needs a schema of its rows: schema={"column": "type"}', Topic.TEST_UNUSABLE)
+                raise StartError(
+                    'a step without a pipeline needs a schema of its rows: schema={"column": "type"}',
+                    Topic.TEST_UNUSABLE,
+                )
             described = build_pipeline(described, ("a", "b") if isinstance(described, Join) else ("a",))
         described = watch_stages(described, self._extra_stages)
         self.pipeline = pipeline = capture_dropped_rows(described) if self._capture_losses else described

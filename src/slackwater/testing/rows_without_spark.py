@@ -12,7 +12,7 @@ import polars as pl
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.schema import Field
 from slackwater.core.time import parse_timestamp_us
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 from slackwater.testing.stub_sources import read_declared_columns, to_micros_utc
 
 Columns = Mapping[str, Field]
@@ -51,8 +51,9 @@ def reject_sql(pipeline: Pipeline, columns: Mapping[str, Columns]) -> None:
     if unsupported := _find_sql(pipeline, columns):
         raise StartError(
             f"{pipeline.name}: this SQL needs Spark: {'; '.join(unsupported)}; pass a Spark session as session=, or "
-            "test a pipeline without such SQL"
-        , Topic.TEST_UNUSABLE)
+            "test a pipeline without such SQL",
+            Topic.TEST_UNUSABLE,
+        )
     for source, source_fields in columns.items():
         _check_ts(pipeline, source, source_fields)
 
@@ -69,8 +70,9 @@ def source_columns(pipeline: Pipeline, given_columns: Mapping[str, Columns]) -> 
         )
         if declared is None:
             raise StartError(
-                f'{pipeline.name}: source "{source.name}" declares no schema; pass schema={{"column": "type"}} to the test'
-            , Topic.TEST_UNUSABLE)
+                f'{pipeline.name}: source "{source.name}" declares no schema; pass schema={{"column": "type"}} to the test',
+                Topic.TEST_UNUSABLE,
+            )
         columns[source.name] = declared
     return columns
 
@@ -89,8 +91,9 @@ def _check_ts(pipeline: Pipeline, source: str, declared: Columns) -> None:
     if used or step.event_time_column != "ts" or (window is None and declared["ts"].type != "timestamp"):
         raise StartError(
             f'{pipeline.name}: source "{source}" uses the column "ts" for more than the event time, which is '
-            "supported only with Spark; pass a Spark session as session="
-        , Topic.TEST_UNUSABLE)
+            "supported only with Spark; pass a Spark session as session=",
+            Topic.TEST_UNUSABLE,
+        )
 
 
 def build_frame(
@@ -122,8 +125,9 @@ def build_frame(
         except (TypeError, ValueError, pl.exceptions.PolarsError) as error:
             raise StartError(
                 f'source "{source}": column "{name}" is {field.type}, but a row of the test has a value of another type '
-                f"({_first_line(error)})"
-            , Topic.TEST_UNUSABLE) from None
+                f"({_first_line(error)})",
+                Topic.TEST_UNUSABLE,
+            ) from None
     return pl.DataFrame(columns)
 
 

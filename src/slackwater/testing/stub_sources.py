@@ -34,7 +34,7 @@ from slackwater.connectors.timestamp_parsing import UTC
 from slackwater.core.column_names import CORRUPT, quote_identifier
 from slackwater.core.humanize import mismatch
 from slackwater.core.schema import Field
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 from slackwater.spark.source_statistics import FILE
 
 if TYPE_CHECKING:
@@ -108,8 +108,9 @@ class StubSource:
         if unknown := [c for c in row if c not in columns]:
             raise StartError(
                 f'source "{self.name}": a row of the test has "{unknown[0]}"{suggest_word_or_list(unknown[0], columns)}; '
-                "declare it in the schema, or correct the row"
-            , Topic.TEST_UNUSABLE)
+                "declare it in the schema, or correct the row",
+                Topic.TEST_UNUSABLE,
+            )
         if self.spec.format == "text":
             return str(row.get("value", ""))
         if self.spec.format != "csv":
@@ -227,8 +228,9 @@ def create_stub_source(
         raise StartError(
             f'source "{spec.name}" reads a table, and a config does not declare the columns of tables, so a test '
             "cannot create its rows; test the SQL with a files source that declares the columns, or in Python with "
-            "a DataFrame"
-        , Topic.TEST_UNUSABLE)
+            "a DataFrame",
+            Topic.TEST_UNUSABLE,
+        )
     payload = _payload(session, spec, connection, zone)
     if isinstance(connection, KafkaConnection):
         kafka = KafkaSource(spec, KafkaBroker(connection), payload, "")
@@ -245,8 +247,9 @@ def _payload(session: SparkSession, spec: Source, connection: Connection, zone: 
     if spec.payload_format in FRAMED:
         raise StartError(
             f'source "{spec.name}": tests cannot write payload_format = "{spec.payload_format}" yet; test the '
-            'pipeline with payload_format = "json" and the same schema'
-        , Topic.TEST_UNUSABLE)
+            'pipeline with payload_format = "json" and the same schema',
+            Topic.TEST_UNUSABLE,
+        )
     return create_payload(RawRecords(session, spec, body, zone=zone))
 
 
@@ -295,7 +298,9 @@ def to_micros_utc(value: Any) -> int:
         aware = value if value.tzinfo else value.replace(tzinfo=dt.UTC)
         return (aware - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise StartError(mismatch(repr(value), "a time: a datetime, an ISO 8601 string, or microseconds since 1970"), Topic.VALUE)
+        raise StartError(
+            mismatch(repr(value), "a time: a datetime, an ISO 8601 string, or microseconds since 1970"), Topic.VALUE
+        )
     return value
 
 

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from slackwater.core.humanize import mismatch
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 from slackwater.web.request_guard import Application, Receive, Scope, Send
 
 HEADERS = {
@@ -35,8 +35,9 @@ def check_bind_address(host: str, token: str | None) -> None:
     if token is None and not _is_loopback(host):
         raise StartError(
             f"--host {host}: other machines can reach this address, and a state may hold private data; set --token, "
-            "or remove --host to serve only this machine"
-        , Topic.SERVER_START)
+            "or remove --host to serve only this machine",
+            Topic.SERVER_START,
+        )
 
 
 def _is_loopback(host: str) -> bool:

@@ -11,7 +11,7 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.config.window import KINDS_OF_WINDOW
 from slackwater.core.humanize import format_time
 from slackwater.core.lateness_histogram import NOTHING, LatenessStats, format_lateness_advice
-from slackwater.errors import Topic, SlackwaterError, StateError
+from slackwater.errors import SlackwaterError, StateError, Topic
 from slackwater.maintenance.sizes import list_kept_commits
 from slackwater.query import locate_state as staged
 from slackwater.query.clock_sentences import quote_stage

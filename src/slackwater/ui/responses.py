@@ -21,7 +21,7 @@ from starlette.responses import PlainTextResponse, Response
 from slackwater.core.dead_letter_schema import LetterFilter
 from slackwater.core.humanize import mismatch
 from slackwater.dead_letters.letter_reader import add_attempts, read_newest
-from slackwater.errors import Topic, ExhaustedError, SlackwaterError, StartError, StateError
+from slackwater.errors import ExhaustedError, SlackwaterError, StartError, StateError, Topic
 from slackwater.maintenance.hot_keys import find_hot_keys
 from slackwater.secrets import mask_secrets
 from slackwater.ui import pages
@@ -163,7 +163,9 @@ def _windows(cache: PageCache, request: Request) -> tuple[int, int, list[Closing
     for name in ("from", "to"):
         text = request.query_params.get(name, "")
         if not re.fullmatch("-?[0-9]{1,18}", text):
-            raise StartError(f"{name}: " + mismatch(f"{text[:40]!a}", "a time in whole microseconds since 1970"), Topic.VALUE)
+            raise StartError(
+                f"{name}: " + mismatch(f"{text[:40]!a}", "a time in whole microseconds since 1970"), Topic.VALUE
+            )
         bounds.append(int(text))
     low, high = bounds
     with open_snapshot(cache.watched) as snapshot:
@@ -186,7 +188,10 @@ def _keys_json(cache: PageCache, location: PageLocation, request: Request) -> Re
 def _letters(cache: PageCache, location: PageLocation, request: Request) -> Response:
     pipeline, reason = cache.watched.pipeline, request.query_params.get("reason")
     if cache.watched.is_described:
-        raise StartError("dead letters: only the config names their location; start the page with: slackwater ui FILE", Topic.DEAD_LETTERS)
+        raise StartError(
+            "dead letters: only the config names their location; start the page with: slackwater ui FILE",
+            Topic.DEAD_LETTERS,
+        )
     letters = add_attempts(pipeline, read_newest(pipeline, LetterFilter(reason=reason, limit=LETTERS))).to_dicts()
     values = {"pipeline": cache.name, "reason": reason, "letters": letters, "most": LETTERS}
     return html_response(pages.render("letters.html", location, **values))

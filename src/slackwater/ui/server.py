@@ -31,7 +31,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
 
-from slackwater.errors import Topic, SlackwaterError, StartError, StateError
+from slackwater.errors import SlackwaterError, StartError, StateError, Topic
 from slackwater.query import server as questions
 from slackwater.query.state_view import StateView
 from slackwater.secrets import remember_secret
@@ -80,8 +80,9 @@ class UiServer:
         names = [w.pipeline.name for w in watched]
         if len(set(names)) < len(names):
             raise StartError(
-                "two of the files describe pipelines with the same name; pass each pipeline once, or rename one"
-            , Topic.SERVER_START)
+                "two of the files describe pipelines with the same name; pass each pipeline once, or rename one",
+                Topic.SERVER_START,
+            )
         self._threads = ThreadPoolExecutor(AT_ONCE, "page")
         self._open = 0
         self._streams = StreamSlots(VIEWERS)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import uvicorn
 
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 from slackwater.web.connection_limits import WAIT_S, create_bounded_protocol
 from slackwater.web.request_guard import HEAD_BYTES, Application, RequestGuard
 
@@ -99,7 +99,9 @@ def _open_socket(host: str, port: int, service: str, option: str) -> socket.sock
 
 def _port_error(host: str, port: int, service: str, option: str, error: Exception) -> StartError:
     reason = getattr(error, "strerror", None) or str(error)
-    return StartError(f"{service} cannot be served on {host}:{port} ({reason}); choose another {option}", Topic.SERVER_START)
+    return StartError(
+        f"{service} cannot be served on {host}:{port} ({reason}); choose another {option}", Topic.SERVER_START
+    )
 
 
 __all__ = ["LOOPBACK", "HttpServer", "start_server"]

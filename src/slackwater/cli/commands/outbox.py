@@ -56,6 +56,6 @@ def outbox_skip(
 @group.command("set-aside", hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def outbox_set_aside() -> None:
     """The former name of `skip`. It only reports the new name."""
-    from slackwater.errors import Topic, StartError
+    from slackwater.errors import StartError, Topic
 
     raise StartError("outbox set-aside is now called outbox skip", Topic.VALUE)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from slackwater.core.humanize import mismatch
-from slackwater.errors import ConfigError, StartError
+from slackwater.errors import ConfigError, StartError, Topic
 
 _KINESIS_JAR = (
     'Spark does not know the format "aws-kinesis"; expected the Kinesis connector of awslabs; build the jar of '
@@ -58,7 +58,7 @@ class CloudReader:
         unknown = (
             "DATA_SOURCE_NOT_FOUND" in text or "Failed to find data source" in text or "Failed to find the data" in text
         )
-        return StartError(self.install) if unknown and self.format in text else None
+        return StartError(self.install, Topic.NOT_INSTALLED) if unknown and self.format in text else None
 
 
 def kinesis_options(

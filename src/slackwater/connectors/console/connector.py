@@ -13,7 +13,7 @@ from slackwater.connectors.console.target import ConsoleTarget
 from slackwater.connectors.result_reader import ResultReader
 from slackwater.connectors.target import TargetTable
 from slackwater.core.dead_letter_schema import LetterFilter
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 
 if TYPE_CHECKING:
     import polars as pl
@@ -27,10 +27,12 @@ class ConsoleConnector(Connector[ConsoleConnection]):
 
     def result_reader(self, pipeline: Pipeline) -> ResultReader:
         raise StartError(
-            f"{pipeline.name}: its target is the console, which does not store rows; name another connection in [{'targets' if pipeline.targets else 'target'}]"
-        , Topic.OUTPUT_UNREADABLE)
+            f"{pipeline.name}: its target is the console, which does not store rows; name another connection in [{'targets' if pipeline.targets else 'target'}]",
+            Topic.OUTPUT_UNREADABLE,
+        )
 
     def letters(self, spec: TargetSpec, pipeline: str, letter_filter: LetterFilter) -> Iterator[pl.DataFrame]:
         raise StartError(
-            f"{pipeline}: dead letters go to the console, which does not store them; use another connection"
-        , Topic.DEAD_LETTERS)
+            f"{pipeline}: dead letters go to the console, which does not store them; use another connection",
+            Topic.DEAD_LETTERS,
+        )

@@ -15,7 +15,7 @@ from slackwater.connectors.delta.reader import DeltaResultReader
 from slackwater.connectors.tables.connector import TableConnector
 from slackwater.connectors.target import TargetTable
 from slackwater.core.dead_letter_schema import LetterFilter
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 
 if TYPE_CHECKING:
     from slackwater.connectors.delta.log import DeltaLog
@@ -59,7 +59,8 @@ class DeltaConnector(TableConnector[DeltaConnection]):
             frame = pl.from_arrow(DeltaTable(path, storage_options=options).to_pyarrow_table())
         except Exception as error:  # the library has no common base class
             raise StartError(
-                f"Delta table {path} cannot be read ({delta_error_reason(error, options)}); check the path"
-            , Topic.OUTPUT_UNREADABLE) from None
+                f"Delta table {path} cannot be read ({delta_error_reason(error, options)}); check the path",
+                Topic.OUTPUT_UNREADABLE,
+            ) from None
         assert isinstance(frame, pl.DataFrame)
         yield frame

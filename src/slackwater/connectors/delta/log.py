@@ -21,7 +21,7 @@ from slackwater.config.connector_description import absolute_path
 from slackwater.connectors.tables.source import DataFile, TableSnapshot, TableVersion, VersionGoneError
 from slackwater.core.humanize import plural
 from slackwater.core.offsets import TableOffsets
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 from slackwater.secrets import mask_secrets
 
 if TYPE_CHECKING:
@@ -63,15 +63,17 @@ class DeltaLog:
             feature = f"column mapping by {mapping}" if mapping != "none" else ", ".join(unknown)
             raise StartError(
                 f"{self.description} needs readers that support {feature}, which Slackwater does not support; expected "
-                "a table without it"
-            , Topic.TABLE_READER)
+                "a table without it",
+                Topic.TABLE_READER,
+            )
         columns = _columns(table.schema().to_json())
         for field in columns.fields:
             if field.name in metadata.partition_columns and field.dataType.simpleString() == "binary":
                 raise StartError(
                     f'{self.description} is partitioned by "{field.name}", which is a binary column; expected '
-                    "another type"
-                , Topic.TABLE_READER)
+                    "another type",
+                    Topic.TABLE_READER,
+                )
         self._id = str(metadata.id)
         self._first_version = table.version() if self._first_version is None else self._first_version
         return TableSnapshot(TableOffsets(self._id, table.version()), columns, tuple(metadata.partition_columns))
@@ -84,8 +86,9 @@ class DeltaLog:
             raise StartError(
                 f"{self.description} has files with deletion vectors at {offsets.fully_read}, which Spark's Parquet "
                 "reader does not apply; rewrite the files (REORG TABLE … APPLY (PURGE)), or start with new rows only: "
-                'starting_offsets = "latest"'
-            , Topic.TABLE_READER)
+                'starting_offsets = "latest"',
+                Topic.TABLE_READER,
+            )
         adds = pa.table(table.get_add_actions()).to_pylist()
         files = sorted(adds, key=lambda add: (add["modification_time"], add["path"]))
         return [self._file(add["path"], add["size_bytes"], add.get("partition") or {}) for add in files]
@@ -108,8 +111,9 @@ class DeltaLog:
         newest = self._table().version()
         if version > newest + 1:
             raise StartError(
-                f"{self.description} has no version {version}; expected a version up to {newest}, the newest one"
-            , Topic.TABLE_HISTORY)
+                f"{self.description} has no version {version}; expected a version up to {newest}, the newest one",
+                Topic.TABLE_HISTORY,
+            )
         return TableOffsets(self._id, version - 1)
 
     def error_reason(self, error: BaseException) -> str:
@@ -126,8 +130,9 @@ class DeltaLog:
         except TableNotFoundError:
             if version is None:
                 raise StartError(
-                    f"{self.description} does not exist; expected the directory of a Delta table in query"
-                , Topic.INPUT_MISSING) from None
+                    f"{self.description} does not exist; expected the directory of a Delta table in query",
+                    Topic.INPUT_MISSING,
+                ) from None
             self._table()
             raise VersionGoneError(f"version {version} is needed, but its log is gone") from None
         except Exception as error:
@@ -146,8 +151,9 @@ class DeltaLog:
         if str(newest.metadata().id) != self._id or newest.version() < version:
             raise StartError(
                 f"{self.description} was created again at version {version}, while it was being read; read the new "
-                "table with a new state, or reset the source's offsets with `slackwater state reset`"
-            , Topic.TABLE_HISTORY)
+                "table with a new state, or reset the source's offsets with `slackwater state reset`",
+                Topic.TABLE_HISTORY,
+            )
         if newest.version() > version and self._text(version + 1) is None:
             raise VersionGoneError(
                 f"version {version + 1} is needed next, but its log is gone; the newest is {newest.version()}"
@@ -182,8 +188,9 @@ class DeltaLog:
         if metadata is not None and self._id and metadata["id"] != self._id:
             raise StartError(
                 f"{self.description} was replaced by another table at version {version}; read the new table with a "
-                "new state"
-            , Topic.TABLE_HISTORY)
+                "new state",
+                Topic.TABLE_HISTORY,
+            )
         info: Mapping[str, Any] = next((a["commitInfo"] for a in actions if a.get("commitInfo")), {})
         rewrites, vectors = None, sum(1 for a in adds if a.get("deletionVector"))
         if removes or vectors:

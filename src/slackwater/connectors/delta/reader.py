@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 
 from slackwater.connectors.result_reader import LabeledRows, ResultReader, none_if_empty, subtract_rows
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 
 
 @dataclass
@@ -71,7 +71,9 @@ class DeltaResultReader(ResultReader):
         return pl.concat(frames, how="diagonal_relaxed")
 
     def _read_error(self, error: Exception) -> StartError:
-        return StartError(f"{self.location} cannot be read ({str(error).splitlines()[0]}); check the path", Topic.OUTPUT_UNREADABLE)
+        return StartError(
+            f"{self.location} cannot be read ({str(error).splitlines()[0]}); check the path", Topic.OUTPUT_UNREADABLE
+        )
 
     def read_all(self) -> LabeledRows:
         return read_delta(self.path, self.options)
@@ -84,6 +86,8 @@ def read_delta(path: str, options: Mapping[str, str]) -> LabeledRows:
     try:
         rows = pl.from_arrow(DeltaTable(path, storage_options=dict(options)).to_pyarrow_table())
     except Exception as error:  # deltalake has no common base class
-        raise StartError(f"{path}: cannot be read as a Delta table ({str(error).splitlines()[0]})", Topic.OUTPUT_UNREADABLE) from None
+        raise StartError(
+            f"{path}: cannot be read as a Delta table ({str(error).splitlines()[0]})", Topic.OUTPUT_UNREADABLE
+        ) from None
     assert isinstance(rows, pl.DataFrame)
     return LabeledRows(f"Delta table {path}", rows)

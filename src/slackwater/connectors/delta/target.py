@@ -24,7 +24,7 @@ from deltalake.schema import ArrayType, StructType
 from slackwater.connectors.delta.log import delta_error_reason
 from slackwater.connectors.target import TargetTable
 from slackwater.core.schema import YEARS, ValueLimits, to_arrow_schema
-from slackwater.errors import Topic, PublishError, StartError
+from slackwater.errors import PublishError, StartError, Topic
 from slackwater.state.commit import TargetMarker
 
 _DELETE_FLAG = "__gone"
@@ -60,8 +60,9 @@ class DeltaTarget:
         if mode == "merge" and not table.identity:
             raise StartError(
                 f'Delta table {path}: mode "merge" needs columns that identify a row, but there are none; use mode = '
-                '"append"'
-            , Topic.TARGET_UNSUITABLE)
+                '"append"',
+                Topic.TARGET_UNSUITABLE,
+            )
         self._path, self._mode, self._table = path, mode, table
         self.upserts = mode == "merge"
         self._options = dict(storage_options or {})
@@ -88,13 +89,15 @@ class DeltaTarget:
         except Exception as error:  # the library has no base class; some errors are plain Exceptions
             raise StartError(
                 f"Delta table {self._path} cannot be opened ({self._reason(error)}); expected a Delta table or a path "
-                "where one can be created; check the path and the storage options"
-            , Topic.TARGET_UNSUITABLE) from error
+                "where one can be created; check the path and the storage options",
+                Topic.TARGET_UNSUITABLE,
+            ) from error
         if differences:
             raise StartError(
                 f"Delta table {self._path} has different columns from the pipeline: {differences}; "
-                "change the table or the pipeline, or choose another path"
-            , Topic.TARGET_UNSUITABLE)
+                "change the table or the pipeline, or choose another path",
+                Topic.TARGET_UNSUITABLE,
+            )
 
     def close(self) -> None:
         self._delta = None
@@ -110,8 +113,9 @@ class DeltaTarget:
             commits = DeltaTable(self._path, storage_options=self._options).history(_RECENT_COMMITS)
         except Exception as error:  # the library has no base class
             raise StartError(
-                f"{self.description} cannot be opened ({self._reason(error)}); check the path and the storage options"
-            , Topic.TARGET_UNSUITABLE) from error
+                f"{self.description} cannot be opened ({self._reason(error)}); check the path and the storage options",
+                Topic.TARGET_UNSUITABLE,
+            ) from error
         own_commits = [c for c in commits if c.get("slackwater_writer") == self._table.writer]
         if not own_commits or own_commits[0].get("slackwater_state") == self._table.state:
             return None
@@ -137,8 +141,9 @@ class DeltaTarget:
             return recognised or self._last_marker(delta, state)
         except Exception as error:  # the library has no base class
             raise StartError(
-                f"{self.description} cannot be read ({self._reason(error)}); check the path and the storage options"
-            , Topic.OUTPUT_UNREADABLE) from error
+                f"{self.description} cannot be read ({self._reason(error)}); check the path and the storage options",
+                Topic.OUTPUT_UNREADABLE,
+            ) from error
 
     def writers(self) -> list[str]:
         """Return the writers of recent commits."""
@@ -148,8 +153,9 @@ class DeltaTarget:
             commits = DeltaTable(self._path, storage_options=self._options).history(_RECENT_COMMITS)
         except Exception as error:  # the library has no base class
             raise StartError(
-                f"{self.description} cannot be read ({self._reason(error)}); check the path and the storage options"
-            , Topic.OUTPUT_UNREADABLE) from error
+                f"{self.description} cannot be read ({self._reason(error)}); check the path and the storage options",
+                Topic.OUTPUT_UNREADABLE,
+            ) from error
         return sorted({c["slackwater_writer"] for c in commits if c.get("slackwater_writer")})
 
     def _last_marker(self, delta: DeltaTable, state: str) -> TargetMarker | None:
@@ -211,8 +217,8 @@ class DeltaTarget:
             table = self._current().to_pyarrow_dataset().to_table(filter=(time >= low) & (time <= high))
         except (DeltaError, OSError, ValueError, pa.ArrowException) as error:
             raise StartError(
-                f"{self.description} cannot be read ({self._reason(error)}); nothing was replayed"
-            , Topic.DEAD_LETTERS) from error
+                f"{self.description} cannot be read ({self._reason(error)}); nothing was replayed", Topic.DEAD_LETTERS
+            ) from error
         frame = pl.from_arrow(table)
         assert isinstance(frame, pl.DataFrame)
         frame = frame.select(pl.col(n).cast(t) for n, t in fields.items())

@@ -23,7 +23,7 @@ from slackwater.connectors.files.target import FilesTarget
 from slackwater.connectors.target import TargetTable
 from slackwater.core.dead_letter_schema import LetterFilter
 from slackwater.core.paths import OUTPUT_FOLDER, is_local
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -78,5 +78,6 @@ class FilesConnector(Connector[FilesConnection]):
                     yield pl.read_ndjson(path, infer_schema_length=None)
             except (pl.exceptions.PolarsError, OSError) as error:
                 raise StartError(
-                    f"{path} cannot be read as dead letters ({str(error).splitlines()[0]}); move it away, or restore it"
-                , Topic.DEAD_LETTERS) from None
+                    f"{path} cannot be read as dead letters ({str(error).splitlines()[0]}); move it away, or restore it",
+                    Topic.DEAD_LETTERS,
+                ) from None

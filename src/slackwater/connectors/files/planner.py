@@ -18,7 +18,7 @@ from slackwater.connectors.files.source import FileEntry, FilesSource
 from slackwater.connectors.source import SelfPlannedSource, SourceBatch
 from slackwater.core.offsets import FileOffsets
 from slackwater.core.paths import file_uri_to_path
-from slackwater.errors import Topic, EpochError, ExhaustedError, StartError
+from slackwater.errors import EpochError, ExhaustedError, StartError, Topic
 from slackwater.state.commit import SourceRecord
 from slackwater.state.protocol import StateStore
 
@@ -93,8 +93,9 @@ def check_readable(spec: Source) -> None:
         more = f" (and {len(refused) - 1:,} more)" if len(refused) > 1 else ""
         raise StartError(
             f'source "{spec.name}": "{min(refused)}"{more} cannot be read (Permission denied); give this user read '
-            "access, or narrow query"
-        , Topic.OUTPUT_UNREADABLE)
+            "access, or narrow query",
+            Topic.OUTPUT_UNREADABLE,
+        )
 
 
 def _unlistable_reason(error: OSError) -> str:

@@ -11,7 +11,7 @@ import polars as pl
 
 from slackwater.connectors.files.output_directory import OutputDirectory
 from slackwater.connectors.result_reader import LabeledRows, ResultReader
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 
 _SUFFIXES = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv"}
 
@@ -44,7 +44,9 @@ class FilesResultReader(ResultReader):
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            raise StartError(f"{self.location} cannot be accessed ({error.strerror}); check its permissions", Topic.PERMISSION) from None
+            raise StartError(
+                f"{self.location} cannot be accessed ({error.strerror}); check its permissions", Topic.PERMISSION
+            ) from None
         new_paths = [p for p in paths if p.name not in self._seen]
         self._seen |= {p.name for p in new_paths}
         frames = [f for f in (read_file(p, self.form) for p in new_paths) if f.height]
@@ -60,13 +62,16 @@ def read_path(where: str) -> LabeledRows:
     if not path.exists():
         raise StartError(
             f"{where}: there is no such file or directory; expected files, a Delta table, a postgresql:// URL, a TOML file, or "
-            "state:WHERE"
-        , Topic.OUTPUT_UNREADABLE)
+            "state:WHERE",
+            Topic.OUTPUT_UNREADABLE,
+        )
     files = [path] if path.is_file() else sorted(p for p in path.iterdir() if p.is_file() and p.name[0] not in "._")
     kinds = {_SUFFIXES.get(p.suffix) for p in files} - ({None} if path.is_dir() else set())
     if len(kinds) != 1 or None in kinds:
         kinds_text = f"found {' and '.join(sorted(map(str, kinds)))}" if len(kinds) > 1 else "found none"
-        raise StartError(f"{where}: {kinds_text}, expected files of one kind: {', '.join(_SUFFIXES)}", Topic.OUTPUT_UNREADABLE)
+        raise StartError(
+            f"{where}: {kinds_text}, expected files of one kind: {', '.join(_SUFFIXES)}", Topic.OUTPUT_UNREADABLE
+        )
     (kind,) = kinds
     frames = [read_file(p, str(kind)) for p in files if _SUFFIXES.get(p.suffix) == kind]
     return LabeledRows(where, pl.concat([f for f in frames if f.width] or frames, how="diagonal_relaxed"))
@@ -86,4 +91,6 @@ def read_file(path: Path, kind: str) -> pl.DataFrame:
         read = pl.read_json if is_array else pl.read_ndjson
         return read(path, infer_schema_length=None)
     except (pl.exceptions.PolarsError, OSError) as error:
-        raise StartError(f"{path}: cannot be read as {kind} ({str(error).splitlines()[0]})", Topic.OUTPUT_UNREADABLE) from None
+        raise StartError(
+            f"{path}: cannot be read as {kind} ({str(error).splitlines()[0]})", Topic.OUTPUT_UNREADABLE
+        ) from None

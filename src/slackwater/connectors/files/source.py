@@ -32,7 +32,7 @@ from slackwater.connectors.timestamp_parsing import UTC, TextTimestampSchema, fi
 from slackwater.core.column_names import CORRUPT
 from slackwater.core.offsets import ChangedFiles, FileOffsets
 from slackwater.core.paths import file_uri_to_path
-from slackwater.errors import Topic, EpochError, StartError
+from slackwater.errors import EpochError, StartError, Topic
 from slackwater.state.commit import SourceRecord
 from slackwater.state.protocol import StateStore
 
@@ -290,12 +290,14 @@ def resolve_schema(session: SparkSession, spec: Source, stored_schema: str | Non
     except Exception as error:
         raise StartError(
             f'{where}: no schema is declared and none can be inferred from "{spec.query}" '
-            f"({spark_error_reason(error)}); declare one"
-        , Topic.SOURCE_SCHEMA) from None
+            f"({spark_error_reason(error)}); declare one",
+            Topic.SOURCE_SCHEMA,
+        ) from None
     if not schema.fields:
         raise StartError(
-            f'{where}: no schema is declared and "{spec.query}" has no rows to infer one from; declare one'
-        , Topic.SOURCE_SCHEMA)
+            f'{where}: no schema is declared and "{spec.query}" has no rows to infer one from; declare one',
+            Topic.SOURCE_SCHEMA,
+        )
     return StructType(schema.fields)
 
 
@@ -308,8 +310,9 @@ def check_directory_exists(spec: Source) -> None:
     plain = existing / Path(*_before_glob((Path.cwd() / query).relative_to(existing)))
     if not plain.exists():
         raise StartError(
-            f'source "{spec.name}": there is no "{plain}"; expected the directory or files of query = "{query}"'
-        , Topic.INPUT_MISSING)
+            f'source "{spec.name}": there is no "{plain}"; expected the directory or files of query = "{query}"',
+            Topic.INPUT_MISSING,
+        )
 
 
 def _before_glob(path: Path) -> list[str]:
@@ -344,8 +347,9 @@ def _log_entries(log: Path, n: int) -> list[FileEntry]:
         entries = [json.loads(line) for line in path.read_text().splitlines()[1:]]
     except (OSError, ValueError) as error:
         raise EpochError(
-            f"checkpoint file {path} is missing or damaged; delete the checkpoint directory and start again"
-        , Topic.CHECKPOINT_DAMAGED) from error
+            f"checkpoint file {path} is missing or damaged; delete the checkpoint directory and start again",
+            Topic.CHECKPOINT_DAMAGED,
+        ) from error
     return [FileEntry(e["path"], e["timestamp"]) for e in entries if e["batchId"] == n]
 
 

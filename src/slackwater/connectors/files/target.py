@@ -22,7 +22,7 @@ from slackwater.connectors.target import TargetTable
 from slackwater.core.paths import OUTPUT_FOLDER
 from slackwater.core.row_format import TIME, apply_to_scalars, has_map, is_nested, row_to_json, value_to_json
 from slackwater.core.schema import ANYTHING, YEARS, ValueLimits, to_arrow_schema
-from slackwater.errors import Topic, EpochError, PublishError, StartError, StateError
+from slackwater.errors import EpochError, PublishError, StartError, StateError, Topic
 from slackwater.state.commit import TargetMarker
 
 _TIME = f"{TIME}Z"
@@ -63,11 +63,12 @@ class FilesTarget:
         try:
             marker = self._read_marker()
         except PublishError as error:
-            raise StartError(str(error)) from None
+            raise StartError(str(error), Topic.OUTPUT_UNREADABLE) from None
         except OSError as error:
             raise StartError(
-                f"{self.description} cannot be read ({error.strerror}); check the path and its permissions"
-            , Topic.OUTPUT_UNREADABLE) from None
+                f"{self.description} cannot be read ({error.strerror}); check the path and its permissions",
+                Topic.OUTPUT_UNREADABLE,
+            ) from None
         if marker["epoch"] < 0:
             return None
         return TargetMarker(state=marker.get("state", ""), epoch=marker["epoch"], commit=marker.get("commit", ""))
@@ -77,8 +78,9 @@ class FilesTarget:
             return [name.removesuffix(".json") for name in self._folder.names(OUTPUT_FOLDER) if name.endswith(".json")]
         except OSError as error:
             raise StartError(
-                f"{self.description} cannot be read ({error.strerror}); check the path and its permissions"
-            , Topic.OUTPUT_UNREADABLE) from None
+                f"{self.description} cannot be read ({error.strerror}); check the path and its permissions",
+                Topic.OUTPUT_UNREADABLE,
+            ) from None
 
     @property
     def _own_infix(self) -> str:
@@ -175,8 +177,9 @@ class FilesTarget:
     def _move_error(self, directory: str, error: OSError) -> StartError:
         return StartError(
             f"target directory {self._shown}: files of the previous state could not all be moved to {directory} "
-            f"({error.strerror}); check the permissions, then start again"
-        , Topic.TARGET_OF_OTHER_STATE)
+            f"({error.strerror}); check the permissions, then start again",
+            Topic.TARGET_OF_OTHER_STATE,
+        )
 
     def publish(self, epoch: int, rows: pl.DataFrame, superseded: pl.DataFrame | None = None, commit: str = "") -> None:
         try:

@@ -14,7 +14,7 @@ from slackwater.config.target import Target as TargetSpec
 from slackwater.connectors.tables.connector import TableConnector
 from slackwater.connectors.target import TargetTable
 from slackwater.core.dead_letter_schema import LetterFilter
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 
 if TYPE_CHECKING:
     from slackwater.connectors.iceberg.log import IcebergLog
@@ -72,5 +72,6 @@ class IcebergConnector(TableConnector[IcebergConnection]):
                 yield iceberg.read_all(table)
         except Exception as error:  # catalogs raise errors of their HTTP clients
             raise StartError(
-                f"Iceberg table {name} cannot be read ({iceberg.iceberg_error_reason(error)}); check the catalog and its options"
-            , Topic.OUTPUT_UNREADABLE) from None
+                f"Iceberg table {name} cannot be read ({iceberg.iceberg_error_reason(error)}); check the catalog and its options",
+                Topic.OUTPUT_UNREADABLE,
+            ) from None

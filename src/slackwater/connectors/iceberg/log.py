@@ -14,7 +14,7 @@ from slackwater.connectors.iceberg.schema import to_spark_schema
 from slackwater.connectors.tables.source import DataFile, TableSnapshot, TableVersion, VersionGoneError
 from slackwater.core.humanize import plural
 from slackwater.core.offsets import TableOffsets
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import ManifestEntry, ManifestFile
@@ -55,8 +55,9 @@ class IcebergLog:
                     raise StartError(
                         f"{self.description} holds {_kind_of_deletes(entry)} at {offsets.fully_read}, which Spark's "
                         "Parquet reader does not apply; rewrite its files (rewrite_data_files), or start with new "
-                        'rows only: starting_offsets = "latest"'
-                    , Topic.TABLE_READER)
+                        'rows only: starting_offsets = "latest"',
+                        Topic.TABLE_READER,
+                    )
                 numbered_files.append((entry.sequence_number or 0, self._file(entry)))
         return [file for _, file in sorted(numbered_files, key=lambda one: (one[0], one[1].path))]
 
@@ -69,8 +70,9 @@ class IcebergLog:
         if str(table.metadata.table_uuid) != offsets.table:
             raise StartError(
                 f"{self.description} was created again at {offsets}, while it was being read; read the new table "
-                "with a new state, or reset the source's offsets with `slackwater state reset`"
-            , Topic.TABLE_HISTORY)
+                "with a new state, or reset the source's offsets with `slackwater state reset`",
+                Topic.TABLE_HISTORY,
+            )
         return iter([self._version(table, snapshot) for snapshot in self._snapshots_after(table, offsets)])
 
     def offsets_before(self, version: int) -> TableOffsets:
@@ -80,14 +82,17 @@ class IcebergLog:
                 return _offsets_of(table, snapshot, files=0)
         raise StartError(
             f"{self.description} has no snapshot {version} in the history of its current snapshot; expected the ID "
-            "of a snapshot in that history"
-        , Topic.TABLE_HISTORY)
+            "of a snapshot in that history",
+            Topic.TABLE_HISTORY,
+        )
 
     # -- snapshots -----------------------------------------------------------------------------------------------------
 
     def _table(self) -> Table:
         if (table := self._load()) is None:
-            raise StartError(f"{self.description} is not in the catalog; expected namespace.table in query", Topic.INPUT_MISSING)
+            raise StartError(
+                f"{self.description} is not in the catalog; expected namespace.table in query", Topic.INPUT_MISSING
+            )
         return table
 
     def _snapshot(self, table: Table, offsets: TableOffsets) -> Snapshot:
@@ -118,8 +123,9 @@ class IcebergLog:
         if offsets.version >= 0 and table.metadata.snapshot_by_id(offsets.version) is not None:
             raise StartError(
                 f"{self.description} no longer descends from {offsets}, the version last read: the table was rolled back "
-                "or replaced; restore it, or reset the source's offsets with `slackwater state reset`"
-            , Topic.TABLE_HISTORY)
+                "or replaced; restore it, or reset the source's offsets with `slackwater state reset`",
+                Topic.TABLE_HISTORY,
+            )
         if snapshots and _is_successor(snapshots[-1], offsets):
             return snapshots[::-1]
         since = f" and snapshot {snapshots[-1].snapshot_id}" if snapshots else " and now"
@@ -164,7 +170,10 @@ class IcebergLog:
         data = entry.data_file
         kind = str(data.file_format.value).lower()
         if kind != "parquet":
-            raise StartError(f"{self.description} has files in the format {kind} ({data.file_path}); expected parquet", Topic.TABLE_READER)
+            raise StartError(
+                f"{self.description} has files in the format {kind} ({data.file_path}); expected parquet",
+                Topic.TABLE_READER,
+            )
         return DataFile(spark_address(data.file_path), data.file_size_in_bytes)
 
 

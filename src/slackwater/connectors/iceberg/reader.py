@@ -11,7 +11,7 @@ import polars as pl
 from slackwater.config.connection import IcebergConnection
 from slackwater.connectors.iceberg import tables as iceberg
 from slackwater.connectors.result_reader import LabeledRows, ResultReader, subtract_rows
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 
 if TYPE_CHECKING:
     from pyiceberg.table import FileScanTask
@@ -63,15 +63,18 @@ class IcebergResultReader(ResultReader):
 
     def _read_error(self, error: Exception) -> StartError:
         return StartError(
-            f"{self.location} cannot be read ({iceberg.iceberg_error_reason(error)}); check the catalog and its options"
-        , Topic.OUTPUT_UNREADABLE)
+            f"{self.location} cannot be read ({iceberg.iceberg_error_reason(error)}); check the catalog and its options",
+            Topic.OUTPUT_UNREADABLE,
+        )
 
     def read_all(self) -> LabeledRows:
         try:
             table = iceberg.open_catalog(self.connection).load(self.name)
             rows = None if table is None else iceberg.read_all(table)
         except Exception as error:  # catalog clients raise all kinds of exceptions
-            raise StartError(f"{self.location}: cannot be read ({iceberg.iceberg_error_reason(error)})", Topic.OUTPUT_UNREADABLE) from None
+            raise StartError(
+                f"{self.location}: cannot be read ({iceberg.iceberg_error_reason(error)})", Topic.OUTPUT_UNREADABLE
+            ) from None
         if rows is None:
             raise StartError(f"{self.location}: there is no such table in its catalog", Topic.OUTPUT_UNREADABLE)
         return LabeledRows(self.location, rows)

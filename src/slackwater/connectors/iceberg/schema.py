@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyiceberg import types as I  # noqa: N812
 
-from slackwater.errors import StartError
+from slackwater.errors import StartError, Topic
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
@@ -38,7 +38,7 @@ def to_spark_schema(table: str, schema: Schema) -> StructType:
     try:
         columns: StructType = _spark(schema.as_struct())
     except _UnreadError as error:
-        raise StartError(f"{table}: {error}") from None
+        raise StartError(f"{table}: {error}", Topic.TABLE_READER) from None
     return columns
 
 

@@ -28,7 +28,7 @@ from slackwater.connectors.iceberg.tables import IcebergTables
 from slackwater.connectors.target import TargetTable as Columns
 from slackwater.core.humanize import plural
 from slackwater.core.schema import YEARS, ValueLimits
-from slackwater.errors import Topic, PublishError, StartError
+from slackwater.errors import PublishError, StartError, Topic
 from slackwater.state.commit import TargetMarker
 
 if TYPE_CHECKING:
@@ -62,8 +62,9 @@ class IcebergTarget:
         if mode == "merge" and not table.identity:
             raise StartError(
                 f'Iceberg table {name}: mode "merge" needs columns that identify a row, but there are none; use mode '
-                '= "append"'
-            , Topic.TARGET_UNSUITABLE)
+                '= "append"',
+                Topic.TARGET_UNSUITABLE,
+            )
         self._tables, self._name, self._mode, self._columns, self._day_of = tables, name, mode, table, day_of
         self.upserts = mode == "merge"
         self._writer = f"slackwater/{table.writer}"
@@ -96,8 +97,9 @@ class IcebergTarget:
         if different:
             raise StartError(
                 f"{self.description} has different columns from the pipeline: {different}; "
-                "change the table or the pipeline, or choose another table"
-            , Topic.TARGET_UNSUITABLE)
+                "change the table or the pipeline, or choose another table",
+                Topic.TARGET_UNSUITABLE,
+            )
         self._table = table
 
     def close(self) -> None:
@@ -320,8 +322,9 @@ class IcebergTarget:
             ]
         except Exception as error:
             raise StartError(
-                f"{self.description} cannot be read ({iceberg.iceberg_error_reason(error)}); nothing was replayed"
-            , Topic.DEAD_LETTERS) from error
+                f"{self.description} cannot be read ({iceberg.iceberg_error_reason(error)}); nothing was replayed",
+                Topic.DEAD_LETTERS,
+            ) from error
         frame = pl.concat([pl.DataFrame(schema=kinds), *frames])
         joined = frame.join(ranges, on=keys, nulls_equal=True) if keys else frame.join(ranges, how="cross")
         within = pl.col(column).dt.timestamp("us").is_between("__low", "__high")
@@ -330,5 +333,6 @@ class IcebergTarget:
     def _open_error(self, error: Exception) -> StartError:
         return StartError(
             f"{self.description} cannot be opened ({iceberg.iceberg_error_reason(error)}); check the catalog and its options: "
-            f'{self._tables.kind} catalog "{self._tables.name}"'
-        , Topic.TARGET_UNSUITABLE)
+            f'{self._tables.kind} catalog "{self._tables.name}"',
+            Topic.TARGET_UNSUITABLE,
+        )

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from slackwater.config.connection import KafkaConnection
-from slackwater.errors import Topic, EpochError, StartError
+from slackwater.errors import EpochError, StartError, Topic
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
@@ -63,16 +63,18 @@ class KafkaBroker:
             raise StartError(
                 f"{where}: Kafka at {self.connection.bootstrap_servers} cannot be reached "
                 f"({last[-1] if last else error.args[0].str()}); check bootstrap_servers and that the brokers are "
-                "running"
-            , Topic.SERVICE_UNREACHABLE) from None
+                "running",
+                Topic.SERVICE_UNREACHABLE,
+            ) from None
         partitions = {t: sorted(meta.partitions) for t, meta in topics.items() if matches_query(query, t)}
         missing = [t for t in named_topics(query) if t not in partitions]
         if missing:
             others = ", ".join(sorted(t for t in topics if not t.startswith("_"))[:10]) or "none"
             raise StartError(
                 f'{where}: there is no topic "{missing[0]}" at {self.connection.bootstrap_servers}; create it, or correct '
-                f'"query"; available: {others}'
-            , Topic.INPUT_MISSING)
+                f'"query"; available: {others}',
+                Topic.INPUT_MISSING,
+            )
         return partitions
 
     def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
@@ -201,8 +203,9 @@ def make_client(kind: Callable[[dict[str, Any]], T], settings: dict[str, Any]) -
         raise StartError(
             f"Kafka at {settings['bootstrap.servers']}: a setting is not accepted ({' '.join(text.split())[:300]}); correct "
             "the options of the connection: librdkafka also reads them, and uses sasl.username, sasl.password and "
-            "ssl.ca.location instead of Java's settings"
-        , Topic.KAFKA_SETTING) from None
+            "ssl.ca.location instead of Java's settings",
+            Topic.KAFKA_SETTING,
+        ) from None
 
 
 def client_settings(connection: KafkaConnection) -> dict[str, Any]:

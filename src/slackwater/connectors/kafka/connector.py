@@ -31,7 +31,7 @@ from slackwater.connectors.target import TargetTable
 from slackwater.core.dead_letter_schema import CHUNK, LETTER, SCHEMA, LetterFilter
 from slackwater.core.humanize import plural
 from slackwater.core.offsets import KafkaOffsets, group_by_topic
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -127,8 +127,9 @@ class KafkaConnector(Connector[KafkaConnection]):
         if not self._exists(spec, key) and spec.create is False:
             raise StartError(
                 f'{key}.topic: "{spec.topic}" does not exist at {self.connection.bootstrap_servers}, and create = '
-                "false; create the topic, or remove create = false"
-            , Topic.INPUT_MISSING)
+                "false; create the topic, or remove create = false",
+                Topic.INPUT_MISSING,
+            )
 
     def will_create(self, spec: TargetSpec, key: str) -> str | None:
         if self._exists(spec, key):
@@ -169,8 +170,9 @@ class KafkaConnector(Connector[KafkaConnection]):
                     raise StartError(
                         f'dead_letter: topic "{topic}" at {self.connection.bootstrap_servers} returned nothing for '
                         f"{_SECONDS:g} s ({broker.errors[-1] if broker.errors else 'no answer'}); check that the "
-                        "brokers are running"
-                    , Topic.SERVICE_UNREACHABLE)
+                        "brokers are running",
+                        Topic.SERVICE_UNREACHABLE,
+                    )
                 if len(rows) >= CHUNK:
                     yield pl.DataFrame(rows, schema=SCHEMA)
                     rows = []

@@ -24,7 +24,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, ResourceType  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
 
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 from slackwater.state.commit import TargetMarker
 
 EPOCHS_TOPIC = "_slackwater_epochs"
@@ -89,8 +89,9 @@ class KafkaMarkers:
             raise StartError(
                 f'Kafka topic "{EPOCHS_TOPIC}" has cleanup.policy={policy}; expected compact, because otherwise '
                 f"Kafka deletes the markers of published epochs; set it (kafka-configs.sh --bootstrap-server {self.brokers} "
-                f"--alter --topic {EPOCHS_TOPIC} --add-config cleanup.policy=compact)"
-            , Topic.TARGET_UNSUITABLE)
+                f"--alter --topic {EPOCHS_TOPIC} --add-config cleanup.policy=compact)",
+                Topic.TARGET_UNSUITABLE,
+            )
 
     def create(self, admin: AdminClient, topic: str, partitions: int, config: dict[str, str]) -> None:
         """Create a topic with the broker's default number of replicas. `partitions`: -1 means the broker's default."""

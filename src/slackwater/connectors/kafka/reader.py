@@ -15,7 +15,7 @@ from slackwater.config.connection import KafkaConnection
 from slackwater.config.pipeline import Pipeline
 from slackwater.connectors.kafka.broker import KafkaBroker, make_client
 from slackwater.connectors.result_reader import LabeledRows, ResultReader, RowCount
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 
 MOST = 2**31 - 1
 TAIL = 10_000  # how many records are read from the end of each partition
@@ -38,8 +38,9 @@ class KafkaResultReader(ResultReader):
         if self.pipeline.target.value_format == "avro":
             raise StartError(
                 f'{self.pipeline.name}: its target is a topic with value_format = "avro", which cannot be shown yet; read it '
-                "with a consumer that supports Avro"
-            , Topic.OUTPUT_UNREADABLE)
+                "with a consumer that supports Avro",
+                Topic.OUTPUT_UNREADABLE,
+            )
         self._broker = KafkaBroker(self.connection)
 
     @property
@@ -122,8 +123,9 @@ class KafkaResultReader(ResultReader):
                 raise StartError(
                     f"{self.location} returned nothing for {_SECONDS:g} s "
                     f"({self._broker.errors[-1] if self._broker.errors else 'no answer'}); check that the brokers "
-                    "are running"
-                , Topic.SERVICE_UNREACHABLE)
+                    "are running",
+                    Topic.SERVICE_UNREACHABLE,
+                )
         self._ended = True
         return [(key, value) for _, key, value in sorted(records, key=lambda record: record[0])]
 

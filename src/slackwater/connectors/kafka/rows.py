@@ -18,7 +18,7 @@ import polars as pl
 from slackwater.connectors.target import TargetTable
 from slackwater.core.row_format import apply_to_scalars, row_to_json
 from slackwater.core.schema import Field
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 
 _AVRO_NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 _AVRO: dict[str, Any] = {
@@ -90,14 +90,16 @@ class KafkaRows:
             import fastavro
         except ImportError as error:
             raise StartError(
-                'value_format = "avro" needs the package fastavro, which is not installed; pip install fastavro'
-            , Topic.NOT_INSTALLED) from error
+                'value_format = "avro" needs the package fastavro, which is not installed; pip install fastavro',
+                Topic.NOT_INSTALLED,
+            ) from error
         unfit = [f.name for f in self._table.fields if not _AVRO_NAME.fullmatch(f.name)]
         if unfit:
             raise StartError(
                 f'Avro does not allow the column name "{unfit[0]}"; expected letters, digits and _ only; rename the '
-                'column, or use value_format = "json"'
-            , Topic.TARGET_UNSUITABLE)
+                'column, or use value_format = "json"',
+                Topic.TARGET_UNSUITABLE,
+            )
         schema = fastavro.parse_schema(avro_schema(self._table))
         frame = b"" if self._schema_id is None else b"\0" + self._schema_id.to_bytes(4, "big")
         conversions = [

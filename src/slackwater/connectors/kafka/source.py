@@ -28,7 +28,7 @@ from slackwater.connectors.source import SourceBatch, SparkPlannedSource, checkp
 from slackwater.core.column_names import CORRUPT
 from slackwater.core.humanize import mismatch
 from slackwater.core.offsets import ByTopic, KafkaOffsets, Offsets, group_by_topic
-from slackwater.errors import Topic, EpochError, StartError
+from slackwater.errors import EpochError, StartError, Topic
 from slackwater.state.commit import SourceRecord
 from slackwater.state.protocol import StateStore
 
@@ -140,8 +140,9 @@ class KafkaSource(SparkPlannedSource):
                 starts = "a server of Spark Connect" if spark_connect.is_connect(session) else "a session"
                 raise StartError(
                     f"{self._where}: Spark {session.version} has no Kafka connector here; start {starts} with the jars of "
-                    f"spark-sql-kafka-0-10_2.13:{session.version} in spark.jars, or let slackwater start Spark"
-                , Topic.NOT_INSTALLED) from None
+                    f"spark-sql-kafka-0-10_2.13:{session.version} in spark.jars, or let slackwater start Spark",
+                    Topic.NOT_INSTALLED,
+                ) from None
 
     def _complete_offsets(self, offsets: ByTopic) -> ByTopic:
         """Extend the configured offsets to all partitions.
@@ -224,8 +225,9 @@ class KafkaSource(SparkPlannedSource):
             raise EpochError(
                 f"{self._where}: {'; '.join(texts)}, but the offsets in the state belong to the deleted topic; nothing "
                 "was read; read the new topic from its start with `slackwater state reset … --offsets "
-                f'{self.name}=earliest`, or set on_data_loss = "skip" to do so at the next start'
-            , Topic.TOPIC_RECREATED)
+                f'{self.name}=earliest`, or set on_data_loss = "skip" to do so at the next start',
+                Topic.TOPIC_RECREATED,
+            )
         log.warning(
             "%s: %s; the new topic is read from its first record, and unread records of the deleted topic are lost "
             "(on_data_loss)",
@@ -289,8 +291,9 @@ class KafkaSource(SparkPlannedSource):
             offsets: ByTopic = json.loads(text[text.index("{") :])
         except (OSError, ValueError) as error:
             raise EpochError(
-                f"checkpoint file {path} is missing or damaged; delete the checkpoint directory and start again"
-            , Topic.CHECKPOINT_DAMAGED) from error
+                f"checkpoint file {path} is missing or damaged; delete the checkpoint directory and start again",
+                Topic.CHECKPOINT_DAMAGED,
+            ) from error
         return offsets
 
     def _ranges(self, start: ByTopic, end: ByTopic) -> tuple[dict[tuple[str, int], tuple[int, int]], int]:
@@ -317,8 +320,9 @@ class KafkaSource(SparkPlannedSource):
         if losses and self.spec.on_data_loss != "skip":
             raise EpochError(
                 f"{self._where}: {'; '.join(losses)}; this epoch was not committed: keep records longer in Kafka "
-                '(retention.ms), or set on_data_loss = "skip" to count them as lost and continue'
-            , Topic.RECORDS_DELETED)
+                '(retention.ms), or set on_data_loss = "skip" to count them as lost and continue',
+                Topic.RECORDS_DELETED,
+            )
         return ranges, lost
 
     def _read(self, session: SparkSession, ranges: Mapping[tuple[str, int], tuple[int, int]]) -> DataFrame:

@@ -34,7 +34,7 @@ from slackwater.connectors.kafka.rows import KafkaRows, LetterRows, Messages
 from slackwater.connectors.target import TargetTable
 from slackwater.core.dead_letter_schema import LETTER
 from slackwater.core.schema import YEARS, ValueLimits
-from slackwater.errors import Topic, FencedError, PublishError, StartError
+from slackwater.errors import FencedError, PublishError, StartError, Topic
 from slackwater.state.commit import TargetMarker
 
 _EXACTLY_ONCE, _AT_LEAST_ONCE = "exactly_once", "at_least_once"
@@ -285,8 +285,9 @@ class KafkaTarget:
                 f'Kafka topic "{self._topic}" does not exist on {self._brokers}, and create = false; create the '
                 "topic (kafka-topics.sh"
                 f" --bootstrap-server {self._brokers} --create --topic {self._topic} --partitions 6), or remove "
-                "create = false"
-            , Topic.INPUT_MISSING)
+                "create = false",
+                Topic.INPUT_MISSING,
+            )
         config = {"cleanup.policy": "compact"} if self._creation.compact else {}
         self._markers.create(admin, self._topic, self._creation.partitions or -1, config)
 
@@ -327,8 +328,9 @@ class KafkaTarget:
     def _connection_error(self, error: KafkaException) -> StartError:
         return StartError(
             f"Kafka at {self._brokers} cannot be used ({self._reason(error)}); expected brokers that answer within "
-            f"{self._timeout:g} s; check bootstrap.servers, the security settings and that the brokers are running"
-        , Topic.SERVICE_UNREACHABLE)
+            f"{self._timeout:g} s; check bootstrap.servers, the security settings and that the brokers are running",
+            Topic.SERVICE_UNREACHABLE,
+        )
 
     def _publish_error(self, epoch: int, reason: str) -> PublishError:
         return PublishError(

@@ -16,7 +16,7 @@ from slackwater.connectors import spark_connect
 from slackwater.connectors.payloads import avro_memory_limits
 from slackwater.connectors.payloads.base import Payload, RawRecords
 from slackwater.connectors.source import spark_error_reason
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -74,8 +74,9 @@ def _text(spec: Source) -> str:
     except (OSError, ValueError) as error:
         raise StartError(
             f'source "{spec.name}": avro_schema_file "{spec.avro_schema_file}" cannot be read ({error}); '
-            "expected a schema in JSON"
-        , Topic.SOURCE_SCHEMA) from None
+            "expected a schema in JSON",
+            Topic.SOURCE_SCHEMA,
+        ) from None
     return text
 
 
@@ -96,8 +97,11 @@ def _spark_schema(session: SparkSession, spec: Source, text: str) -> StructType:
         kind: Any = frame.select(from_avro("value", text).alias("p")).schema.fields[0].dataType
     except Exception as error:
         raise StartError(
-            f'source "{spec.name}": the Avro schema cannot be used ({spark_error_reason(error)})'
-        , Topic.SOURCE_SCHEMA) from None
+            f'source "{spec.name}": the Avro schema cannot be used ({spark_error_reason(error)})', Topic.SOURCE_SCHEMA
+        ) from None
     if not isinstance(kind, StructType):
-        raise StartError(f'source "{spec.name}": the Avro schema is not a record; expected fields that become columns', Topic.SOURCE_SCHEMA)
+        raise StartError(
+            f'source "{spec.name}": the Avro schema is not a record; expected fields that become columns',
+            Topic.SOURCE_SCHEMA,
+        )
     return kind

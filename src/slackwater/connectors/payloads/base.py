@@ -16,7 +16,7 @@ from slackwater.config.source import Source
 from slackwater.connectors.payloads import schema_registry
 from slackwater.connectors.timestamp_parsing import UTC
 from slackwater.core.column_names import CORRUPT, quote_identifier
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -57,8 +57,9 @@ class RawRecords:
             instead = f"{file}, or " if file else ""
             raise StartError(
                 f'source "{self.spec.name}": payload_format = "{self.spec.payload_format}" needs {instead}'
-                "schema_registry in the connection, with topics listed by name"
-            , Topic.SOURCE_SCHEMA)
+                "schema_registry in the connection, with topics listed by name",
+                Topic.SOURCE_SCHEMA,
+            )
         return list(schema_registry.read_schema_versions(self.spec, self.address, self.topics))
 
 

@@ -14,7 +14,7 @@ from slackwater.connectors.source import declared_schema
 from slackwater.connectors.timestamp_parsing import UTC, TextTimestampSchema
 from slackwater.core.column_names import CORRUPT
 from slackwater.core.humanize import plural
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -70,8 +70,9 @@ class JsonPayload(Payload):
             ddl = json_schema.schema_columns(latest.text, latest.references)
         except ValueError as error:
             raise StartError(
-                f'source "{records.spec.name}": schema {latest.id} of the registry cannot be used as a JSON Schema ({error})'
-            , Topic.SOURCE_SCHEMA) from None
+                f'source "{records.spec.name}": schema {latest.id} of the registry cannot be used as a JSON Schema ({error})',
+                Topic.SOURCE_SCHEMA,
+            ) from None
         return cls(spark_connect.schema_of_ddl(records.session, ddl), records.body, records.zone, in_frame=True)
 
     def decode(self, records: DataFrame, meta: Sequence[str]) -> DataFrame:
@@ -108,13 +109,15 @@ def _schema(records: RawRecords) -> StructType:
     if not texts:
         raise StartError(
             f'source "{spec.name}": no schema is declared and "{spec.query}" has no records to infer one from; '
-            "declare one"
-        , Topic.SOURCE_SCHEMA)
+            "declare one",
+            Topic.SOURCE_SCHEMA,
+        )
     fields = [f for f in spark_connect.schema_of_json(session, texts).fields if f.name != CORRUPT]
     if not fields:
         raise StartError(
             f'source "{spec.name}": no schema is declared and the first '
             f"{plural(len(texts), 'record is not a JSON object', 'records are not JSON objects')}; declare one, or "
-            'set payload_format = "raw"'
-        , Topic.SOURCE_SCHEMA)
+            'set payload_format = "raw"',
+            Topic.SOURCE_SCHEMA,
+        )
     return StructType(fields)

@@ -15,7 +15,7 @@ from slackwater.connectors.payloads import protobuf_schema
 from slackwater.connectors.payloads.base import Payload, RawRecords
 from slackwater.connectors.payloads.protobuf_rows import ProtobufDecoder, decode_batches
 from slackwater.connectors.payloads.protobuf_schema import ProtoFiles
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -74,4 +74,6 @@ def _as_start_error(spec: Source, schema_name: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:
-        raise StartError(f'source "{spec.name}": {schema_name} cannot be used as Protobuf ({error})', Topic.SOURCE_SCHEMA) from None
+        raise StartError(
+            f'source "{spec.name}": {schema_name} cannot be used as Protobuf ({error})', Topic.SOURCE_SCHEMA
+        ) from None

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from slackwater.config.source import Source
 from slackwater.connectors.source import spark_error_reason
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 
 # Bytes before the payload: a zero byte, and the id of the writer's schema in 4 bytes
 FRAME = 5
@@ -53,5 +53,6 @@ def _get(spec: Source, registry: str, path: str) -> Any:
             return json.load(answer)
     except (OSError, ValueError) as error:
         raise StartError(
-            f'source "{spec.name}": the schema registry does not answer {path} ({spark_error_reason(error)}); check schema_registry'
-        , Topic.SERVICE_UNREACHABLE) from None
+            f'source "{spec.name}": the schema registry does not answer {path} ({spark_error_reason(error)}); check schema_registry',
+            Topic.SERVICE_UNREACHABLE,
+        ) from None

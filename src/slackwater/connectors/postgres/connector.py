@@ -14,7 +14,7 @@ from slackwater.connectors.connector import Connector
 from slackwater.connectors.postgres.reader import PostgresResultReader
 from slackwater.connectors.target import TargetTable
 from slackwater.core.dead_letter_schema import CHUNK, NEWEST, SCHEMA, LetterFilter
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 
 if TYPE_CHECKING:
     from slackwater.connectors.postgres.target import PostgresTarget
@@ -74,5 +74,5 @@ class PostgresConnector(Connector[PostgresConnection]):
                         yield pl.DataFrame(rows, schema={n: SCHEMA[n] for n in columns}, orient="row")
             except psycopg.Error as error:
                 raise StartError(
-                    f"table {table}: {client.error_reason(error)}; expected a table of dead letters"
-                , Topic.DEAD_LETTERS) from None
+                    f"table {table}: {client.error_reason(error)}; expected a table of dead letters", Topic.DEAD_LETTERS
+                ) from None

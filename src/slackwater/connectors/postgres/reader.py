@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from slackwater.connectors.result_reader import LabeledRows, ResultReader, RowCount, none_if_empty
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 
 COUNTED = 100_000  # rows of a table are counted up to this number, because counting reads them
 _TYPES: Mapping[str, pl.DataType] = {
@@ -98,7 +98,9 @@ class PostgresResultReader(ResultReader):
             with client.open_connection(self.url, self.location) as db:
                 row = db.execute("SELECT pg_current_snapshot()::text").fetchone()
         except psycopg.Error as error:
-            raise StartError(f"{self.location}: cannot be read ({client.error_reason(error)})", Topic.OUTPUT_UNREADABLE) from None
+            raise StartError(
+                f"{self.location}: cannot be read ({client.error_reason(error)})", Topic.OUTPUT_UNREADABLE
+            ) from None
         assert row is not None
         return str(row[0])
 
@@ -128,7 +130,9 @@ def read_postgres(url: str, table: str) -> LabeledRows:
     label = f"table {schema or 'public'}.{name} in Postgres at {server_address(url)}"
     rows = read_table(url, table)
     if rows is None:
-        raise StartError(f"{label}: there is no such table; expected postgresql://…/database#schema.table", Topic.OUTPUT_UNREADABLE)
+        raise StartError(
+            f"{label}: there is no such table; expected postgresql://…/database#schema.table", Topic.OUTPUT_UNREADABLE
+        )
     return LabeledRows(label, rows)
 
 

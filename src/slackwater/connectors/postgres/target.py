@@ -18,7 +18,7 @@ import psycopg
 
 from slackwater.connectors.target import TargetTable, columns_text
 from slackwater.core.schema import YEARS, ValueLimits
-from slackwater.errors import Topic, PublishError, StartError
+from slackwater.errors import PublishError, StartError, Topic
 from slackwater.state.commit import TargetMarker
 from slackwater.state.postgres import client
 
@@ -82,8 +82,9 @@ class PostgresTarget:
         except psycopg.Error as error:
             self.close()
             raise StartError(
-                f"{self.description}: {client.error_reason(error)}; check the role's permissions on it"
-            , Topic.PERMISSION) from None
+                f"{self.description}: {client.error_reason(error)}; check the role's permissions on it",
+                Topic.PERMISSION,
+            ) from None
 
     def _create(self, db: psycopg.Connection[Any]) -> None:
         columns = ", ".join(f"{client.quote_name(f.name)} {client.sql_type(f)}" for f in self._columns.fields)
@@ -102,8 +103,9 @@ class PostgresTarget:
         except psycopg.Error as error:
             raise StartError(
                 f"{self.description} lacks new columns ({columns_text(missing)}), but they could not be added "
-                f"({client.error_reason(error)}); add them as the owner of the table, then start again"
-            , Topic.TARGET_UNSUITABLE) from None
+                f"({client.error_reason(error)}); add them as the owner of the table, then start again",
+                Topic.TARGET_UNSUITABLE,
+            ) from None
 
     def describe_previous_output(self) -> str | None:
         """Describe the output that another state of this writer left in the table. None if there is none.
@@ -121,8 +123,9 @@ class PostgresTarget:
                 return None
             except psycopg.Error as error:
                 raise StartError(
-                    f"{self.description}: {client.error_reason(error)}; check the role's permissions on it"
-                , Topic.PERMISSION) from None
+                    f"{self.description}: {client.error_reason(error)}; check the role's permissions on it",
+                    Topic.PERMISSION,
+                ) from None
         if row is None:
             return None
         return f'rows of another state of "{self._columns.writer}" in {self.description}, up to epoch {row[0]}'
@@ -144,8 +147,9 @@ class PostgresTarget:
                 return None
             except psycopg.Error as error:
                 raise StartError(
-                    f"{self.description}: {client.error_reason(error)}; check the role's permissions on it"
-                , Topic.PERMISSION) from None
+                    f"{self.description}: {client.error_reason(error)}; check the role's permissions on it",
+                    Topic.PERMISSION,
+                ) from None
         if row is None or not _is_same_table(row[3:5], row[5:7]):
             return None
         return TargetMarker(state=row[0] or "", epoch=row[1], commit=row[2] or "")
@@ -161,8 +165,9 @@ class PostgresTarget:
                 return []
             except psycopg.Error as error:
                 raise StartError(
-                    f"{self.description}: {client.error_reason(error)}; check the role's permissions on it"
-                , Topic.PERMISSION) from None
+                    f"{self.description}: {client.error_reason(error)}; check the role's permissions on it",
+                    Topic.PERMISSION,
+                ) from None
         return [row[0] for row in rows]
 
     def problems(self) -> list[str]:
@@ -209,8 +214,9 @@ class PostgresTarget:
         problems = self._differences(db)
         if problems:
             raise StartError(
-                f"{self.description} does not fit the output: {'; '.join(problems)}; alter it, or name a table that does not exist"
-            , Topic.TARGET_UNSUITABLE)
+                f"{self.description} does not fit the output: {'; '.join(problems)}; alter it, or name a table that does not exist",
+                Topic.TARGET_UNSUITABLE,
+            )
 
     def _is_unique(self, db: psycopg.Connection[Any], identity: Sequence[str]) -> bool:
         rows = db.execute(
@@ -308,8 +314,9 @@ class PostgresTarget:
                     ).fetchall()
         except (psycopg.Error, StartError) as error:
             raise StartError(
-                f"{self.description} cannot be read ({client.error_reason(error)}); nothing was replayed"
-            , Topic.DEAD_LETTERS) from None
+                f"{self.description} cannot be read ({client.error_reason(error)}); nothing was replayed",
+                Topic.DEAD_LETTERS,
+            ) from None
         return pl.DataFrame(records, schema=fields, orient="row")
 
     def _stage(self, connection: psycopg.Connection[Any], table: str, frame: pl.DataFrame) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from slackwater.errors import Topic, EpochError, StartError
+from slackwater.errors import EpochError, StartError, Topic
 
 REMEMBERED = 100_000
 HASH = 8  # bytes
@@ -58,8 +58,9 @@ def broker_address(url: str) -> str:
         pass
     raise StartError(
         'RabbitMQ: "url" is not the address of a broker; expected amqp://user:password@host:5672/vhost; write '
-        "characters such as / @ # in the password as %2F %40 %23"
-    , Topic.SERVICE_UNREACHABLE)
+        "characters such as / @ # in the password as %2F %40 %23",
+        Topic.SERVICE_UNREACHABLE,
+    )
 
 
 def import_client() -> Any:
@@ -67,8 +68,9 @@ def import_client() -> Any:
         import pika
     except ImportError:
         raise StartError(
-            "reading RabbitMQ needs the package pika, which is not installed; pip install 'slackwater[rabbitmq]'"
-        , Topic.NOT_INSTALLED) from None
+            "reading RabbitMQ needs the package pika, which is not installed; pip install 'slackwater[rabbitmq]'",
+            Topic.NOT_INSTALLED,
+        ) from None
     logging.getLogger("pika").setLevel(logging.CRITICAL)  # it logs the errors that it also raises
     return pika
 
@@ -85,22 +87,27 @@ def connect_queue(url: str, queue: str, prefetch: int = 0) -> tuple[Any, Any, in
         parameters.client_properties = {"connection_name": f"slackwater {queue}"}
         connection = pika.BlockingConnection(parameters)
     except (pika.exceptions.ProbableAuthenticationError, pika.exceptions.AuthenticationError):
-        raise StartError(f'RabbitMQ at {address} refused the user; correct the user and password in "url"', Topic.SERVICE_UNREACHABLE) from None
+        raise StartError(
+            f'RabbitMQ at {address} refused the user; correct the user and password in "url"', Topic.SERVICE_UNREACHABLE
+        ) from None
     except pika.exceptions.ProbableAccessDeniedError:
         raise StartError(
             f'RabbitMQ at {address} refused the virtual host; name one that the user may access at the end of "url" '
-            "(%2F is /)"
-        , Topic.SERVICE_UNREACHABLE) from None
+            "(%2F is /)",
+            Topic.SERVICE_UNREACHABLE,
+        ) from None
     except (pika.exceptions.AMQPError, OSError) as error:
         raise StartError(
             f"RabbitMQ at {address} does not answer ({describe_connection_error(error)}); start the broker, or "
-            'correct "url"'
-        , Topic.SERVICE_UNREACHABLE) from None
+            'correct "url"',
+            Topic.SERVICE_UNREACHABLE,
+        ) from None
     except (ValueError, TypeError):
         raise StartError(
             f'RabbitMQ at {address}: "url" has an unknown setting; expected amqp://user:password@host:5672/vhost, then '
-            "settings such as ?heartbeat=60; correct it"
-        , Topic.SERVICE_UNREACHABLE) from None
+            "settings such as ?heartbeat=60; correct it",
+            Topic.SERVICE_UNREACHABLE,
+        ) from None
     try:
         channel = connection.channel()
         ready = channel.queue_declare(queue, passive=True).method.message_count
@@ -109,11 +116,14 @@ def connect_queue(url: str, queue: str, prefetch: int = 0) -> tuple[Any, Any, in
         close_connection(connection)
         code = getattr(error, "reply_code", None)
         if code == 404:
-            raise StartError(f'RabbitMQ at {address} has no queue "{queue}"; declare it, or correct "query"', Topic.INPUT_MISSING) from None
+            raise StartError(
+                f'RabbitMQ at {address} has no queue "{queue}"; declare it, or correct "query"', Topic.INPUT_MISSING
+            ) from None
         reason = getattr(error, "reply_text", None) or describe_connection_error(error)
         raise StartError(
-            f'RabbitMQ at {address} denies access to queue "{queue}" ({reason}); grant the user permission to read it'
-        , Topic.PERMISSION) from None
+            f'RabbitMQ at {address} denies access to queue "{queue}" ({reason}); grant the user permission to read it',
+            Topic.PERMISSION,
+        ) from None
     return connection, channel, int(ready)
 
 
@@ -241,8 +251,9 @@ class RabbitQueue:
             return None if method is None else (method, properties, body)
         raise StartError(
             f'RabbitMQ at {broker_address(self._url)} deleted queue "{self._queue}" while it was read; declare it and '
-            "start again"
-        , Topic.INPUT_MISSING)
+            "start again",
+            Topic.INPUT_MISSING,
+        )
 
     def _was_handed_out(self, message: RabbitMessage, tag: int) -> bool:
         """Return whether a redelivered message was already returned, and record its new delivery tag.

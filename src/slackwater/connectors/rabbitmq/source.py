@@ -45,7 +45,7 @@ from slackwater.connectors.rabbitmq.queue import (
     to_message,
 )
 from slackwater.core.humanize import mismatch
-from slackwater.errors import Topic, EpochError, StartError
+from slackwater.errors import EpochError, StartError, Topic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -56,8 +56,9 @@ try:
 except ImportError:
     raise StartError(
         "reading RabbitMQ needs PySpark 4.3 or later, but an older version is installed; pip install --upgrade "
-        "'pyspark>=4.3'"
-    , Topic.NOT_INSTALLED) from None
+        "'pyspark>=4.3'",
+        Topic.NOT_INSTALLED,
+    ) from None
 
 FORMAT = "slackwater_rabbitmq"
 SCHEMA = (
@@ -83,14 +84,18 @@ class RabbitSettings:
         """Check the options. Raises StartError for an option that is missing, unknown or wrong."""
         lower_options = {k.lower(): v for k, v in options.items()}
         if unknown := sorted(lower_options.keys() - set(cls.__dataclass_fields__)):
-            raise StartError(f"{FORMAT}: unknown option {unknown[0]}; expected {', '.join(cls.__dataclass_fields__)}", Topic.VALUE)
+            raise StartError(
+                f"{FORMAT}: unknown option {unknown[0]}; expected {', '.join(cls.__dataclass_fields__)}", Topic.VALUE
+            )
         for key in ("url", "queue"):
             if not lower_options.get(key):
                 raise StartError(f'{FORMAT}: option {key} is missing; add .option("{key}", …)', Topic.VALUE)
         broker_address(lower_options["url"])
         loss = lower_options.get("on_data_loss", "fail")
         if loss not in ("fail", "skip"):
-            raise StartError(f"{FORMAT}: option on_data_loss: " + mismatch(f'"{loss}"', '"fail" or "skip"'), Topic.VALUE)
+            raise StartError(
+                f"{FORMAT}: option on_data_loss: " + mismatch(f'"{loss}"', '"fail" or "skip"'), Topic.VALUE
+            )
         return cls(
             lower_options["url"],
             lower_options["queue"],
@@ -103,7 +108,9 @@ class RabbitSettings:
 def _parse_count(options: Mapping[str, str], key: str, default: int, maximum: int) -> int:
     text = options.get(key, str(default))
     if not text.isdecimal() or not 1 <= int(text) <= maximum:
-        raise StartError(f"{FORMAT}: option {key}: " + mismatch(f'"{text}"', f"a whole number from 1 to {maximum}"), Topic.VALUE)
+        raise StartError(
+            f"{FORMAT}: option {key}: " + mismatch(f'"{text}"', f"a whole number from 1 to {maximum}"), Topic.VALUE
+        )
     return int(text)
 
 
@@ -126,8 +133,9 @@ def find_redelivered_messages(settings: RabbitSettings, identities: Iterable[byt
     raise EpochError(
         f'RabbitMQ queue "{settings.queue}" returned {len(messages)} of the {expected.total()} messages of a batch '
         'that must be repeated; expected all; stop the other consumers of the queue, or set on_data_loss = "skip" '
-        "if the messages expired"
-    , Topic.RECORDS_DELETED)
+        "if the messages expired",
+        Topic.RECORDS_DELETED,
+    )
 
 
 def _search_queue(settings: RabbitSettings, expected: Counter[bytes]) -> list[RabbitMessage]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from slackwater.errors import Topic, NewColumnsError, StartError
+from slackwater.errors import NewColumnsError, StartError, Topic
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -43,14 +43,16 @@ def check_column_changes(
     if wrong := _changed_columns(earlier, now):
         raise StartError(
             f"{where}: its columns changed in {since}: {'; '.join(wrong)}; restore them, or start over under another "
-            "name"
-        , Topic.TABLE_COLUMNS)
+            "name",
+            Topic.TABLE_COLUMNS,
+        )
     new = ", ".join(find_added_columns(earlier, now))
     if new and choice in (None, "fail"):
         raise StartError(
             f'{where}: new columns in {since}: {new}; set schema_changes to add them ("add") or to leave them out '
-            '("ignore")'
-        , Topic.TABLE_COLUMNS)
+            '("ignore")',
+            Topic.TABLE_COLUMNS,
+        )
     if new and choice == "add" and running:
         raise NewColumnsError(
             f"{where}: new columns in {since}: {new}; all earlier rows are committed, and the next start adds the "

@@ -20,7 +20,7 @@ from slackwater.connectors.tables.planner import PlannedTableSource
 from slackwater.connectors.tables.source import TableLog
 from slackwater.core.humanize import plural
 from slackwater.core.offsets import TableOffsets
-from slackwater.errors import Topic, SlackwaterError, StartError
+from slackwater.errors import SlackwaterError, StartError, Topic
 from slackwater.state.commit import SourceRecord
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class TableConnector(Connector[C]):
         try:
             snapshot = log.snapshot()
         except SlackwaterError as error:
-            raise StartError(f"{label}: {error}") from None
+            raise StartError(f"{label}: {error}", error.topic) from None
         except Exception as error:
             problem = f"{label}: {log.description} cannot be read ({log.error_reason(error)}); could not determine what changed"
             raise SourceUnavailableError(StartError(problem)) from None
@@ -88,11 +88,12 @@ def _table_source(log: TableLog, spec: Source, schema_json: str | None) -> Plann
     try:
         snapshot = log.snapshot()
     except SlackwaterError as error:
-        raise StartError(f"{label}: {error}") from None
+        raise StartError(f"{label}: {error}", error.topic) from None
     except Exception as error:  # libraries, stores and catalogs raise many classes
         raise StartError(
-            f"{label}: {log.description} cannot be read ({log.error_reason(error)}); check the query and the options of the connection"
-        , Topic.OUTPUT_UNREADABLE) from None
+            f"{label}: {log.description} cannot be read ({log.error_reason(error)}); check the query and the options of the connection",
+            Topic.OUTPUT_UNREADABLE,
+        ) from None
     return _with_accepted_columns(PlannedTableSource(spec, log, snapshot), schema_json)
 
 

@@ -17,7 +17,7 @@ from slackwater.connectors.tables.columns import check_column_changes
 from slackwater.connectors.tables.source import DataFile, TableFileBatch, TableSource, TableVersion, VersionGoneError
 from slackwater.core.humanize import plural
 from slackwater.core.offsets import TableOffsets
-from slackwater.errors import Topic, EpochError, SlackwaterError, StartError
+from slackwater.errors import EpochError, SlackwaterError, StartError, Topic
 from slackwater.state.commit import SourceRecord
 
 log = logging.getLogger("slackwater")
@@ -129,8 +129,9 @@ class TablePlanner:
         if version.rewrites is not None:
             raise EpochError(
                 f"{source.where}: {version.offsets} {version.rewrites}, but rows that were read cannot be taken back; "
-                'read an append-only table, or set on_rewrite = "skip" to skip such versions'
-            , Topic.TABLE_HISTORY)
+                'read an append-only table, or set on_rewrite = "skip" to skip such versions',
+                Topic.TABLE_HISTORY,
+            )
         if version.columns is not None:
             choice = source.spec.schema_changes
             check_column_changes(
@@ -152,8 +153,9 @@ class PlannedTableSource(TableSource, SelfPlannedSource):
     def check_connect(self, pipeline: str) -> None:
         raise StartError(
             f'{pipeline}: source "{self.name}" is a table, which Slackwater does not read over Spark Connect yet; run '
-            "it with a classic session (SPARK_MASTER)"
-        , Topic.SPARK_CONNECT)
+            "it with a classic session (SPARK_MASTER)",
+            Topic.SPARK_CONNECT,
+        )
 
     def planner(self, record: SourceRecord, files: Iterable[Any]) -> TablePlanner:
         return TablePlanner(self, record)

@@ -20,7 +20,7 @@ from slackwater.connectors.files.source import SIZE_MODULUS, escape_pattern
 from slackwater.connectors.source import Seekable, SourceBatch, spark_error_reason
 from slackwater.core.column_names import quote_identifier
 from slackwater.core.offsets import TableOffsets
-from slackwater.errors import Topic, EpochError, SlackwaterError, StartError
+from slackwater.errors import EpochError, SlackwaterError, StartError, Topic
 from slackwater.state.commit import SourceRecord
 from slackwater.state.protocol import StateStore
 
@@ -184,19 +184,21 @@ class TableSource(Seekable):
             raise StartError(
                 f"{self.where} is not the table that was read up to {read}, because it was created again; nothing was "
                 "read; start at the first row of the new table with `slackwater state reset … --offsets "
-                f"{self.name}=earliest`"
-            , Topic.OFFSETS)
+                f"{self.name}=earliest`",
+                Topic.OFFSETS,
+            )
         if read.sequence is None and now.version < read.version:
             raise StartError(
                 f"{self.where} ends at version {now.version}, before {read}, the version last read: the log of the "
                 "table was changed; restore it, or continue at the end of the table with `slackwater state reset … "
-                f"--offsets {self.name}=latest`"
-            , Topic.OFFSETS)
+                f"--offsets {self.name}=latest`",
+                Topic.OFFSETS,
+            )
         return read
 
     def with_source_name(self, error: SlackwaterError) -> SlackwaterError:
         """Return an error of the log, prefixed with the name of the source."""
-        return error if str(error).startswith("source ") else type(error)(f'source "{self.name}": {error}')
+        return error if str(error).startswith("source ") else type(error)(f'source "{self.name}": {error}', error.topic)
 
     def _query_log(self, ask: Callable[[], Any]) -> Any:
         try:
@@ -207,14 +209,16 @@ class TableSource(Seekable):
             raise self.version_gone_error(str(error)) from None
         except Exception as error:
             raise StartError(
-                f"{self.where} cannot be read ({self.log.error_reason(error)}); check the query and the options of the connection"
-            , Topic.OUTPUT_UNREADABLE) from None
+                f"{self.where} cannot be read ({self.log.error_reason(error)}); check the query and the options of the connection",
+                Topic.OUTPUT_UNREADABLE,
+            ) from None
 
     def version_gone_error(self, problem: str) -> EpochError:
         return EpochError(
             f"{self.where}: {problem}; this epoch was not committed, because rows would be lost: restore what is missing, or skip "
-            f"to new rows with `slackwater state reset … --offsets {self.name}=latest`, and {self.log.retention_advice}"
-        , Topic.TABLE_HISTORY)
+            f"to new rows with `slackwater state reset … --offsets {self.name}=latest`, and {self.log.retention_advice}",
+            Topic.TABLE_HISTORY,
+        )
 
     # -- rows ----------------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from slackwater.core.humanize import plural
 from slackwater.core.offsets.base import ChangedFiles, OffsetChange, OffsetLookup, Offsets, parse_file_count
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 
 _LIST = re.compile(r"([a-z]+/)?[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -52,8 +52,9 @@ class FileOffsets(Offsets):
         if start != "earliest":
             raise StartError(
                 f'{prefix}: this source reads files, which have no offsets to continue from; expected "earliest" '
-                "(all files are read again)"
-            , Topic.OFFSETS)
+                "(all files are read again)",
+                Topic.OFFSETS,
+            )
         return FileOffsets()
 
     def with_list_names(self, listed: Callable[[str], str]) -> FileOffsets:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from slackwater.core.offsets.base import NEEDS_FILE, OffsetChange, OffsetLookup, Offsets, is_valid_count
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 
 ByTopic = Mapping[str, Mapping[str, int]]  # topic -> partition -> offset, as Spark writes it
 V = TypeVar("V")

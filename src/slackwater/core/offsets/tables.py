@@ -8,7 +8,7 @@ from typing import Any
 
 from slackwater.core.humanize import plural
 from slackwater.core.offsets.base import NEEDS_FILE, OffsetChange, OffsetLookup, Offsets, parse_file_count
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,13 @@ class TableOffsets(Offsets):
             return TableOffsets(files=0, content=True)
         if start != "latest":
             raise StartError(
-                f'{prefix}: this source reads a table; expected "earliest" (all rows) or "latest" (new rows only)'
-            , Topic.TABLE_HISTORY)
+                f'{prefix}: this source reads a table; expected "earliest" (all rows) or "latest" (new rows only)',
+                Topic.TABLE_HISTORY,
+            )
         if lookup is None:
-            raise StartError(f"{prefix}: the latest version must be looked up in the table; {NEEDS_FILE}", Topic.TABLE_HISTORY)
+            raise StartError(
+                f"{prefix}: the latest version must be looked up in the table; {NEEDS_FILE}", Topic.TABLE_HISTORY
+            )
         return lookup("latest")
 
     def __str__(self) -> str:

@@ -20,7 +20,7 @@ from slackwater.connectors.source import spark_error_reason
 from slackwater.connectors.timestamp_parsing import UTC
 from slackwater.core.column_names import CORRUPT, quote_identifier
 from slackwater.core.schema import Field
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 from slackwater.operators.dead_letters import ORIGIN, ORIGIN_TYPE
 from slackwater.spark.analysis import origin_sql, row_wise_plan_check
 from slackwater.spark.epoch_sql import event_time_sql, gap_end_sql
@@ -71,13 +71,16 @@ def event_time_expression(
     except Exception as error:
         raise StartError(
             f'{where}: event_time_column "{text}" is neither a column nor a valid expression ({_error_reason(error)}); '
-            f"available: {', '.join(columns)}"
-        , Topic.EVENT_TIME) from None
+            f"available: {', '.join(columns)}",
+            Topic.EVENT_TIME,
+        ) from None
     if text not in columns:
         _check_row_wise(session, empty_frame(session, frame), text, f'{where}: event_time_column "{text}"')
     type_ = Field("t", field.dataType.simpleString())
     if pipeline.transform.is_stateless and type_.type not in TIMES:
-        raise StartError(f'{where}: column "_event_ts" is {type_.type}, which is not a time; rename the column', Topic.EVENT_TIME)
+        raise StartError(
+            f'{where}: column "_event_ts" is {type_.type}, which is not a time; rename the column', Topic.EVENT_TIME
+        )
     zone = step.event_time_zone or UTC
     return event_time_sql(expression, type_, step.event_time_unit, f'{where}: event_time_column "{text}"', zone)
 
@@ -128,13 +131,17 @@ def check_sql(session: SparkSession, pipeline: Pipeline, input_path: InputPath, 
         try:
             statement = _statement(session, rows, sql)
             if statement is not None:
-                raise StartError(f"{where}: {statement} is a statement; expected a query: SELECT … FROM source", Topic.VALUE)
+                raise StartError(
+                    f"{where}: {statement} is a statement; expected a query: SELECT … FROM source", Topic.VALUE
+                )
             out = _run_query(session, rows, sql)
             assert out.schema  # Connect analyzes a plan only when its schema is requested
         except StartError:
             raise
         except Exception as error:
-            raise StartError(f"{where}: {_error_reason(error)}; available: {', '.join(rows.columns)}", Topic.SQL) from None
+            raise StartError(
+                f"{where}: {_error_reason(error)}; available: {', '.join(rows.columns)}", Topic.SQL
+            ) from None
         from_text = (
             row_wise_plan_check.find_forbidden_parts_in_text(out, sql, rows, bounds)
             if spark_connect.is_connect(session)
@@ -147,8 +154,9 @@ def check_sql(session: SparkSession, pipeline: Pipeline, input_path: InputPath, 
                 f"{where} must be row-wise, but it uses {', '.join(sorted(forbidden))}; only filter, project and "
                 "join lookups there"
                 + ("" if pipeline.transform.join is not None else ", and describe aggregation in [transform.window]")
-                + bounds.advice_for(forbidden)
-            , Topic.SQL)
+                + bounds.advice_for(forbidden),
+                Topic.SQL,
+            )
         _check_columns(pipeline, input_path, out, where)
         rows = out
     hidden_origin = _selected_origin(pipeline, input_path)
@@ -188,19 +196,22 @@ def _check_columns(pipeline: Pipeline, input_path: InputPath, out: DataFrame, wh
         duplicates = [name for name, times in Counter(map(str.casefold, out.columns)).items() if times > 1]
         if duplicates:
             raise StartError(
-                f"{where} selects {', '.join(map(format_value, duplicates))} more than once; give each column its own name"
-            , Topic.SQL)
+                f"{where} selects {', '.join(map(format_value, duplicates))} more than once; give each column its own name",
+                Topic.SQL,
+            )
         return
     fields = _fields_of(out)
     if "_event_ts" not in fields:
         listed = ", ".join(name for name in fields if name != _selected_origin(pipeline, input_path))
         raise StartError(
-            f'{where} does not select "_event_ts", the event time, but only: {listed}; add it to the SELECT'
-        , Topic.EVENT_TIME)
+            f'{where} does not select "_event_ts", the event time, but only: {listed}; add it to the SELECT',
+            Topic.EVENT_TIME,
+        )
     if fields["_event_ts"].type != "timestamp":
         raise StartError(
-            f'{where} selects "_event_ts" as {fields["_event_ts"].type}, expected timestamp; select it unchanged'
-        , Topic.EVENT_TIME)
+            f'{where} selects "_event_ts" as {fields["_event_ts"].type}, expected timestamp; select it unchanged',
+            Topic.EVENT_TIME,
+        )
 
 
 def gap_end_expression(pipeline: Pipeline, session: SparkSession, input_path: InputPath, frame: DataFrame) -> str:
@@ -218,8 +229,9 @@ def gap_end_expression(pipeline: Pipeline, session: SparkSession, input_path: In
         type_ = out.selectExpr(f"({window.gap_ms}) AS g").schema.fields[0].dataType.simpleString()
     except Exception as error:
         raise StartError(
-            f"{where} is neither a duration nor a valid expression over the row ({_error_reason(error)}); available: {', '.join(out.columns)}"
-        , Topic.SQL) from None
+            f"{where} is neither a duration nor a valid expression over the row ({_error_reason(error)}); available: {', '.join(out.columns)}",
+            Topic.SQL,
+        ) from None
     bounds = [bounds for _, _, bounds in pipeline.sql_chain_with_groupable(input_path)]
     _check_row_wise(session, out, str(window.gap_ms), where, view, bounds[-1] if bounds else ROW_BY_ROW)
     return gap_end_sql(f"({window.gap_ms})", Field("g", type_), window.max_session_duration_ms or 0, where)
@@ -236,8 +248,9 @@ def add_origin_to_sql(
     if ORIGIN in map(str.lower, frame.columns):
         raise StartError(
             f'{where} has a column "{ORIGIN}", but late_data = "dlq" stores the origin of a row under this name; '
-            "rename the column"
-        , Topic.SQL)
+            "rename the column",
+            Topic.SQL,
+        )
     rows, plain = (
         _empty_view(session, pipeline, frame, with_origin=True),
         _source_view(session, pipeline, input_path, frame),
@@ -277,8 +290,9 @@ def _sql_with_origin(session: SparkSession, rows: DataFrame, user_sql: str, plai
         reason = spark_error_reason(error)
     raise StartError(
         f'{where}: late_data = "dlq" needs the hidden column {ORIGIN} of source in its result, but the column cannot '
-        f"be added ({reason}); add {ORIGIN} to every SELECT, from the one that reads source to the outermost"
-    , Topic.SQL)
+        f"be added ({reason}); add {ORIGIN} to every SELECT, from the one that reads source to the outermost",
+        Topic.SQL,
+    )
 
 
 def _carries_origin(carries: Callable[[str], bool], sql: str) -> bool:
@@ -331,5 +345,6 @@ def check_same_columns(pipeline: Pipeline, outputs: Mapping[str, Mapping[str, Fi
                 continue
             raise StartError(
                 f'{pipeline.name}: column "{column}" is {a.type if a else "missing"} in source "{first}" and '
-                f'{b.type if b else "missing"} in source "{name}"; expected the same columns from every source; cast or rename in the SQL'
-            , Topic.SQL)
+                f'{b.type if b else "missing"} in source "{name}"; expected the same columns from every source; cast or rename in the SQL',
+                Topic.SQL,
+            )

@@ -20,7 +20,7 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 from slackwater.spark.sessions import maven_packages
 from slackwater.spark.tuning.switches import is_enabled
 
@@ -84,7 +84,10 @@ def make_archive(module: str) -> Path | None:
         )
         if done.returncode or not file.is_file():
             problem = (done.stderr.strip() or done.stdout.strip() or "the JVM wrote no file").splitlines()[-1]
-            raise StartError(f"the archive of Spark's classes was not created ({problem}); Spark starts without it", Topic.CLASS_ARCHIVE)
+            raise StartError(
+                f"the archive of Spark's classes was not created ({problem}); Spark starts without it",
+                Topic.CLASS_ARCHIVE,
+            )
         file.replace(archive)
     return archive
 

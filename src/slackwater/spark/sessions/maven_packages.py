@@ -20,7 +20,7 @@ from importlib import metadata
 from pathlib import Path
 
 from slackwater.core.humanize import mismatch
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 
 KAFKA = "kafka"  # represents the jars of Spark's Kafka connector, which depend on the version of Spark
 _SCALA = "2.13"
@@ -70,11 +70,15 @@ def package_jars(package: str) -> list[Path]:
     """
     if package.endswith(".jar"):
         if not Path(package).is_file():
-            raise StartError(f'jar "{package}" of a connector does not exist; install the connector again', Topic.NOT_INSTALLED)
+            raise StartError(
+                f'jar "{package}" of a connector does not exist; install the connector again', Topic.NOT_INSTALLED
+            )
         return [Path(package)]
     parts = package.split(":")
     if len(parts) != 3:
-        raise StartError(mismatch(f"{package!a}", "a jar, or a Maven module as in org.example:journal-spark:1.2.0"), Topic.VALUE)
+        raise StartError(
+            mismatch(f"{package!a}", "a jar, or a Maven module as in org.example:journal-spark:1.2.0"), Topic.VALUE
+        )
     return fetch_with_dependencies(parts[0], parts[1], parts[2])
 
 
@@ -124,7 +128,7 @@ def _newest(
             return _fetch("org.apache.spark", module, version, transitive=False), version
         except StartError as error:
             failures.append(str(error))
-    raise StartError(failures[0])
+    raise StartError(failures[0], Topic.NOT_INSTALLED)
 
 
 def list_candidate_versions(spark_version: str, published: Sequence[str]) -> list[str]:
@@ -208,5 +212,6 @@ def _ivy(label: str, folder: Path, arguments: Sequence[str]) -> None:
     if done.returncode or not (any(folder.glob("*.jar")) or any(folder.glob("*.tar.gz"))):
         raise StartError(
             f"{label} cannot be fetched from Maven; go online once to fill the cache, or copy the jar to this machine "
-            "and add it to the Spark setting spark.jars"
-        , Topic.NOT_INSTALLED)
+            "and add it to the Spark setting spark.jars",
+            Topic.NOT_INSTALLED,
+        )

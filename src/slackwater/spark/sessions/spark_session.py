@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from slackwater.connectors import spark_connect
 from slackwater.connectors.payloads import avro_memory_limits
 from slackwater.connectors.source import spark_error_reason
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 from slackwater.spark.sessions import connect_session, jvm_class_archive
 from slackwater.spark.tuning import worker_memory
 from slackwater.spark.tuning.arrow_batch_size import MOST_ROWS
@@ -69,7 +69,9 @@ def start_session(
     if active is not None:
         return active
     if not (os.environ.get("JAVA_HOME") or shutil.which("java")):
-        raise StartError("Spark needs Java, which was not found; install Java 17 or later, or set JAVA_HOME", Topic.NOT_INSTALLED)
+        raise StartError(
+            "Spark needs Java, which was not found; install Java 17 or later, or set JAVA_HOME", Topic.NOT_INSTALLED
+        )
     builder = SparkSession.builder.appName("slackwater")
     if "spark.master" not in (settings or {}) and "--master" not in os.environ.get("PYSPARK_SUBMIT_ARGS", ""):
         builder = builder.master(os.environ.get("SPARK_MASTER", "local[*]"))

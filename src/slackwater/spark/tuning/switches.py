@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 
 from slackwater.core.humanize import mismatch
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 
 VARIABLE = "SLACKWATER_TUNINGS_OFF"
 TUNINGS = (  # benchmarks/README.md says what each of them does

@@ -9,7 +9,7 @@ import json
 import re
 from dataclasses import dataclass
 
-from slackwater.errors import Topic, EpochError, ExhaustedError, FencedError, StateError, is_forbidden, permission_error
+from slackwater.errors import EpochError, ExhaustedError, FencedError, StateError, Topic, is_forbidden, permission_error
 from slackwater.state import migrations
 from slackwater.state.commit import Commit, parse_commit
 from slackwater.state.commit_record_fields import RecordError
@@ -63,10 +63,16 @@ class CommitLog:
             raise (
                 ExhaustedError.from_error(error)
                 or permission_error(f"manifest {shown}", error)
-                or StateError(f"manifest {shown} is damaged or unreadable; restore it from a copy of the directory", Topic.STATE_DAMAGED)
+                or StateError(
+                    f"manifest {shown} is damaged or unreadable; restore it from a copy of the directory",
+                    Topic.STATE_DAMAGED,
+                )
             ) from error
         if ending.partition(" ")[0] != file_checksum(text.encode()):
-            raise StateError(f"manifest {shown} is damaged: it does not match its checksum; restore it from a backup", Topic.STATE_DAMAGED)
+            raise StateError(
+                f"manifest {shown} is damaged: it does not match its checksum; restore it from a backup",
+                Topic.STATE_DAMAGED,
+            )
         migrations.migration_route(version, f"state in {self.storage.root}")
         return StoredRecord(version, data)
 
@@ -76,12 +82,15 @@ class CommitLog:
         try:
             commit = parse_commit(data, version, f"manifest {shown}")
         except RecordError as error:
-            raise StateError(f"manifest {shown} is damaged: {error}; restore it from a backup", Topic.STATE_DAMAGED) from None
+            raise StateError(
+                f"manifest {shown} is damaged: {error}; restore it from a backup", Topic.STATE_DAMAGED
+            ) from None
         if (commit.pipeline, commit.epoch) != (self.storage.name, epoch):
             raise StateError(
                 f'manifest {shown} holds epoch {commit.epoch} of "{commit.pipeline[:100]}", expected epoch {epoch} of '
-                f'"{self.storage.name}": another manifest was overwritten; restore it from a backup'
-            , Topic.STATE_DAMAGED)
+                f'"{self.storage.name}": another manifest was overwritten; restore it from a backup',
+                Topic.STATE_DAMAGED,
+            )
         return commit
 
     def put(self, commit: Commit, latest: int, writer: str = "") -> None:

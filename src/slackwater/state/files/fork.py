@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from slackwater.errors import Topic, StateError
+from slackwater.errors import StateError, Topic
 from slackwater.state.commit import Commit
 from slackwater.state.fork import forked_commit, name_taken_error
 from slackwater.state.protocol import Snapshot, missing_epoch_error
@@ -90,5 +90,6 @@ def _copy_files(store: ForkOrigin, to: Storage, epoch: int | None, copied: list[
             except FileNotFoundError as error:
                 missing = str(error.filename)
     raise StateError(
-        f"state file {missing} is missing; restore it from a copy of the state directory; nothing was changed"
-    , Topic.STATE_DAMAGED)
+        f"state file {missing} is missing; restore it from a copy of the state directory; nothing was changed",
+        Topic.STATE_DAMAGED,
+    )

@@ -11,7 +11,7 @@ import logging
 import re
 from dataclasses import dataclass, field
 
-from slackwater.errors import Topic, ExhaustedError, StateError
+from slackwater.errors import ExhaustedError, StateError, Topic
 from slackwater.state.run_history import Run, add_or_replace_run, encode_runs, parse_runs
 from slackwater.storage.arrow_files import file_checksum
 from slackwater.storage.base import Storage, VersionedContent
@@ -70,8 +70,9 @@ def parse_epoch(marker: ProgressFile, content: bytes | None) -> int:
     if match is None or match[2] not in (None, file_checksum(match[1].encode())):
         raise StateError(
             f"{marker.full_name} is damaged; restore it from a copy of the directory, or remove it: the next start "
-            "then publishes the latest epoch again, and a target that stores its last epoch ignores it"
-        , Topic.STATE_DAMAGED)
+            "then publishes the latest epoch again, and a target that stores its last epoch ignores it",
+            Topic.STATE_DAMAGED,
+        )
     return int(match[1])
 
 

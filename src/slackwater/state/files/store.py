@@ -23,7 +23,7 @@ from pathlib import Path
 
 import polars as pl
 
-from slackwater.errors import Topic, FencedError, StateError
+from slackwater.errors import FencedError, StateError, Topic
 from slackwater.state.commit import Commit, OutputMeta, SegmentMeta
 from slackwater.state.files import offset_lists, progress_files
 from slackwater.state.files.background_merge import BackgroundMerger
@@ -141,8 +141,9 @@ class FilesStore:
             raise StateError(
                 f"manifest {self._log.full_name(latest.epoch)} belongs to another state: found state_id "
                 f"{latest.state_id!r}, expected {' or '.join(map(repr, sorted(state_ids)))} as in the earlier commits; "
-                "restore it from a copy of the directory"
-            , Topic.STATE_DAMAGED)
+                "restore it from a copy of the directory",
+                Topic.STATE_DAMAGED,
+            )
         return latest
 
     def check_published(self, published: int, latest: int) -> None:
@@ -151,16 +152,18 @@ class FilesStore:
             latest_shown = f"the latest manifest is of epoch {latest}" if latest >= 0 else "there is no manifest"
             raise StateError(
                 f"manifest {self._log.full_name(published)} is missing: {self._published.full_name} says that epoch {published} was "
-                f"published, but {latest_shown}; restore it from a copy of the directory"
-            , Topic.STATE_DAMAGED)
+                f"published, but {latest_shown}; restore it from a copy of the directory",
+                Topic.STATE_DAMAGED,
+            )
 
     def check_begins(self) -> None:
         """Raise StateError if a state without commits has files of epochs after 0, or is an incomplete fork."""
         if self.storage.has(FORKING):
             raise StateError(
                 f"{self.root} holds an incomplete fork; repeat it: slackwater state fork … {self.storage.name}, or "
-                "remove the directory"
-            , Topic.NAME_IN_USE)
+                "remove the directory",
+                Topic.NAME_IN_USE,
+            )
         for folder in NAMED:
             for name in sorted(self.storage.sizes(folder)):
                 if name[:9].isdigit() and int(name[:9]) > 0:
@@ -168,8 +171,9 @@ class FilesStore:
                     raise StateError(
                         f"{self.storage.full_name('manifests')} holds no manifest, but {shown} is of epoch "
                         f"{int(name[:9])}; restore the manifests from a copy of the directory, or remove the directory "
-                        "to start over"
-                    , Topic.STATE_DAMAGED)
+                        "to start over",
+                        Topic.STATE_DAMAGED,
+                    )
 
     def start_over(self) -> str | None:
         aside = None

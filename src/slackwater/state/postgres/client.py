@@ -22,7 +22,7 @@ import polars as pl
 
 from slackwater.core.row_format import is_nested, value_to_json
 from slackwater.core.schema import Field
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 from slackwater.storage.arrow_files import rebuild_empty_lists
 
 if TYPE_CHECKING:
@@ -104,8 +104,9 @@ def check_names(names: Sequence[str], where: str) -> None:
             raise StartError(
                 f'{where}: column "{name}" has a name of {len(name.encode())} bytes, but Postgres allows at most '
                 f"{NAME_BYTES}; "
-                "choose a shorter name"
-            , Topic.TARGET_UNSUITABLE)
+                "choose a shorter name",
+                Topic.TARGET_UNSUITABLE,
+            )
 
 
 def to_datetime(us: int | None) -> dt.datetime | None:
@@ -184,8 +185,9 @@ def open_connection(url: str, label: str, seconds: int = 10) -> psycopg.Connecti
     if _parse_url(url) is None:
         raise StartError(
             f"{label}: the url is not valid; expected postgresql://user:password@host:5432/database, with characters such as "
-            "/ and @ in a password written as %2F and %40"
-        , Topic.SERVICE_UNREACHABLE)
+            "/ and @ in a password written as %2F and %40",
+            Topic.SERVICE_UNREACHABLE,
+        )
     try:
         connection = psycopg.connect(
             url,
@@ -201,8 +203,9 @@ def open_connection(url: str, label: str, seconds: int = 10) -> psycopg.Connecti
     except psycopg.Error as error:
         raise StartError(
             f"{label}: Postgres at {server_address(url)} cannot be reached ({error_reason(error)}); check the url, "
-            "and that the server is running"
-        , Topic.SERVICE_UNREACHABLE) from None
+            "and that the server is running",
+            Topic.SERVICE_UNREACHABLE,
+        ) from None
     connection.server_cursor_factory = NamedCursor
     return connection
 

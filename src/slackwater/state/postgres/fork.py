@@ -13,7 +13,7 @@ from typing import Any
 
 import psycopg
 
-from slackwater.errors import Topic, LockHeldError, StateError
+from slackwater.errors import LockHeldError, StateError, Topic
 from slackwater.state import migrations
 from slackwater.state.commit import FORMAT, Commit
 from slackwater.state.fork import forked_commit, name_taken_error
@@ -136,4 +136,7 @@ def _copy_lists(db: psycopg.Connection[Any], new: TableNames, new_tokens: Mappin
         (new.pipeline, list(new_tokens), list(new_tokens.values())),
     )
     if cursor.rowcount != len(new_tokens):
-        raise StateError(f"a list that the state refers to is missing from {new.lists}; restore it from a backup", Topic.STATE_DAMAGED)
+        raise StateError(
+            f"a list that the state refers to is missing from {new.lists}; restore it from a backup",
+            Topic.STATE_DAMAGED,
+        )

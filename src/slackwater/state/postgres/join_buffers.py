@@ -21,7 +21,7 @@ import psycopg
 from numpy.typing import NDArray
 
 from slackwater.core.sorted_arrays import Int64s
-from slackwater.errors import Topic, EpochError, StartError
+from slackwater.errors import EpochError, StartError, Topic
 from slackwater.joins.compiled_join import CompiledJoin, JoinSide
 from slackwater.joins.join_buffers import OUTLINE, Changes
 from slackwater.joins.sorted_match import SortedRows
@@ -75,8 +75,9 @@ class JoinTable:
                 if client.sql_type(f) == "jsonb":
                     raise StartError(
                         f'{where}: column "{f.name}" of the {side.name} side has type {f.type}, which Postgres cannot '
-                        f"store exactly; convert it to text in {side.name}_sql (to_json), or store the state in files"
-                    , Topic.SQL)
+                        f"store exactly; convert it to text in {side.name}_sql (to_json), or store the state in files",
+                        Topic.SQL,
+                    )
 
     def create(self) -> list[str]:
         """Return the SQL statements that create the state table."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 
-from slackwater.errors import Topic, StateError
+from slackwater.errors import StateError, Topic
 from slackwater.state.commit import Commit
 from slackwater.state.postgres.table_names import TableNames
 
@@ -24,7 +24,9 @@ def read_list(db: psycopg.Connection[Any], tables: TableNames, location: str, na
     """Return the lines of a list. Raises StateError if it is missing."""
     row = db.execute(f"SELECT lines FROM {tables.lists} WHERE token = %s", (name,)).fetchone()
     if row is None:
-        raise StateError(f"list {name} is missing from {tables.lists} {location}; restore it from a backup", Topic.STATE_DAMAGED)
+        raise StateError(
+            f"list {name} is missing from {tables.lists} {location}; restore it from a backup", Topic.STATE_DAMAGED
+        )
     return str(row[0]).splitlines()
 
 

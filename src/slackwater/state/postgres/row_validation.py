@@ -14,7 +14,7 @@ import polars as pl
 import pyarrow as pa
 
 from slackwater.core.humanize import mismatch, plural
-from slackwater.errors import Topic, EpochError, StateError
+from slackwater.errors import EpochError, StateError, Topic
 from slackwater.windows.state_rows import CLEAN, DIRTY, EMITTED, EMITTED_FRAGMENT, FLOOR, FRAGMENT, TOMBSTONE, WHOLE
 
 _KINDS = {CLEAN, DIRTY, EMITTED, EMITTED_FRAGMENT, FLOOR, FRAGMENT, TOMBSTONE, WHOLE}
@@ -38,8 +38,9 @@ def report_read_errors(table: str) -> Iterator[None]:
     except (pl.exceptions.PolarsError, pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         reason = " ".join(str(error).split())[:200]
         raise StateError(
-            f"state could not be read: table {table} has values that are invalid in a state ({reason}): {_WAYS}"
-        , Topic.STATE_TABLE_CHANGED) from None
+            f"state could not be read: table {table} has values that are invalid in a state ({reason}): {_WAYS}",
+            Topic.STATE_TABLE_CHANGED,
+        ) from None
 
 
 def check_rows(frame: pl.DataFrame, table: str, names: Mapping[str, str]) -> None:
@@ -51,20 +52,23 @@ def check_rows(frame: pl.DataFrame, table: str, names: Mapping[str, str]) -> Non
         if column in frame.columns and (count := frame[column].null_count()):
             raise StateError(
                 "state could not be read: "
-                + mismatch(f'NULL in column "{name}" of {plural(count, "row")} of table {table}', f"a value: {_WAYS}")
-            , Topic.STATE_TABLE_CHANGED)
+                + mismatch(f'NULL in column "{name}" of {plural(count, "row")} of table {table}', f"a value: {_WAYS}"),
+                Topic.STATE_TABLE_CHANGED,
+            )
     for column in ("__start", "__last", "__due", "__end", "__ts"):
         if column in frame.columns and frame.schema[column] == pl.Int64():
             beyond = frame.filter(pl.col(column).abs() >= _FAR)
             if beyond.height:
                 raise StateError(
                     f'state could not be read: found a time out of range in column "{names.get(column, column)}" of '
-                    f"{plural(beyond.height, 'row')} of table {table}, expected less than 2^62 microseconds from 1970: {_WAYS}"
-                , Topic.STATE_TABLE_CHANGED)
+                    f"{plural(beyond.height, 'row')} of table {table}, expected less than 2^62 microseconds from 1970: {_WAYS}",
+                    Topic.STATE_TABLE_CHANGED,
+                )
     if "__kind" in frame.columns:
         unknown = frame.filter(~pl.col("__kind").is_in(list(_KINDS)))
         if unknown.height:
             raise StateError(
                 f"state could not be read: found {plural(unknown.height, 'row')} of an unknown kind in table {table}, expected "
-                f"one of {', '.join(map(str, sorted(_KINDS)))}: {_WAYS}"
-            , Topic.STATE_TABLE_CHANGED)
+                f"one of {', '.join(map(str, sorted(_KINDS)))}: {_WAYS}",
+                Topic.STATE_TABLE_CHANGED,
+            )

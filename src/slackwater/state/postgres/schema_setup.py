@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 
-from slackwater.errors import Topic, StateError, raise_unregistered
+from slackwater.errors import StateError, Topic, raise_unregistered
 from slackwater.joins.compiled_join import CompiledJoin
 from slackwater.state import migrations
 from slackwater.state.commit import FORMAT
@@ -200,5 +200,6 @@ class SchemaSetup:
             raise StateError(
                 f'table {table} is missing {self.location}, but pipeline "{self.tables.pipeline}" has state in epoch '
                 f"{self.epoch}; "
-                "restore it from a backup, or delete the pipeline's row from slackwater_pipelines to start over"
-            , Topic.STATE_DAMAGED)
+                "restore it from a backup, or delete the pipeline's row from slackwater_pipelines to start over",
+                Topic.STATE_DAMAGED,
+            )

@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 
 from slackwater.core.humanize import mismatch
-from slackwater.errors import Topic, StateError
+from slackwater.errors import StateError, Topic
 from slackwater.joins.compiled_join import CompiledJoin
 from slackwater.state import migrations
 from slackwater.state.commit import Commit, parse_commit
@@ -43,8 +43,9 @@ def stored_record(db: psycopg.Connection[Any], tables: TableNames, location: str
     if missing := [f'"{name}"' for name, value in zip(names, row, strict=True) if value is None]:
         raise StateError(
             f'the record of pipeline "{tables.pipeline}" in {tables.pipelines} {location} is damaged: '
-            + mismatch(f"NULL in column {', '.join(missing)}", "a value; restore it from a backup of the database")
-        , Topic.STATE_DAMAGED)
+            + mismatch(f"NULL in column {', '.join(missing)}", "a value; restore it from a backup of the database"),
+            Topic.STATE_DAMAGED,
+        )
     migrations.migration_route(row[1], _state_label(tables, location))
     return StoredRecord(row[1], row[2]), row[0]
 
@@ -63,8 +64,9 @@ def latest_commit(db: psycopg.Connection[Any], tables: TableNames, location: str
     except RecordError as error:
         raise StateError(
             f'the record of pipeline "{tables.pipeline}" in {tables.pipelines} {location} is damaged: '
-            f"{error}; restore it from a backup of the database"
-        , Topic.STATE_DAMAGED) from None
+            f"{error}; restore it from a backup of the database",
+            Topic.STATE_DAMAGED,
+        ) from None
 
 
 def _state_label(tables: TableNames, location: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 import psycopg
 
-from slackwater.errors import Topic, EpochError, StateError
+from slackwater.errors import EpochError, StateError, Topic
 from slackwater.state.commit import Commit, SegmentMeta
 from slackwater.state.postgres import client, staged_row_cache
 from slackwater.state.postgres.table_checks import check_tables
@@ -75,8 +75,9 @@ def merge_versions(db: psycopg.Connection[Any], staged: str, state: str, segment
     missing = [t for t in (staged, state) if not _exists(db, t)]
     if missing or _count(db, staged, metas) != sum(m.rows for m in metas):
         raise StateError(
-            f"{missing[0] if missing else staged} lacks rows that the latest commit refers to; restore it from a backup of the database"
-        , Topic.STATE_DAMAGED)
+            f"{missing[0] if missing else staged} lacks rows that the latest commit refers to; restore it from a backup of the database",
+            Topic.STATE_DAMAGED,
+        )
     state_columns = set(client.columns_of(db, state))
     columns = [c for c in client.columns_of(db, staged) if c in state_columns]
     values = ", ".join(

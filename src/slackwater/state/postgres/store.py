@@ -32,7 +32,7 @@ import psycopg
 from psycopg import errors
 
 from slackwater.core.schema import YEARS, ValueLimits
-from slackwater.errors import Topic, EpochError, FencedError, LockHeldError, StartError, StateError
+from slackwater.errors import EpochError, FencedError, LockHeldError, StartError, StateError, Topic
 from slackwater.state.commit import FORMAT, Commit, OutputMeta, SegmentMeta
 from slackwater.state.postgres import (
     client,
@@ -311,8 +311,9 @@ class PostgresStore:
         except psycopg.Error as again:
             raise EpochError(
                 f"epoch {commit.epoch}: the connection to Postgres was lost twice ({client.error_reason(again)}); the "
-                "next start checks whether the epoch was committed"
-            , Topic.COMMIT_UNKNOWN) from None
+                "next start checks whether the epoch was committed",
+                Topic.COMMIT_UNKNOWN,
+            ) from None
 
     def _transact(self, commit: Commit, publish: Publish | None, commit_id: uuid.UUID) -> Commit:
         stages = [self._stages[n] for n in sorted(self._stages)]
@@ -339,8 +340,9 @@ class PostgresStore:
             except Exception as error:
                 if time.monotonic() > end:
                     raise EpochError(
-                        f"it is unknown whether epoch {epoch} was committed: {error}; the next start checks this"
-                    , Topic.COMMIT_UNKNOWN) from None
+                        f"it is unknown whether epoch {epoch} was committed: {error}; the next start checks this",
+                        Topic.COMMIT_UNKNOWN,
+                    ) from None
             time.sleep(0.2)
 
     # -- after the commit ----------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 
 from slackwater.core.humanize import mismatch, plural
-from slackwater.errors import Topic, StateError
+from slackwater.errors import StateError, Topic
 from slackwater.state.commit import Commit, TableRecord
 from slackwater.state.postgres import client, table_ownership
 from slackwater.state.postgres.table_names import TableNames
@@ -37,8 +37,9 @@ def check_tables(db: psycopg.Connection[Any], tables: TableNames, commit: Commit
                 f'stage "{stage.name}": table {table} {location} was changed outside Slackwater since epoch '
                 f"{commit.epoch}: {'; '.join(differences)}; nothing was committed: restore the database from a "
                 "backup, check what is intact with `slackwater state verify`, or start over with: slackwater run "
-                "FILE --rebuild"
-            , Topic.STATE_TABLE_CHANGED)
+                "FILE --rebuild",
+                Topic.STATE_TABLE_CHANGED,
+            )
 
 
 def table_differences(db: psycopg.Connection[Any], table: str, record: TableRecord) -> Iterator[str]:

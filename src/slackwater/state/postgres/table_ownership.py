@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import psycopg
 
 from slackwater.config.step_base import MOST_STAGES
-from slackwater.errors import Topic, StateError
+from slackwater.errors import StateError, Topic
 from slackwater.state.postgres import client
 from slackwater.state.postgres.table_names import TableNames
 
@@ -99,8 +99,9 @@ def find_table(db: psycopg.Connection[Any], tables: TableNames, table_kind: str)
     raise StateError(
         f'{owned.name} belongs to {owned.owner}, but pipeline "{tables.pipeline}" needs the name; nothing was changed; '
         "start the owner once with this version, which renames tables of earlier versions, or choose another pipeline "
-        "name"
-    , Topic.NAME_IN_USE)
+        "name",
+        Topic.NAME_IN_USE,
+    )
 
 
 def _is_free(db: psycopg.Connection[Any], tables: TableNames) -> bool:
@@ -155,7 +156,9 @@ def rename_tables(db: psycopg.Connection[Any], tables: TableNames, new: TableNam
         drop_tables(db, new, "windows", "staged")
         _rename_staged(db, tables, new)
         if find_table(db, new, "state") is not None:
-            raise StateError(f"both {current} and {new.state} hold the state of a stage; remove the obsolete one", Topic.NAME_IN_USE)
+            raise StateError(
+                f"both {current} and {new.state} hold the state of a stage; remove the obsolete one", Topic.NAME_IN_USE
+            )
         db.execute(f"ALTER TABLE {current} RENAME TO {client.quote_name(new.name_of('state'))}")
     if tables.pipeline != new.pipeline:
         name = new.pipeline.replace("'", "''")

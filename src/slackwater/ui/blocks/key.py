@@ -11,7 +11,7 @@ import polars as pl
 from markupsafe import Markup
 
 from slackwater.core.humanize import format_exact_time
-from slackwater.errors import Topic, StartError, raise_unregistered
+from slackwater.errors import StartError, Topic, raise_unregistered
 from slackwater.evolution.compare_stage import kind_name
 from slackwater.evolution.operator_from_state import restore_window
 from slackwater.operators.base import Operator
@@ -81,7 +81,9 @@ def build_key(
     """
     last = snapshot.commit.stages[-1]
     if (kind := kind_name(last.fingerprint.get("kind"))) != "window":
-        raise StartError(f"{snapshot.commit.pipeline}: a {kind} has no windows, so there is no page for a key", Topic.NO_WINDOWS)
+        raise StartError(
+            f"{snapshot.commit.pipeline}: a {kind} has no windows, so there is no page for a key", Topic.NO_WINDOWS
+        )
     logic = restore_window(snapshot.commit, -1)
     key = state_inspection.parse_key(logic, key_texts)
     rows = state_inspection.read_key_rows(snapshot, logic, key, -1)

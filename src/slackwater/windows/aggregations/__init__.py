@@ -36,7 +36,7 @@ from slackwater.config.aggregation import Aggregation
 from slackwater.config.custom_aggregator import AggregatorError
 from slackwater.core.schema import Field
 from slackwater.core.sorted_arrays import Int64s
-from slackwater.errors import Topic, StartError
+from slackwater.errors import StartError, Topic
 from slackwater.windows.aggregations.custom import custom_kind
 from slackwater.windows.aggregations.extremes import Extreme, FirstLast, ValueBy
 from slackwater.windows.aggregations.floats import Moments, total_kind
