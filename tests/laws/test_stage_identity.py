@@ -11,7 +11,8 @@ from tests.laws.generators import seeds
 from tests.support.case_selection import select_cases
 
 import slackwater as sw
-from slackwater.config.pipeline import Pipeline, Transform
+from slackwater.config.pipeline import Pipeline
+from slackwater.config.stage import Transform
 from slackwater.errors import ConfigError, StateError
 from slackwater.evolution.compare import compare_config
 from slackwater.testing import LocalPipeline

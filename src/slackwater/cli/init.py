@@ -17,7 +17,7 @@ from slackwater.core.humanize import format_ms, plural
 from slackwater.errors import ConfigError, StartError, Topic
 from slackwater.scaffold import proposals, render_config
 from slackwater.scaffold.sample import Sample, abbreviate_value, read_sample
-from slackwater.scaffold.time_columns import OutOfOrderness, TimeColumn, measure_disorder
+from slackwater.scaffold.time_columns import TimeColumn, measure_disorder
 
 _SOURCES = ("files", "kafka")
 _MOST_KEYS = 8  # how many keys to try
@@ -170,42 +170,6 @@ def _wrong_time_text(sample: Sample, name: str | None = None) -> str:
     return f": found {abbreviate_value(value)} in {format_value(column)}, {sample.row_location(row)}"
 
 
-def _sample_lines(sample: Sample, time: TimeColumn | None, disorder: OutOfOrderness | None) -> list[str]:
-    """Return notes about the sample, one per line."""
-    lines = [
-        f"{sample.path}: {plural(len(sample.rows), 'row')} of {sample.format}, {plural(len(sample.columns), 'column')}"
-    ]
-    if sample.bad:
-        first_bad = f"; {sample.first_bad}" if sample.first_bad else ""
-        lines.append(f"  {plural(sample.bad, 'line')} cannot be decoded: bad rows{first_bad}")
-    if time is not None:
-        unit = f" in {time.unit} since 1970" if time.unit else ""
-        lines.append(
-            f"  event time: {time.name}{unit}"
-            + (
-                f"; {plural(time.missing, 'row')} without one: bad rows{_first_missing(sample, time)}"
-                if time.missing
-                else ""
-            )
-        )
-        if not time.zoned:
-            lines.append("  its values have no zone and are read as UTC; event_time_zone sets another zone")
-        others = [t.name for t in proposals.propose_time_columns(sample) if t.name != time.name]
-        if others:
-            lines.append(f"  other times: {', '.join(others[:4])} (--time)")
-    if disorder is not None:
-        lines += [f"  {line}" for line in render_config.describe_disorder(disorder)]
-    return lines
-
-
-def _first_missing(sample: Sample, time: TimeColumn) -> str:
-    """Describe the first row without a usable time: its value and its location."""
-    if time.first_bad is None:
-        return ""
-    row, location = sample.rows[time.first_bad], sample.row_location(time.first_bad)
-    return f"; {location} has {abbreviate_value(row[time.name]) if row.get(time.name) is not None else 'none'}"
-
-
 def _key_sets(options: InitOptions, sample: Sample, time: TimeColumn | None) -> list[list[str]]:
     """Return the keys to try, most likely first. Raises StartError if --key names a column that does not exist."""
     for key in options.keys:
@@ -231,9 +195,8 @@ def _first_valid(contents: Sequence[str]) -> str:
         if not problems:
             return content
         first = first or problems
-    raise StartError(
-        f"found no valid config for the sample: {first[0].removeprefix('the config: ')}", Topic.INIT_SAMPLE
-    )
+    problem = first[0].removeprefix("the config: ")
+    raise StartError(f"found no valid config for the sample: {problem}", Topic.INIT_SAMPLE)
 
 
 def _bad_rows_text(sides: Sequence[tuple[Sample, TimeColumn | None]]) -> str:
@@ -305,7 +268,7 @@ def _window_config(options: InitOptions, samples: Sequence[Sample]) -> tuple[str
             )
         )
     content = _first_valid(contents)
-    return content, [*_sample_lines(sample, time, disorder), *_choice_lines(content)]
+    return content, [*proposals.describe_sample(sample, time, disorder), *_choice_lines(content)]
 
 
 def _choice_lines(content: str) -> list[str]:
@@ -369,7 +332,7 @@ def _join_config(options: InitOptions, samples: Sequence[Sample]) -> tuple[str, 
             Topic.INIT_SAMPLE,
         )
     pairs = zip((left_sample, right_sample), times, disorders, strict=True)
-    return _first_valid(contents), [line for pair in pairs for line in _sample_lines(*pair)]
+    return _first_valid(contents), [line for pair in pairs for line in proposals.describe_sample(*pair)]
 
 
 def _shared_event_time(
@@ -407,6 +370,3 @@ def _key_pairs(
         return [(lefts[0], rights[0])]
     pairs = [(a, b) for a in lefts for b in rights if first.columns[a[0]] == second.columns[b[0]]]
     return sorted(pairs, key=lambda pair: pair[0] != pair[1])
-
-
-__all__ = ["InitOptions", "write_first_config"]

@@ -219,18 +219,17 @@ class Pipeline(Spec, NotebookRepr):
         Raises StartError if there is no such target, or if `name` is None and there are several targets.
         """
         pipelines = self.per_target
-        if name is None and len(pipelines) == 1:
-            return next(iter(pipelines.values()))
         if name is None:
+            if len(pipelines) == 1:
+                return next(iter(pipelines.values()))
             raise StartError(
                 f"{self.name} has {len(pipelines)} targets ({', '.join(pipelines)}); choose one with --target NAME",
                 Topic.VALUE,
             )
         if name not in pipelines:
-            raise StartError(
-                f"{self.name}: --target: found {format_value(name)}, which is not a target{suggest_word_or_list(name, pipelines)}",
-                Topic.VALUE,
-            )
+            suggestion = suggest_word_or_list(name, pipelines)
+            line = f"{self.name}: --target: found {format_value(name)}, which is not a target{suggestion}"
+            raise StartError(line, Topic.VALUE)
         return pipelines[name]
 
     def writer_of(self, target: str) -> str:
@@ -397,6 +396,3 @@ def _unused_name(name: str, taken: Collection[str | None]) -> str:
 
 def _unused_connection_name(kind: str, connections: Mapping[str, Connection]) -> str:
     return next(n for n in (kind, *(f"{kind}_{i}" for i in range(2, len(connections) + 3))) if n not in connections)
-
-
-__all__ = ["Pipeline", "Stage", "Transform", "check_run_flags", "resolve_connection"]

@@ -391,12 +391,5 @@ def replay_letters(
     skipped = Counter(unclear.select(fixed_reason.alias("why"))["why"].to_list())
     if unclear.height and not dry:
         driver.record_attempts(_write_attempts(driver, unclear.clear(), unclear))
-    remaining = bad.remaining + late.remaining + skipped
-    return replace(
-        late,
-        applied=bad.applied + late.applied,
-        remaining=remaining,
-        before=before,
-        renewed=bad.renewed,
-        refused=bad.refused,
-    )
+    applied, remaining = bad.applied + late.applied, bad.remaining + late.remaining + skipped
+    return replace(late, applied=applied, remaining=remaining, before=before, renewed=bad.renewed, refused=bad.refused)

@@ -324,10 +324,7 @@ class LocalPipeline:
         for name, target_pipeline in pipeline.per_target.items():
             if (stage := str(target_pipeline.target.from_)) in capacities:
                 capacities[stage] &= self._capacities.get(name, ANYTHING)
-        for (
-            name,
-            capacity,
-        ) in capacities.items():  # rows that a target cannot hold are rejected before they are aggregated
+        for name, capacity in capacities.items():  # rejects rows that a target cannot hold before they are aggregated
             self._sql_stages[name].capacity = capacity
 
     def _set_targets(self, target_name: str) -> None:

@@ -273,12 +273,11 @@ class PostgresStore:
                 log.warning("%s: the target refused epoch %d: %s", self._pipeline, commit.epoch, refused)
                 publish, commit = None, commit.model_copy(update={"reached": ()})
                 stored = self._transact(commit, publish, commit_id)
-        except (psycopg.OperationalError, psycopg.InterfaceError) as error:
-            if not self._db.closed and not isinstance(error, errors.AdminShutdown):
+        except psycopg.Error as error:
+            is_lost = self._db.closed and isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+            if not is_lost and not isinstance(error, errors.AdminShutdown):
                 raise EpochError(f"epoch {commit.epoch} was not committed: {client.error_reason(error)}") from None
             stored = self._resolve_lost_commit(commit, publish, commit_id, error)
-        except psycopg.Error as error:
-            raise EpochError(f"epoch {commit.epoch} was not committed: {client.error_reason(error)}") from None
         self._epoch = commit.epoch
         self._named = staged_version_merge.clear_merged(self._db, self.tables, self._named, commit, stored)
         self._reached = frozenset(commit.reached)
@@ -318,9 +317,8 @@ class PostgresStore:
     def _transact(self, commit: Commit, publish: Publish | None, commit_id: uuid.UUID) -> Commit:
         stages = [self._stages[n] for n in sorted(self._stages)]
         altering = [statement for n in sorted(self._altering) for statement in self._altering[n]]
-        guarded = None if publish is None else separate_refusals(publish)
         stored = Transaction(self._db, self.tables, stages, self._location, altering, self._named).run(
-            commit, guarded, commit_id
+            commit, None if publish is None else separate_refusals(publish), commit_id
         )
         self._altering.clear()
         return stored
