@@ -9,7 +9,10 @@ from confluent_kafka import Consumer
 from confluent_kafka.admin import AdminClient
 
 from slackwater.config.connection import KafkaConnection
+from slackwater.config.source import Source
 from slackwater.connectors.kafka.broker import KafkaBroker, make_client
+from slackwater.connectors.kafka.source import CONSUMER_DEFAULTS, KafkaSource
+from slackwater.connectors.payloads.base import RawPayload
 from slackwater.errors import StartError
 
 NOWHERE = "127.0.0.1:1"
@@ -58,3 +61,12 @@ def test_user_and_password_of_a_jaas_entry_are_taken() -> None:
 def test_librdkafka_options_override_jaas() -> None:
     settings = broker(**SCRAM, **{"sasl.jaas.config": JAAS, "sasl.username": "other"}).settings()
     assert (settings["sasl.username"], settings["sasl.password"]) == ("other", "p=;w")
+
+
+def test_reads_wait_briefly_for_records_unless_the_connection_says_otherwise() -> None:
+    def options(**settings: str) -> dict[str, str]:
+        spec = Source(name="s", connection="k", query="t")
+        return KafkaSource(spec, broker(**settings), RawPayload(schema=None), "g")._options()  # type: ignore[arg-type]
+
+    assert CONSUMER_DEFAULTS.items() <= options().items()
+    assert options(**{"fetch.max.wait.ms": "700"})["kafka.fetch.max.wait.ms"] == "700"

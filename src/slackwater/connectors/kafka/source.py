@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 log = logging.getLogger("slackwater")
+# A consumer asks for more records before Spark moves it to another offset. The broker holds that request for up to
+# fetch.max.wait.ms if there are none, and the records of the task come only after it. The default is 500 ms.
+CONSUMER_DEFAULTS = {"kafka.fetch.max.wait.ms": "5", "kafka.max.poll.records": "5000"}
 _META = ("_key", "_value", "_headers", "_topic", "_partition", "_offset")
 
 
@@ -106,6 +109,7 @@ class KafkaSource(SparkPlannedSource):
         configured = {f"kafka.{k}": str(v) for k, v in self.broker.connection.options.items()}
         return {
             "kafka.isolation.level": "read_committed",
+            **CONSUMER_DEFAULTS,
             **configured,
             "kafka.bootstrap.servers": str(self.broker.connection.bootstrap_servers),
             "failOnDataLoss": "false",  # loss is checked here, by offset, before a batch is read
