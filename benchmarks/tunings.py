@@ -20,6 +20,7 @@ from slackwater.spark.tuning.switches import TUNINGS, VARIABLE
 CASE_BY_TUNING = {
     "arrow_batch_size": "sessions-1m",
     "class_archive": "tiny-2k",
+    "jvm_options": "tiny-2k",
     "expression_cache": "tiny-2k",
     "preaggregation": "tumbling-1m",
     "statistics": "sessions-1m",

@@ -12,7 +12,7 @@ import pytest
 
 from slackwater.operators.reports import IngestReport
 from slackwater.spark.sessions import jvm_class_archive
-from slackwater.spark.tuning import arrow_batch_size, source_statistics_collector, worker_memory
+from slackwater.spark.tuning import arrow_batch_size, jvm_options, source_statistics_collector, worker_memory
 from slackwater.spark.tuning.arrow_batch_size import ArrowBatchSizer
 from slackwater.spark.tuning.expression_cache import ExpressionCache
 from slackwater.spark.tuning.preaggregation import PreaggregationPolicy
@@ -65,6 +65,7 @@ EFFECTS: dict[str, Callable[[], bool]] = {
     "arrow_batch_size": limits_rows_only,
     "class_archive": starts_with_the_archive,
     "expression_cache": creates_once,
+    "jvm_options": lambda: bool(jvm_options.jvm_options({})),
     "preaggregation": aggregates_after_the_shuffle,
     "statistics": counts_in_a_separate_job,
     "worker_memory": lambda: bool(worker_memory.environment()),

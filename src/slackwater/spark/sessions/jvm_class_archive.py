@@ -45,12 +45,18 @@ def archive_path() -> Path | None:
 
 
 @contextmanager
-def use_archive() -> Iterator[None]:
-    """Let JVMs that start within this context load their classes from the archive, if it exists."""
+def use_archive(options: str = "") -> Iterator[None]:
+    """Let JVMs that start within this context load their classes from the archive, if it exists.
+
+    `options`: more options for these JVMs. Options of the environment follow them and win.
+    """
     saved = {name: os.environ.get(name) for name in (_OPTIONS, _LAUNCHER)}
     archive = archive_path() if is_enabled("class_archive") else None
-    if archive is not None and archive.is_file() and "Archive" not in (saved[_OPTIONS] or ""):
-        os.environ[_OPTIONS] = f"{saved[_OPTIONS] or ''} -XX:SharedArchiveFile={archive} -Xshare:auto {_QUIET}".strip()
+    options = f"{options} {saved[_OPTIONS] or ''}".strip()
+    if archive is not None and archive.is_file() and "Archive" not in options:
+        options = f"{options} -XX:SharedArchiveFile={archive} -Xshare:auto {_QUIET}".strip()
+    if options:
+        os.environ[_OPTIONS] = options
     os.environ.setdefault(_LAUNCHER, _SHORT)
     try:
         yield

@@ -18,7 +18,7 @@ from slackwater.connectors.payloads import avro_memory_limits
 from slackwater.connectors.source import spark_error_reason
 from slackwater.errors import StartError, Topic
 from slackwater.spark.sessions import connect_session, jvm_class_archive
-from slackwater.spark.tuning import worker_memory
+from slackwater.spark.tuning import jvm_options, worker_memory
 from slackwater.spark.tuning.arrow_batch_size import MOST_ROWS
 
 if TYPE_CHECKING:
@@ -79,7 +79,8 @@ def start_session(
         builder = builder.config(key, value)
     notice("info", "starting Spark, which takes 5 to 30 s …")
     began = time.monotonic()
-    with _stderr_to_file() as log, _keep_interrupt_handler(), jvm_class_archive.use_archive():
+    options = jvm_options.jvm_options(settings or {})
+    with _stderr_to_file() as log, _keep_interrupt_handler(), jvm_class_archive.use_archive(options):
         try:
             _silence_error_logs()
             session = builder.getOrCreate()

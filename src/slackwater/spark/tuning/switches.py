@@ -17,6 +17,7 @@ TUNINGS = (  # benchmarks/README.md says what each of them does
     "arrow_batch_size",
     "class_archive",
     "expression_cache",
+    "jvm_options",
     "preaggregation",
     "statistics",
     "worker_memory",
