@@ -46,7 +46,7 @@ def keys_page() -> str:
         "duration key also exists with the suffix `_ms`, as a number of milliseconds: `gap_ms = 1800000`.",
     ]
     lines += ["", *(f"- [{code(table) if table else 'At the top'}](#{_anchor(table)})" for table in TABLES.values())]
-    by_name = {spec.__name__: spec for spec in (*Transform.STEPS.values(), *config_key_docs.TEXTS)}
+    by_name = {spec.__name__: spec for spec in config_key_docs.iterate_specs()}
     for name, table in TABLES.items():
         spec: type[Spec] = by_name[name]
         shape = schema if name == "Pipeline" else schema["$defs"][name.lower()]

@@ -12,6 +12,7 @@ from typing import TypeGuard
 
 from docgen.message_topics import WARNINGS, MessageTopic
 from slackwater import errors
+from slackwater.config.key import declare_key
 from slackwater.config.message_format import value_mismatch
 from slackwater.core.humanize import mismatch
 
@@ -120,9 +121,11 @@ def mistakes() -> dict[str, list[str]]:
             "state_size",
         ):
             continue
-        functions = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.FunctionDef)]
-        functions = [f for f in functions if f.name not in _MISMATCHES]
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        functions = [n for n in nodes if isinstance(n, ast.FunctionDef) and n.name not in _MISMATCHES]
         texts = dict.fromkeys(t.strip(" :") for f in functions for t in _texts(f) if len(t) > 14 and _SAYS.search(t))
+        calls = [n for n in nodes if isinstance(n, ast.Call) and _name(n) == declare_key.__name__]
+        texts |= dict.fromkeys(f"missing; {shown(k.value)}" for n in calls for k in n.keywords if k.arg == "required")
         if texts:
             name = path.stem if path.parent.name == "config" else path.parent.name
             texts_by_name.setdefault(name, []).extend(texts)

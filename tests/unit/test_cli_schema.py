@@ -50,8 +50,8 @@ def test_only_check_links_to_the_docs(slackwater: Command, tmp_path: Path, comma
 def test_every_section_that_an_error_links_to_exists() -> None:
     """For each line of the table of errors: a page, and a heading on it."""
     places = {config_key_docs.find_doc_link(line.partition(": ")[0]) for case in CASES for line in case[3:]}
-    places |= {config_key_docs.doc_link(spec) for spec in config_key_docs.TEXTS}
-    assert len(places) == 10
+    places |= {config_key_docs.doc_link(spec) for spec in config_key_docs.iterate_specs()}
+    assert len(places) == 12
     for page, _, anchor in (place.partition("#") for place in places):
         assert anchor in anchors((ROOT / page).read_text()), f"{page} has no heading {anchor}"
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import importlib
 import re
 import subprocess
 import sys
@@ -13,6 +11,7 @@ import pytest
 from tests.support.case_selection import exhaustive
 
 import slackwater as sw
+from slackwater.config.config_key_docs import iterate_specs
 from slackwater.config.spec_base import find_duration_keys
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -85,36 +84,21 @@ def test_pyright_accepts_the_readme_and_the_examples(sources: Path) -> None:
     assert set(re.findall(r"wrong.py:(\d+):\d+ - error", report)) == {"4", "5", "6"}, report
 
 
-@pytest.mark.parametrize(
-    "cls",
-    [
-        sw.Aggregation,
-        sw.Window,
-        sw.Join,
-        sw.Source,
-        sw.Lookup,
-        sw.Target,
-        sw.StateStore,
-        sw.Transform,
-        sw.Stage,
-        sw.Pipeline,
-    ],
-)
-def test_the_signatures_name_every_key_and_its_default(cls: type[sw.Window]) -> None:
-    module = importlib.import_module(cls.__module__)
-    tree = ast.parse(Path(str(module.__file__)).read_text())
-    (body,) = [n.body for n in tree.body if isinstance(n, ast.ClassDef) and n.name == cls.__name__]
-    (block,) = [n for n in body if isinstance(n, ast.If)]
-    (init,) = [n for n in block.body if isinstance(n, ast.FunctionDef)]
-    defaults = dict(zip([a.arg for a in init.args.kwonlyargs], init.args.kw_defaults, strict=True))
-    names = {"as": "as_", "from": "from_"}
-    assert set(defaults) == {names.get(key, key) for key in (*cls.PARSERS, *find_duration_keys(cls))}
-    defaults = {name: default for name, default in defaults.items() if name not in find_duration_keys(cls)}
-    for name, default in defaults.items():
-        attribute = "schema_" if name == "schema" else name
-        field = cls.model_fields[attribute]
-        if default is None:
-            assert field.is_required() or name == "as_", name
-        elif isinstance(default, ast.Constant) and default.value is not ... and not field.is_required():
-            value = field.get_default(call_default_factory=True)
-            assert default.value == value or (default.value is None and not value), name
+def test_type_checkers_know_every_key_of_a_constructor(sources: Path) -> None:
+    """Each key is an argument, a duration is two, and only required keys have no default."""
+    specs = [spec for spec in {*iterate_specs()} if hasattr(sw, spec.__name__)]
+    assert len(specs) == 12
+    names = [spec.__name__ for spec in specs]
+    (sources / "signatures.py").write_text(
+        "import slackwater as sw\n" + "".join(f"reveal_type(sw.{n})\n" for n in names)
+    )
+    report = run_checker(sources, "mypy", "--config-file", "mypy.ini", "--cache-dir", ".cache", "signatures.py")
+    signatures = re.findall(r"Revealed type is \"def \(\*, (.*)\) -> ", report)
+    python_names = {"as": "as_", "from": "from_", "class": "class_"}
+    for spec, signature in zip(specs, signatures, strict=True):
+        arguments = dict(re.findall(r"(?:^|, )(\w+): (?:[^=,\[]|\[[^\]]*\])*?( =)?(?=, \w+:|$)", signature))
+        keys = {python_names.get(key, key): key for key in (*spec.PARSERS, *find_duration_keys(spec))}
+        assert set(arguments) == set(keys), (spec, signature)
+        required = {name for name, default in arguments.items() if not default}
+        units = find_duration_keys(spec).values()
+        assert required == {name for name, key in keys.items() if key in spec.REQUIRED and key not in units}, spec

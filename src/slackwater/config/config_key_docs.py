@@ -6,7 +6,7 @@ The JSON Schema (`json_schema`) uses the sentences, and `slackwater check` print
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from slackwater.config.aggregation import Aggregation
 from slackwater.config.connection import Connection
@@ -16,7 +16,7 @@ from slackwater.config.source import Lookup, Source
 from slackwater.config.spec_base import Spec
 from slackwater.config.stage import Stage, Transform
 from slackwater.config.step_base import StepBase
-from slackwater.config.target import StateStore, Target
+from slackwater.config.target import Target
 from slackwater.config.window import Window
 
 DocLink = str  # a page and one of its headings: "docs/configuration.md#windows"
@@ -180,15 +180,6 @@ TEXTS: Mapping[type[Spec], Mapping[str, str]] = {
         "partitions": "The number of partitions of a topic that is created at startup (Kafka); by default, the broker decides.",
         "key_columns": "The columns of the record key (Kafka); by default, the identity of a window.",
     },
-    StateStore: {
-        "kind": "The kind of store: a directory or bucket, a database, or memory, which is lost when the process ends.",
-        "path": "A directory, or s3://…, gs://…, abfss://… (files); the directory of Spark's checkpoints (Postgres).",
-        "url": "The URL of the database (Postgres). Keep the password out of the file: ${STATE_URL}.",
-        "schema": "The schema of the tables (Postgres).",
-        "checkpoint_interval_ms": "How long an idle pipeline may go without a commit.",
-        "shards": "The number of shards of the state; by default, one per core. It can change between runs.",
-        "options": 'Options of obstore, for files in an object store: region, endpoint, access_key_id = "${KEY}", ….',
-    },
 }
 
 _DOC_LINKS: Mapping[type[Spec], DocLink] = {
@@ -202,8 +193,16 @@ _DOC_LINKS: Mapping[type[Spec], DocLink] = {
     Aggregation: f"{_KEYS}#aggregations",
     Join: f"{_KEYS}#joins",
     Target: f"{_KEYS}#target-and-dead-letters",
-    StateStore: f"{_KEYS}#state-store",
 }
+
+
+def iterate_specs(spec: type[Spec] = Pipeline) -> Iterator[type[Spec]]:
+    """Yield a spec, and the specs of all tables that its keys contain."""
+    yield spec
+    for parse in spec.PARSERS.values():
+        shape = getattr(parse, "shape", {})
+        if "of" in shape:
+            yield from iterate_specs(shape["of"])
 
 
 def describe_config_key(spec: type[Spec], key: str) -> str:

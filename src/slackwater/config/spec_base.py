@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr
 
+from slackwater.config.key import Key, SpecMeta, declared_keys
 from slackwater.config.message_format import (
     EnvDuration,
     EnvString,
@@ -50,11 +51,12 @@ def _respell(line: str, spelled: Mapping[str, str]) -> str:
     return re.sub(rf"\b({'|'.join(spelled)})\b", lambda match: spelled[match[1]], line)
 
 
-class Spec(BaseModel):
+class Spec(BaseModel, metaclass=SpecMeta):
     """An immutable spec. Constructing one with a mistake raises ConfigError."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, populate_by_name=True)
 
+    KEYS: ClassVar[Mapping[str, Key]] = {}
     PARSERS: ClassVar[Mapping[str, ValueParser]] = {}  # key -> parser of its value
     ATTRIBUTES: ClassVar[Mapping[str, str]] = {}  # key -> attribute, if they differ
     ALIASES: ClassVar[Mapping[str, str]] = {}  # older spelling -> key
@@ -62,8 +64,28 @@ class Spec(BaseModel):
     UNSUPPORTED: ClassVar[Mapping[str, str]] = {}  # key that is not supported yet -> advice, possibly empty
     PYTHON_ONLY: ClassVar[Mapping[str, str]] = {}  # key that TOML cannot express -> advice
     REQUIRED: ClassVar[tuple[str, ...]] = ()
+    TEXTS: ClassVar[Mapping[str, str]] = {}  # key -> one sentence
 
     _wrong: frozenset[str] = PrivateAttr(default=frozenset())  # keys with reported problems, in a partially parsed spec
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **further: Any) -> None:
+        super().__pydantic_init_subclass__(**further)
+        for name in [name for name in vars(cls) if f"{name}_ms" in cls.model_fields]:
+            delattr(cls, name)  # an argument of the constructor (`declare_with_unit`), but no attribute
+        declared = declared_keys(cls)
+        if not declared:
+            return
+        own = {name: k for name, (_, k) in declared.items() if k is not cls.KEYS.get(name)}
+        keys = own | {name: k for name, k in cls.KEYS.items() if name not in own}
+        cls.KEYS = {"kind": keys["kind"]} | keys if "kind" in keys else keys
+        cls.PARSERS = {name: k.parse for name, k in cls.KEYS.items()}
+        cls.ATTRIBUTES = {name: attribute for name, (attribute, _) in declared.items() if name != attribute}
+        cls.ALIASES = {old: name for name, k in cls.KEYS.items() for old in k.aliases}
+        cls.SUGGESTIONS = {**{word: name for name, k in cls.KEYS.items() for word in k.elsewhere}, **cls.SUGGESTIONS}
+        cls.PYTHON_ONLY = {name: k.python_only for name, k in cls.KEYS.items() if k.python_only}
+        cls.REQUIRED = tuple(name for name, k in cls.KEYS.items() if k.required)
+        cls.TEXTS = {name: k.text for name, k in cls.KEYS.items() if k.text}
 
     def __init__(self, **data: Any) -> None:
         problems: list[str] = []
@@ -110,7 +132,7 @@ class Spec(BaseModel):
             problems.append(f"{file}: {path}: {value_mismatch(data, 'a table')}")
         partial = cls.model_construct(**{**blank, **values})
         partial._wrong = frozenset(wrong)
-        return partial  # type: ignore[return-value]  # the plugin loses Self here
+        return partial
 
     @classmethod
     def read(cls, data: Values, file: str, path: str, problems: list[str]) -> tuple[Values, set[str]]:
@@ -221,7 +243,7 @@ class Spec(BaseModel):
     @classmethod
     def missing_hint(cls, key: str) -> str:
         """Return what to write for a missing key."""
-        return "it is required"
+        return cls.KEYS[key].required
 
     @classmethod
     def unsupported_value(cls, key: str, value: Any) -> str | None:

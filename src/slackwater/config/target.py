@@ -11,11 +11,11 @@ from pydantic import Field
 from slackwater.config import connector_keys
 from slackwater.config.connection import Connection, connection_or_name
 from slackwater.config.connector_description import CONNECTORS, kinds_with_target_key
+from slackwater.config.key import Milliseconds, Settings, WithUnit, declare_key, declare_with_unit
 from slackwater.config.message_format import format_value, value_mismatch
 from slackwater.config.spec_base import Problem, Spec, Values
 from slackwater.config.step_base import StepBase
 from slackwater.config.value_parsers import (
-    Duration,
     ValueParser,
     choice_parser,
     duration_parser,
@@ -166,48 +166,44 @@ class StateStore(Spec):
       (`region`, `endpoint`, …). Missing options come from the environment or the role of the machine.
     """
 
-    kind: str
-    path: str | None = None
-    url: str | None = Field(default=None, repr=False)
-    schema_: str = Field(default="public", alias="schema")
-    checkpoint_interval_ms: int = 60_000
-    shards: int | None = None
-    options: Mapping[str, str] = Field(default_factory=dict, repr=False)
+    kind: str = declare_key(
+        choice_parser("files", "postgres", "in_memory"),
+        "The kind of store: a directory or bucket, a database, or memory, which is lost when the process ends.",
+        required='expected "files", "postgres" or "in_memory"',
+    )
+    path: str | None = declare_key(
+        parse_text,
+        "A directory, or s3://…, gs://…, abfss://… (files); the directory of Spark's checkpoints (Postgres).",
+        default=None,
+    )
+    url: str | None = declare_key(
+        parse_text,
+        "The URL of the database (Postgres). Keep the password out of the file: ${STATE_URL}.",
+        default=None,
+        repr=False,
+    )
+    schema_: str = declare_key(parse_text, "The schema of the tables (Postgres).", default="public", alias="schema")
+    checkpoint_interval_ms: Milliseconds[int] = declare_key(
+        duration_parser(1), "How long an idle pipeline may go without a commit.", default=60_000
+    )
+    checkpoint_interval: WithUnit = declare_with_unit(default=None)
+    shards: int | None = declare_key(
+        integer_parser(1, 4096),
+        "The number of shards of the state; by default, one per core. It can change between runs.",
+        default=None,
+    )
+    options: Settings = declare_key(
+        settings_parser('a table of settings ({ region = "eu-central-1" })'),
+        'Options of obstore, for files in an object store: region, endpoint, access_key_id = "${KEY}", ….',
+        default_factory=dict,
+        repr=False,
+    )
 
-    if TYPE_CHECKING:  # accepted types of arguments; the attributes hold the parsed values
-
-        def __init__(
-            self,
-            *,
-            kind: str,
-            path: str | None = None,
-            url: str | None = None,
-            schema: str = "public",
-            checkpoint_interval_ms: Duration = 60_000,
-            checkpoint_interval: str | None = None,
-            shards: int | None = None,
-            options: Mapping[str, str] | None = None,
-        ) -> None: ...
-
-    PARSERS: ClassVar[Mapping[str, ValueParser]] = {
-        "kind": choice_parser("files", "postgres", "in_memory"),
-        "path": parse_text,
-        "url": parse_text,
-        "schema": parse_text,
-        "checkpoint_interval_ms": duration_parser(1),
-        "shards": integer_parser(1, 4096),
-        "options": settings_parser('a table of settings ({ region = "eu-central-1" })'),
-    }
-    ATTRIBUTES: ClassVar[Mapping[str, str]] = {"schema": "schema_"}
-    REQUIRED: ClassVar[tuple[str, ...]] = ("kind",)
+    DOC_LINK: ClassVar[str] = "docs/configuration.md#state-store"
 
     @property
     def durable(self) -> bool:
         return self.kind != "in_memory"
-
-    @classmethod
-    def missing_hint(cls, key: str) -> str:
-        return 'expected "files", "postgres" or "in_memory"'
 
     @classmethod
     def check(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:

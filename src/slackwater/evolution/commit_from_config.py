@@ -112,8 +112,14 @@ def first_commit(
 def _first_state(name: str, operator: Operator, shards: int) -> StageState:
     """Return a stage as it is before its first epoch."""
     none = (0,) * shards
-    settings = {"fingerprint": operator.fingerprint, "emission": operator.emission}
-    return StageState(name=name, segments=((),) * shards, groups=none, windows=none, **settings)
+    return StageState(
+        name=name,
+        segments=((),) * shards,
+        groups=none,
+        windows=none,
+        fingerprint=operator.fingerprint,
+        emission=operator.emission,
+    )
 
 
 def with_stages(

@@ -202,7 +202,8 @@ class IcebergTarget:
         needed: list[Any] = [r for r in transaction._requirements if not isinstance(r, AssertRefSnapshotId)]
         # Without rows there is no snapshot. A delayed old marker could then overwrite a newer one.
         needed += [AssertTableUUID(uuid=table.metadata.table_uuid)]
-        needed += [AssertRefSnapshotId(ref=_MAIN, snapshot_id=None if ref is None else ref.snapshot_id)]
+        snapshot: dict[str, Any] = {"snapshot-id": None if ref is None else ref.snapshot_id}
+        needed += [AssertRefSnapshotId(ref=_MAIN, **snapshot)]
         table._do_commit(updates=transaction._updates, requirements=tuple(needed))
 
     # -- merging ---------------------------------------------------------------------------------------------------------

@@ -88,7 +88,7 @@ class PostgresShard:
         owner = (self.url, self.tables.state, self.shard)
         staged_row_cache.store_copy(token, content, owner, {m.file for m in self.metas})
         figures = stats._asdict() | {"checksum": file_checksum(content)}
-        return (*self.metas, SegmentMeta(file=token, rows=frame.height, bytes=frame.estimated_size(), **figures))
+        return (*self.metas, SegmentMeta(file=token, rows=frame.height, bytes=int(frame.estimated_size()), **figures))
 
     def replace_rows(
         self, logic: KeyedStateLayout, rows: pl.DataFrame, before: pl.DataFrame | None = None
@@ -106,7 +106,7 @@ class PostgresShard:
         if rows.is_empty():
             return ()
         stats = logic.stats(rows)
-        return (SegmentMeta(file="", rows=rows.height, bytes=rows.estimated_size(), **stats._asdict()),)
+        return (SegmentMeta(file="", rows=rows.height, bytes=int(rows.estimated_size()), **stats._asdict()),)
 
     def buffers(self, logic: CompiledJoin) -> PostgresBuffers:
         return PostgresBuffers(
