@@ -125,11 +125,21 @@ def mistakes() -> dict[str, list[str]]:
         functions = [n for n in nodes if isinstance(n, ast.FunctionDef) and n.name not in _MISMATCHES]
         texts = dict.fromkeys(t.strip(" :") for f in functions for t in _texts(f) if len(t) > 14 and _SAYS.search(t))
         calls = [n for n in nodes if isinstance(n, ast.Call) and _name(n) == declare_key.__name__]
-        texts |= dict.fromkeys(f"missing; {shown(k.value)}" for n in calls for k in n.keywords if k.arg == "required")
+        hints = [shown(k.value) for n in calls for k in n.keywords if k.arg == "required"]
+        hints += [
+            f"{VALUE} {text}" for n in calls for k in n.keywords if k.arg == "kinds" for text in _strings(k.value)
+        ]
+        texts |= dict.fromkeys(f"missing; {hint}" for hint in hints)
         if texts:
             name = path.stem if path.parent.name == "config" else path.parent.name
             texts_by_name.setdefault(name, []).extend(texts)
     return texts_by_name
+
+
+def _strings(kinds: ast.expr) -> list[str]:
+    """The sentences about missing keys in `kinds`: the values of a table, or the second argument of `dict.fromkeys`."""
+    nodes = kinds.values if isinstance(kinds, ast.Dict) else kinds.args[1:] if isinstance(kinds, ast.Call) else []
+    return [text for node in nodes if (text := shown(node))]
 
 
 def _texts(node: ast.AST) -> Iterator[str]:

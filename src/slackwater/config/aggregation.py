@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
-
-from pydantic import Field
+from typing import Any, ClassVar
 
 from slackwater.config import custom_aggregator as custom
 from slackwater.config.custom_aggregator import Aggregator
+from slackwater.config.key import Converted, declare_key
 from slackwater.config.message_format import format_value, suggest_word_or_list
 from slackwater.config.spec_base import Problem, Spec, Values
 from slackwater.config.value_parsers import (
     InvalidValueError,
-    ValueParser,
     attach_json_schema,
     choice_parser,
     integer_parser,
@@ -32,6 +30,7 @@ ROWS_ONLY = (
     "top_k",
     "collect_list",
 )  # SQL cannot reduce these to less than their rows
+CUSTOM = "custom aggregations"  # the kind of an aggregation that is not built in
 QUANTILE_K = 200  # rank error 1.33 %
 _PATH = 'or the import path of a class ("package.module:Class")'
 _aggregate = choice_parser(*AGGREGATES)
@@ -56,30 +55,6 @@ _MEANT = {  # names in other systems
     "arg_max": '"max_by"',
     "earliest": '"first"',
     "any_value": '"first"',
-}
-
-_BELONGS = {
-    "mode": ("count_distinct",),
-    "max_distinct_values_per_group": ("count_distinct", "top_k"),
-    "hll_precision": ("count_distinct",),
-    "quantile": ("approx_quantile",),
-    "k": ("approx_quantile", "top_k"),
-    "max_values_per_group": ("collect_set", "collect_list"),
-    "by": ("min_by", "max_by"),
-    "on_overflow": ("sum", "avg"),
-    "columns": (),
-    "options": (),
-}
-_NEEDS = {
-    "approx_quantile": (("quantile", "needs the quantile, as in 0.95"),),
-    "top_k": (
-        ("k", "needs the number of values, as in 10"),
-        ("max_distinct_values_per_group", "stores every value and needs a limit, as in 10000"),
-    ),
-    "collect_set": (("max_values_per_group", "needs a limit, as in 1000"),),
-    "collect_list": (("max_values_per_group", "needs a limit, as in 1000"),),
-    "min_by": (("by", "needs the column that orders the rows"),),
-    "max_by": (("by", "needs the column that orders the rows"),),
 }
 
 
@@ -127,68 +102,81 @@ def _options(value: Any) -> dict[str, Any]:
 class Aggregation(Spec):
     """One aggregation: `Aggregation(agg="sum", column="amount", as_="total")`.
 
-    - `agg`: a built-in (see docs/aggregations.md), or the import path of an `Aggregator`, as in
-      "mypackage.mymodule:WeightedAverage". In Python, `agg` may also be such a class or an instance of it. The built-in
-      `count` counts rows if there is no `column`.
-    - `columns`: for a user-defined aggregation, the column that each of its inputs reads.
-    - `options`: for a user-defined aggregation, the arguments with which its class is instantiated.
-    - `mode` (count_distinct): "approximate" (HLL, `hll_precision` 4 to 18) or "exact" (needs
-      `max_distinct_values_per_group`).
-    - `on_overflow` (sum, avg): "fail" stops the pipeline if the result does not fit its type; "null" returns NULL.
+    `agg` is a built-in (see docs/aggregations.md), or the import path of an `Aggregator`, as in
+    "mypackage.mymodule:WeightedAverage". In Python, it may also be such a class or an instance of it.
     """
 
-    agg: Any
-    column: str | None = None
-    as_: str = Field(default="", alias="as")
-    by: str | None = None
-    on_overflow: str = "fail"
-    mode: str | None = None
-    max_distinct_values_per_group: int | None = None
-    max_values_per_group: int | None = None
-    hll_precision: int = 14
-    quantile: float | None = None
-    k: int | None = None
-    columns: Mapping[str, str] = Field(default_factory=dict)
-    options: Mapping[str, Any] = Field(default_factory=dict)
+    agg: Converted[str | Aggregator | type[Aggregator], Any] = declare_key(
+        _agg,
+        'A built-in aggregation, or the import path of your own: "package.module:Class".',
+        required=f"expected {' or '.join(map(format_value, AGGREGATES))} {_PATH}",
+        aliases=("kind",),
+    )
+    column: str | None = declare_key(
+        parse_text,
+        "The column to aggregate. Without a column, count counts rows.",
+        default=None,
+        aliases=("input_column",),
+    )
+    as_: str = declare_key(
+        parse_text, "The name of the output column.", required="name the output column", aliases=("output_name",)
+    )
+    by: str | None = declare_key(
+        parse_text,
+        "The column that orders the rows (min_by, max_by).",
+        default=None,
+        kinds=dict.fromkeys(("min_by", "max_by"), "needs the column that orders the rows"),
+    )
+    on_overflow: str = declare_key(
+        choice_parser("fail", "null"),
+        "What to do if the result does not fit its type (sum, avg): stop the pipeline, or return NULL.",
+        default="fail",
+        kinds={"sum": "", "avg": ""},
+    )
+    mode: str | None = declare_key(
+        choice_parser("approximate", "exact"),
+        "How distinct values are counted: approximate (HLL), or exact with a limit (count_distinct).",
+        default=None,
+        kinds={"count_distinct": ""},
+    )
+    quantile: float | None = declare_key(
+        _share,
+        "The quantile, from 0 to 1 (approx_quantile).",
+        default=None,
+        kinds={"approx_quantile": "needs the quantile, as in 0.95"},
+    )
+    k: int | None = declare_key(
+        integer_parser(1, 65535),
+        "The number of values (top_k), or the accuracy (approx_quantile).",
+        default=None,
+        kinds={"approx_quantile": "", "top_k": "needs the number of values, as in 10"},
+    )
+    max_distinct_values_per_group: int | None = declare_key(
+        integer_parser(1),
+        "The maximum number of values kept per key (exact count_distinct, top_k).",
+        default=None,
+        kinds={"count_distinct": "", "top_k": "stores every value and needs a limit, as in 10000"},
+    )
+    max_values_per_group: int | None = declare_key(
+        integer_parser(1),
+        "The maximum number of values kept per key (collect_set, collect_list).",
+        default=None,
+        kinds=dict.fromkeys(("collect_set", "collect_list"), "needs a limit, as in 1000"),
+    )
+    hll_precision: int = declare_key(
+        integer_parser(4, 18),
+        "The precision, from 4 to 18; each step doubles the memory (approximate count_distinct).",
+        default=14,
+        kinds={"count_distinct": ""},
+    )
+    columns: Mapping[str, str] = declare_key(
+        _columns, "The column for each input of a custom aggregation.", default_factory=dict, kinds={CUSTOM: ""}
+    )
+    options: Mapping[str, Any] = declare_key(
+        _options, "Arguments for the class of a custom aggregation.", default_factory=dict, kinds={CUSTOM: ""}
+    )
 
-    if TYPE_CHECKING:  # accepted types of arguments; the attributes hold the parsed values
-
-        def __init__(
-            self,
-            *,
-            agg: str | Aggregator | type[Aggregator],
-            column: str | None = None,
-            as_: str,
-            by: str | None = None,
-            on_overflow: str = "fail",
-            mode: str | None = None,
-            max_distinct_values_per_group: int | None = None,
-            max_values_per_group: int | None = None,
-            hll_precision: int = 14,
-            quantile: float | None = None,
-            k: int | None = None,
-            columns: Mapping[str, str] = ...,
-            options: Mapping[str, Any] = ...,
-        ) -> None: ...
-
-    PARSERS: ClassVar[Mapping[str, ValueParser]] = {
-        "agg": _agg,
-        "column": parse_text,
-        "as": parse_text,
-        "by": parse_text,
-        "on_overflow": choice_parser("fail", "null"),
-        "mode": choice_parser("approximate", "exact"),
-        "max_distinct_values_per_group": integer_parser(1),
-        "max_values_per_group": integer_parser(1),
-        "hll_precision": integer_parser(4, 18),
-        "quantile": _share,
-        "k": integer_parser(1, 65535),
-        "columns": _columns,
-        "options": _options,
-    }
-    ATTRIBUTES: ClassVar[Mapping[str, str]] = {"as": "as_"}
-    ALIASES: ClassVar[Mapping[str, str]] = {"kind": "agg", "input_column": "column", "output_name": "as"}
-    REQUIRED: ClassVar[tuple[str, ...]] = ("agg", "as")
+    DOC_LINK: ClassVar[str] = "docs/configuration.md#aggregations"
 
     @classmethod
     def read(cls, data: Values, file: str, path: str, problems: list[str]) -> tuple[Values, set[str]]:
@@ -201,14 +189,6 @@ class Aggregation(Spec):
 
     def derived(self) -> Values:
         return {"mode": "approximate"} if self.agg == "count_distinct" else {}
-
-    @classmethod
-    def missing_hint(cls, key: str) -> str:
-        return (
-            "name the output column"
-            if key == "as"
-            else f"expected {' or '.join(map(format_value, AGGREGATES))} {_PATH}"
-        )
 
     @property
     def builtin(self) -> bool:
@@ -260,6 +240,11 @@ class Aggregation(Spec):
             yield "as", '"_event_ts" is the event time; choose another name'
 
     @classmethod
+    def builtin_keys(cls) -> list[str]:
+        """Return the keys that only built-in aggregations have."""
+        return [key for key, declared in cls.KEYS.items() if declared.kinds and CUSTOM not in declared.kinds]
+
+    @classmethod
     def _check_builtin(cls, agg: str, values: Values, wrong: set[str]) -> Iterator[Problem]:
         def missing(key: str) -> bool:
             return key not in values and key not in wrong
@@ -267,13 +252,13 @@ class Aggregation(Spec):
         if agg != "count" and missing("column"):
             purpose = "count" if agg == "count_col" else "aggregate"
             yield "column", f"missing; {format_value(agg)} needs a column to {purpose}"
-        for key, kinds in _BELONGS.items():
-            if key in values and agg not in kinds:
-                owners = " and ".join(map(format_value, kinds)) or "custom aggregations"
+        for key, declared in cls.KEYS.items():
+            if key in values and declared.kinds and agg not in declared.kinds:
+                owners = " and ".join(kind if kind == CUSTOM else format_value(kind) for kind in declared.kinds)
                 yield key, f"applies only to {owners}, not to {format_value(agg)}; remove it"
-        for key, why in _NEEDS.get(agg, ()):
-            if missing(key):
-                yield key, f"missing; {format_value(agg)} {why}"
+        for key, declared in cls.KEYS.items():
+            if missing(key) and declared.kinds.get(agg):
+                yield key, f"missing; {format_value(agg)} {declared.kinds[agg]}"
         if agg == "approx_quantile" and values.get("k", QUANTILE_K) < 8:
             yield "k", mismatch(values["k"], "a whole number of at least 8 and at most 65535")
         if agg != "count_distinct":
@@ -289,8 +274,8 @@ class Aggregation(Spec):
 
     @classmethod
     def _check_custom(cls, agg: Any, values: Values, wrong: set[str]) -> Iterator[Problem]:
-        for key in [*_BELONGS, "column"]:
-            if key in values and key not in ("columns", "options"):
+        for key in [*cls.builtin_keys(), "column"]:
+            if key in values:
                 advice = "name the inputs in columns" if key == "column" else "give the arguments in options"
                 yield key, f"applies only to built-in aggregations; {advice}"
         if "options" in wrong:

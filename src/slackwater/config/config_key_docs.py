@@ -8,15 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from slackwater.config.aggregation import Aggregation
 from slackwater.config.connection import Connection
 from slackwater.config.join import Join
 from slackwater.config.pipeline import Pipeline
-from slackwater.config.source import Lookup, Source
 from slackwater.config.spec_base import Spec
 from slackwater.config.stage import Stage, Transform
 from slackwater.config.step_base import StepBase
-from slackwater.config.target import Target
 from slackwater.config.window import Window
 
 DocLink = str  # a page and one of its headings: "docs/configuration.md#windows"
@@ -65,28 +62,6 @@ TEXTS: Mapping[type[Spec], Mapping[str, str]] = {
         "project": "The Google Cloud project, by name or number (Pub/Sub).",
         "location": "The region or zone (Pub/Sub).",
     },
-    Source: {
-        "name": "The name of the source in joins, metrics and state; by default, its query.",
-        "connection": "The name of one of the [connections].",
-        "query": 'What to read: a path or glob; Kafka topics, separated by commas, or "pattern:…"; a queue, stream or subscription.',
-        "format": "The format of the files.",
-        "schema": "The columns and their types, as Spark DDL: user_id STRING, ts TIMESTAMP. Without it, the schema is inferred once.",
-        "options": "Options of Spark's reader.",
-        "max_files_per_trigger": "The maximum number of files per epoch, in order of modification time; for Delta and Iceberg, in order of version.",
-        "payload_format": "How records and messages are decoded.",
-        "avro_schema_file": "A file with the Avro schema of the payload.",
-        "protobuf_schema_file": "A .proto file, or a descriptor set, with the message of the payload.",
-        "protobuf_message": "The full name of the message; by default, the first message in its file.",
-        "starting_offsets": "Where a new pipeline begins: earliest, latest, or offsets by topic and partition.",
-        "starting_version": "The version (Delta) or snapshot ID (Iceberg) whose rows a new pipeline reads first.",
-        "on_rewrite": "What to do with versions that remove or rewrite rows (Delta, Iceberg): fail stops the pipeline, skip does not read them.",
-        "schema_changes": "What to do with new columns (Delta, Iceberg): fail stops the pipeline, add passes them to joins and targets, ignore does not read them.",
-        "max_offsets_per_trigger": "The maximum number of records per epoch.",
-        "on_data_loss": "What to do if the next offsets no longer exist: fail, or skip to the oldest offsets that exist.",
-        "commit_group": "A consumer group that receives the offsets after each commit, for lag monitors.",
-        "max_messages_per_trigger": "The maximum number of messages per epoch.",
-        "lateness_ms": "Overrides the lateness of the window or join for this source.",
-    },
     Transform: {
         "sql": "Row-wise SQL over the view `source`; it must select the columns that the window or join needs, and keep _event_ts. Without a window or join, it defines the results.",
         "on_error": "What to do with bad rows: stop the pipeline, drop and count them, or send them to [dead_letter].",
@@ -100,14 +75,6 @@ TEXTS: Mapping[type[Spec], Mapping[str, str]] = {
     Stage: {
         "name": "The name by which other stages refer to this stage.",
         "from": "What the stage reads: a source, a stage above it, or a list of them; by default, the stage directly above.",
-    },
-    Lookup: {
-        "connection": "The name of one of the [connections] of kind files.",
-        "query": "A path or glob.",
-        "format": "The format of the files; by default, it is derived from the file extension.",
-        "schema": "The columns and their types, as Spark DDL.",
-        "options": "Options of Spark's reader.",
-        "refresh_interval_ms": "How often the files are read again.",
     },
     Window: {
         **_TIMES,
@@ -127,21 +94,6 @@ TEXTS: Mapping[type[Spec], Mapping[str, str]] = {
         "window_start_column": "The name of the column for the start of the window.",
         "window_end_column": "The name of the column for the end of the window.",
         "aggregations": "What is computed per window and key: [[transform.window.aggregations]].",
-    },
-    Aggregation: {
-        "agg": 'A built-in aggregation, or the import path of your own: "package.module:Class".',
-        "column": "The column to aggregate. Without a column, count counts rows.",
-        "as": "The name of the output column.",
-        "by": "The column that orders the rows (min_by, max_by).",
-        "on_overflow": "What to do if the result does not fit its type (sum, avg): stop the pipeline, or return NULL.",
-        "mode": "How distinct values are counted: approximate (HLL), or exact with a limit (count_distinct).",
-        "max_distinct_values_per_group": "The maximum number of values kept per key (exact count_distinct, top_k).",
-        "max_values_per_group": "The maximum number of values kept per key (collect_set, collect_list).",
-        "hll_precision": "The precision, from 4 to 18; each step doubles the memory (approximate count_distinct).",
-        "quantile": "The quantile, from 0 to 1 (approx_quantile).",
-        "k": "The number of values (top_k), or the accuracy (approx_quantile).",
-        "columns": "The column for each input of a custom aggregation.",
-        "options": "Arguments for the class of a custom aggregation.",
     },
     Join: {
         **_TIMES,
@@ -165,34 +117,15 @@ TEXTS: Mapping[type[Spec], Mapping[str, str]] = {
         "max_rows_per_key": "The maximum number of rows kept per key and side.",
         "on_state_cap": "What to do at the limit: stop the pipeline, or drop and count the oldest row.",
     },
-    Target: {
-        "name": "The name of the target in errors, commands and metrics; by default, the name of its stage.",
-        "from": "The stage whose results are written; by default, the last stage.",
-        "connection": "The name of one of the [connections].",
-        "path": "The directory to write to (files, Delta).",
-        "format": "The format of the files to write.",
-        "table": "The table: name or schema.name (Postgres), namespace.name (Iceberg). It is created if it does not exist.",
-        "topic": "The topic to write to (Kafka).",
-        "mode": "merge replaces the rows of a window, append only appends rows (Delta, Iceberg).",
-        "delivery": "exactly_once writes in Kafka transactions.",
-        "value_format": "The encoding of the values (Kafka).",
-        "create": "Whether a start creates a missing topic (Kafka); true by default.",
-        "partitions": "The number of partitions of a topic that is created at startup (Kafka); by default, the broker decides.",
-        "key_columns": "The columns of the record key (Kafka); by default, the identity of a window.",
-    },
 }
 
 _DOC_LINKS: Mapping[type[Spec], DocLink] = {
     Pipeline: f"{_KEYS}#the-pipeline",
     Connection: f"{_KEYS}#connections",
-    Source: f"{_KEYS}#sources",
     Transform: f"{_KEYS}#transform",
     Stage: f"{_KEYS}#stages",
-    Lookup: f"{_KEYS}#transform",
     Window: f"{_KEYS}#windows",
-    Aggregation: f"{_KEYS}#aggregations",
     Join: f"{_KEYS}#joins",
-    Target: f"{_KEYS}#target-and-dead-letters",
 }
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from itertools import combinations
 from typing import Any
 
-from slackwater.config.aggregation import _BELONGS, _NEEDS, AGGREGATES, Aggregation
+from slackwater.config.aggregation import AGGREGATES, Aggregation
 from slackwater.config.config_key_docs import describe_config_key, doc_link
 from slackwater.config.connection import Connection
 from slackwater.config.connector_description import CONNECTORS
@@ -316,8 +316,9 @@ def _aggregation_rules() -> list[Schema]:
     rules: list[Schema] = []
     for agg in (*AGGREGATES, "count_col"):
         needs = [] if agg == "count" else [column]
-        needs += [{"required": [key]} for key, _ in _NEEDS.get(agg, ())]
-        others = _forbid_keys(key for key, aggs in _BELONGS.items() if agg not in aggs)
+        kinds = {key: declared.kinds for key, declared in Aggregation.KEYS.items() if declared.kinds}
+        needs += [{"required": [key]} for key, of_key in kinds.items() if of_key.get(agg)]
+        others = _forbid_keys(key for key, of_key in kinds.items() if agg not in of_key)
         rules.append(_if_value({"const": agg}, {**({"allOf": needs} if needs else {}), **others}, *names))
     exact = {"required": ["max_distinct_values_per_group"]}
     rough = _forbid_keys(["max_distinct_values_per_group"])
@@ -326,8 +327,7 @@ def _aggregation_rules() -> list[Schema]:
     bounded = {"if": is_exact, "then": exact, "else": {"if": unknown, "else": rough}}
     rules.append(_if_value({"const": "count_distinct"}, bounded, *names))
     rules.append(_if_value({"const": "approx_quantile"}, {"properties": {"k": {"minimum": 8}}}, *names))
-    builtin_keys = [key for key in _BELONGS if key not in ("columns", "options")]
-    custom_rules = _forbid_keys([*builtin_keys, "column", spelled["column"]])
+    custom_rules = _forbid_keys([*Aggregation.builtin_keys(), "column", spelled["column"]])
     rules.append(_if_value({"type": "string", "pattern": f"^{PATH.pattern}$"}, custom_rules, *names))
     no_time = {"not": {"pattern": "^_[Ee][Vv][Ee][Nn][Tt]_[Tt][Ss]$"}}
     rules.append({"properties": dict.fromkeys(("as", spelled["as"]), no_time)})

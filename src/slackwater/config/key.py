@@ -120,11 +120,11 @@ def declare_attribute(
     *,
     default: Any = ...,
     default_factory: Callable[[], Any] | None = None,
-    exclude: bool = False,
+    repr: bool = True,
     init: Literal[False] = False,
 ) -> Any:
     """Declare an attribute that no key sets. The constructor has no argument for it."""
-    return _FIELD(default=default, default_factory=default_factory, exclude=exclude)
+    return _FIELD(default=default, default_factory=default_factory, repr=repr)
 
 
 def declare_with_unit(*, default: None) -> Any:

@@ -7,22 +7,27 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, ClassVar
-
-from pydantic import Field
+from typing import Any, ClassVar
 
 from slackwater.config import connector_keys
 from slackwater.config.connection import Connection, connection_or_name
 from slackwater.config.connector_description import CONNECTORS, kinds_with_source_key, metadata_columns
 from slackwater.config.groupable_columns import ROW_BY_ROW, GroupableColumns
+from slackwater.config.key import (
+    Converted,
+    Milliseconds,
+    Settings,
+    WithUnit,
+    declare_attribute,
+    declare_key,
+    declare_with_unit,
+)
 from slackwater.config.message_format import EnvString, format_key, format_value, value_mismatch
 from slackwater.config.spec_base import Problem, Spec, Values
 from slackwater.config.sql import ddl
 from slackwater.config.value_parsers import (
-    Duration,
     InvalidTableError,
     InvalidValueError,
-    ValueParser,
     accept_anything,
     attach_json_schema,
     choice_parser,
@@ -106,99 +111,105 @@ class StageOutputRef:
 
 
 class Source(Spec):
-    """A stream of rows from a connection, or any streaming DataFrame (`dataframe=`, Python only).
+    """A stream of rows from a connection, or any streaming DataFrame (`dataframe=`, Python only)."""
 
-    - `query`: a path or glob; a Kafka topic, several topics separated by commas, or "pattern:…"; a queue, stream or
-      subscription; the directory of a Delta table; the name of an Iceberg table.
-    - `name`: the name of the source; the query by default.
-    - `lateness`: the lateness of this source, if it differs from that of the step.
-    """
-
-    name: str = ""
-    connection: str | Connection | None = None
-    query: str | None = None
-    format: str | None = None
-    schema_: str | None = Field(default=None, alias="schema")
-    options: Mapping[str, str] = Field(default_factory=dict)
-    max_files_per_trigger: int | None = None
-    payload_format: str | None = None
-    avro_schema_file: str | None = None
-    protobuf_schema_file: str | None = None
-    protobuf_message: str | None = None
-    starting_offsets: str | Mapping[str, Mapping[str, int]] | None = None
-    starting_version: int | None = None
-    on_rewrite: str | None = None
-    schema_changes: str | None = None
-    max_offsets_per_trigger: int | None = None
-    on_data_loss: str | None = None
-    commit_group: str | None = None
-    max_messages_per_trigger: int | None = None
-    lateness_ms: int | None = None
-    connector_keys: Mapping[str, Any] = Field(default_factory=dict)  # see `config.connector_keys`
-    dataframe: Any = Field(default=None, exclude=True)
-
-    if TYPE_CHECKING:  # accepted types of arguments; the attributes hold the parsed values
-
-        def __init__(
-            self,
-            *,
-            name: str = "",
-            connection: str | Connection | None = None,
-            query: str | None = None,
-            format: str | None = None,
-            schema: str | None = None,
-            options: Mapping[str, str | float] = ...,
-            max_files_per_trigger: int | None = None,
-            payload_format: str | None = None,
-            avro_schema_file: str | None = None,
-            protobuf_schema_file: str | None = None,
-            protobuf_message: str | None = None,
-            starting_offsets: str | Mapping[str, Mapping[str, int]] | None = None,
-            starting_version: int | None = None,
-            on_rewrite: str | None = None,
-            schema_changes: str | None = None,
-            max_offsets_per_trigger: int | None = None,
-            on_data_loss: str | None = None,
-            commit_group: str | None = None,
-            max_messages_per_trigger: int | None = None,
-            lateness_ms: Duration | None = None,
-            lateness: str | None = None,
-            dataframe: Any = None,
-        ) -> None: ...
-
-    PARSERS: ClassVar[Mapping[str, ValueParser]] = {
-        "name": parse_text,
-        "connection": connection_or_name,
-        "query": parse_text,
-        "format": choice_parser(*FORMATS),
-        "schema": parse_text,
-        "options": reader_options,
-        "max_files_per_trigger": integer_parser(1),
-        "payload_format": choice_parser(*PAYLOADS),
-        "avro_schema_file": parse_text,
-        "protobuf_schema_file": parse_text,
-        "protobuf_message": parse_text,
-        "starting_offsets": parse_offsets,
-        "starting_version": integer_parser(0),
-        "on_rewrite": choice_parser("fail", "skip"),
-        "schema_changes": choice_parser("fail", "add", "ignore"),
-        "max_offsets_per_trigger": integer_parser(1),
-        "on_data_loss": choice_parser("fail", "skip"),
-        "commit_group": parse_text,
-        "max_messages_per_trigger": integer_parser(1),
-        "lateness_ms": duration_parser(0),
-        "dataframe": accept_anything,
-    }
-    ATTRIBUTES: ClassVar[Mapping[str, str]] = {"schema": "schema_"}
-    SUGGESTIONS: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("topic", "topics", "queue", "stream", "subscription", "path", "table"), "query"
+    name: str = declare_key(
+        parse_text, "The name of the source in joins, metrics and state; by default, its query.", default=""
     )
-    PYTHON_ONLY: ClassVar[Mapping[str, str]] = {"dataframe": "give a connection, a query and a format"}
-    KEYS_BY_KIND: ClassVar[tuple[str, ...]] = (  # attributes that only some kinds of connection support
-        *("format", "max_files_per_trigger", "schema_", "payload_format", *SCHEMA_FILES.values(), "protobuf_message"),
-        *("starting_offsets", "starting_version", "on_rewrite", "schema_changes", "max_offsets_per_trigger"),
-        *("on_data_loss", "commit_group", "max_messages_per_trigger"),
+    connection: str | Connection | None = declare_key(
+        connection_or_name, "The name of one of the [connections].", default=None
     )
+    query: str | None = declare_key(
+        parse_text,
+        'What to read: a path or glob; Kafka topics, separated by commas, or "pattern:…"; a queue, stream or subscription; a table.',
+        default=None,
+        elsewhere=("topic", "topics", "queue", "stream", "subscription", "path", "table"),
+    )
+    format: str | None = declare_key(
+        choice_parser(*FORMATS), "The format of the files.", default=None, of_connectors=True
+    )
+    schema_: str | None = declare_key(
+        parse_text,
+        "The columns and their types, as Spark DDL: user_id STRING, ts TIMESTAMP. Without it, the schema is inferred once.",
+        default=None,
+        alias="schema",
+        of_connectors=True,
+    )
+    options: Settings = declare_key(reader_options, "Options of Spark's reader.", default_factory=dict)
+    max_files_per_trigger: int | None = declare_key(
+        integer_parser(1),
+        "The maximum number of files per epoch, in order of modification time; for Delta and Iceberg, in order of version.",
+        default=None,
+        of_connectors=True,
+    )
+    payload_format: str | None = declare_key(
+        choice_parser(*PAYLOADS), "How records and messages are decoded.", default=None, of_connectors=True
+    )
+    avro_schema_file: str | None = declare_key(
+        parse_text, "A file with the Avro schema of the payload.", default=None, of_connectors=True
+    )
+    protobuf_schema_file: str | None = declare_key(
+        parse_text,
+        "A .proto file, or a descriptor set, with the message of the payload.",
+        default=None,
+        of_connectors=True,
+    )
+    protobuf_message: str | None = declare_key(
+        parse_text,
+        "The full name of the message; by default, the first message in its file.",
+        default=None,
+        of_connectors=True,
+    )
+    starting_offsets: str | Mapping[str, Mapping[str, int]] | None = declare_key(
+        parse_offsets,
+        "Where a new pipeline begins: earliest, latest, or offsets by topic and partition.",
+        default=None,
+        of_connectors=True,
+    )
+    starting_version: int | None = declare_key(
+        integer_parser(0),
+        "The version (Delta) or snapshot ID (Iceberg) whose rows a new pipeline reads first.",
+        default=None,
+        of_connectors=True,
+    )
+    on_rewrite: str | None = declare_key(
+        choice_parser("fail", "skip"),
+        "What to do with versions that remove or rewrite rows (Delta, Iceberg): fail stops the pipeline, skip does not read them.",
+        default=None,
+        of_connectors=True,
+    )
+    schema_changes: str | None = declare_key(
+        choice_parser("fail", "add", "ignore"),
+        "What to do with new columns (Delta, Iceberg): fail stops the pipeline, add passes them to joins and targets, ignore does not read them.",
+        default=None,
+        of_connectors=True,
+    )
+    max_offsets_per_trigger: int | None = declare_key(
+        integer_parser(1), "The maximum number of records per epoch.", default=None, of_connectors=True
+    )
+    on_data_loss: str | None = declare_key(
+        choice_parser("fail", "skip"),
+        "What to do if the next offsets no longer exist: fail, or skip to the oldest offsets that exist.",
+        default=None,
+        of_connectors=True,
+    )
+    commit_group: str | None = declare_key(
+        parse_text,
+        "A consumer group that receives the offsets after each commit, for lag monitors.",
+        default=None,
+        of_connectors=True,
+    )
+    max_messages_per_trigger: int | None = declare_key(
+        integer_parser(1), "The maximum number of messages per epoch.", default=None, of_connectors=True
+    )
+    lateness_ms: Milliseconds[int | None] = declare_key(
+        duration_parser(0), "Overrides the lateness of the window or join for this source.", default=None
+    )
+    lateness: WithUnit = declare_with_unit(default=None)
+    dataframe: Any = declare_key(accept_anything, default=None, python_only="give a connection, a query and a format")
+    connector_keys: Mapping[str, Any] = declare_attribute(default_factory=dict)  # see `config.connector_keys`
+
+    DOC_LINK: ClassVar[str] = "docs/configuration.md#sources"
 
     @classmethod
     def read(cls, data: Values, file: str, path: str, problems: list[str]) -> tuple[Values, set[str]]:
@@ -232,7 +243,13 @@ class Source(Spec):
         if "dataframe" in values:
             if "name" not in values and "name" not in wrong:
                 yield "name", "missing; a DataFrame source needs a name"
-            for key in ("connection", "query", "options", *cls.KEYS_BY_KIND, *values.get("connector_keys", ())):
+            for key in (
+                "connection",
+                "query",
+                "options",
+                *cls.connector_attributes(),
+                *values.get("connector_keys", ()),
+            ):
                 if key in values or key in values.get("connector_keys", ()):
                     yield (
                         key.rstrip("_"),
@@ -252,7 +269,7 @@ class Source(Spec):
     def check_kind(cls, kind: str, values: Mapping[str, Any], wrong: frozenset[str]) -> Iterator[Problem]:
         """Yield a problem for each key that does not apply to this kind of connection."""
         supported = CONNECTORS[kind].keys
-        for key in cls.KEYS_BY_KIND:
+        for key in cls.connector_attributes():
             if values.get(key) is not None and key not in supported and key.rstrip("_") not in wrong:
                 named = " or ".join(format_value(k) for k in kinds_with_source_key(key))
                 yield (
@@ -325,49 +342,32 @@ def _schema_problems(schema: str) -> Iterator[Problem]:
 
 
 class Lookup(Spec):
-    """A small table that the SQL may join by name. It is read again every `refresh_interval`.
+    """A small table that the SQL may join by name. It is read again every `refresh_interval`."""
 
-    `format`: by default, the format that the file's suffix implies.
-    """
+    connection: str | Connection = declare_key(
+        connection_or_name,
+        "The name of one of the [connections] of kind files.",
+        required="name one of the [connections]",
+    )
+    query: str = declare_key(parse_text, "A path or glob.", required='a path or glob, as in "data/users.parquet"')
+    format: Converted[str | None, str] = declare_key(
+        choice_parser(*FORMATS),
+        "The format of the files; by default, it is derived from the file extension.",
+        default=None,
+    )
+    schema_: str | None = declare_key(
+        parse_text, "The columns and their types, as Spark DDL.", default=None, alias="schema"
+    )
+    options: Settings = declare_key(reader_options, "Options of Spark's reader.", default_factory=dict)
+    refresh_interval_ms: Milliseconds[int] = declare_key(
+        duration_parser(1), "How often the files are read again.", default=60_000
+    )
+    refresh_interval: WithUnit = declare_with_unit(default=None)
 
-    connection: str | Connection
-    query: str
-    format: str
-    schema_: str | None = Field(default=None, alias="schema")
-    options: Mapping[str, str] = Field(default_factory=dict)
-    refresh_interval_ms: int = 60_000
-
-    if TYPE_CHECKING:  # accepted types of arguments; the attributes hold the parsed values
-
-        def __init__(
-            self,
-            *,
-            connection: str | Connection,
-            query: str,
-            format: str | None = None,
-            schema: str | None = None,
-            options: Mapping[str, str | float] = ...,
-            refresh_interval_ms: Duration = 60_000,
-            refresh_interval: str | None = None,
-        ) -> None: ...
-
-    PARSERS: ClassVar[Mapping[str, ValueParser]] = {
-        "connection": connection_or_name,
-        "query": parse_text,
-        "format": choice_parser(*FORMATS),
-        "schema": parse_text,
-        "options": reader_options,
-        "refresh_interval_ms": duration_parser(1),
-    }
-    ATTRIBUTES: ClassVar[Mapping[str, str]] = {"schema": "schema_"}
-    REQUIRED: ClassVar[tuple[str, ...]] = ("connection", "query")
+    DOC_LINK: ClassVar[str] = "docs/configuration.md#transform"
 
     def derived(self) -> Values:
         return {"format": _guess_format(self.query)}
-
-    @classmethod
-    def missing_hint(cls, key: str) -> str:
-        return "name one of the [connections]" if key == "connection" else 'a path or glob, as in "data/users.parquet"'
 
     @classmethod
     def read(cls, data: Values, file: str, path: str, problems: list[str]) -> tuple[Values, set[str]]:

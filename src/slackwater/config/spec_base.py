@@ -216,6 +216,11 @@ class Spec(BaseModel, metaclass=SpecMeta):
         return values, wrong | {key for key, _ in conflicts}
 
     @classmethod
+    def connector_attributes(cls) -> list[str]:
+        """Return the attributes of the keys that only some connectors have."""
+        return [cls.ATTRIBUTES.get(name, name) for name, k in cls.KEYS.items() if k.of_connectors]
+
+    @classmethod
     def is_connector_key(cls, key: str) -> bool:
         """Return whether a key belongs to the connector of this source or target, which checks its value later."""
         return False

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, ClassVar
-
-from pydantic import Field
+from typing import Any, ClassVar
 
 from slackwater.config import connector_keys
 from slackwater.config.connection import Connection, connection_or_name
 from slackwater.config.connector_description import CONNECTORS, kinds_with_target_key
-from slackwater.config.key import Milliseconds, Settings, WithUnit, declare_key, declare_with_unit
+from slackwater.config.key import (
+    Milliseconds,
+    OptionalTexts,
+    Settings,
+    WithUnit,
+    declare_attribute,
+    declare_key,
+    declare_with_unit,
+)
 from slackwater.config.message_format import format_value, value_mismatch
 from slackwater.config.spec_base import Problem, Spec, Values
 from slackwater.config.step_base import StepBase
 from slackwater.config.value_parsers import (
-    ValueParser,
     choice_parser,
     duration_parser,
     integer_parser,
@@ -32,85 +37,71 @@ OBJECTS = ("s3", "gs", "abfss")  # URL schemes of object stores
 
 
 class Target(Spec):
-    """Where rows go: files or a Delta table (`path`), a Postgres or Iceberg `table`, a Kafka `topic`, or the console.
+    """Where rows go: files or a Delta table (`path`), a Postgres or Iceberg `table`, a Kafka `topic`, or the console."""
 
-    - `from_`: the stage whose results the target receives; the last one by default.
-    - `name`: the name of the target; by default, the name of that stage.
-    """
-
-    name: str | None = None
-    from_: str | None = Field(default=None, alias="from")
-    connection: str | Connection
-    path: str | None = None
-    format: str | None = None
-    table: str | None = None
-    topic: str | None = None
-    mode: str | None = None
-    delivery: str | None = None
-    value_format: str | None = None
-    key_columns: tuple[str, ...] | None = None
-    create: bool | None = None
-    partitions: int | None = None
-    connector_keys: Mapping[str, Any] = Field(default_factory=dict)  # see `config.connector_keys`
-
-    if TYPE_CHECKING:  # accepted types of arguments; the attributes hold the parsed values
-
-        def __init__(
-            self,
-            *,
-            name: str | None = None,
-            from_: str | None = None,
-            connection: str | Connection,
-            path: str | None = None,
-            format: str | None = None,
-            table: str | None = None,
-            topic: str | None = None,
-            mode: str | None = None,
-            delivery: str | None = None,
-            value_format: str | None = None,
-            key_columns: Sequence[str] | None = None,
-            create: bool | None = None,
-            partitions: int | None = None,
-        ) -> None: ...
-
-    PARSERS: ClassVar[Mapping[str, ValueParser]] = {
-        "name": parse_text,
-        "from": parse_text,
-        "connection": connection_or_name,
-        "path": parse_text,
-        "format": choice_parser("parquet", "json", "csv"),
-        "table": parse_text,
-        "topic": parse_text,
-        "mode": choice_parser("merge", "append"),
-        "delivery": choice_parser("at_least_once", "exactly_once"),
-        "value_format": choice_parser("json", "avro"),
-        "key_columns": parse_texts,
-        "create": parse_flag,
-        "partitions": integer_parser(1, 100_000),
-    }
-    ATTRIBUTES: ClassVar[Mapping[str, str]] = {"from": "from_"}
-    KEYS_BY_KIND: ClassVar[tuple[str, ...]] = (  # keys that only some kinds of connection support
-        *(
-            "path",
-            "format",
-            "table",
-            "topic",
-            "mode",
-            "delivery",
-            "value_format",
-            "key_columns",
-            "create",
-            "partitions",
-        ),
+    name: str | None = declare_key(
+        parse_text,
+        "The name of the target in errors, commands and metrics; by default, the name of its stage.",
+        default=None,
     )
-    REQUIRED: ClassVar[tuple[str, ...]] = ("connection",)
+    from_: str | None = declare_key(
+        parse_text, "The stage whose results are written; by default, the last stage.", default=None
+    )
+    connection: str | Connection = declare_key(
+        connection_or_name, "The name of one of the [connections].", required="name one of the [connections]"
+    )
+    path: str | None = declare_key(
+        parse_text, "The directory to write to (files, Delta).", default=None, of_connectors=True
+    )
+    format: str | None = declare_key(
+        choice_parser("parquet", "json", "csv"), "The format of the files to write.", default=None, of_connectors=True
+    )
+    table: str | None = declare_key(
+        parse_text,
+        "The table: name or schema.name (Postgres), namespace.name (Iceberg). It is created if it does not exist.",
+        default=None,
+        of_connectors=True,
+    )
+    topic: str | None = declare_key(parse_text, "The topic to write to (Kafka).", default=None, of_connectors=True)
+    mode: str | None = declare_key(
+        choice_parser("merge", "append"),
+        "merge replaces the rows of a window, append only appends rows (Delta, Iceberg).",
+        default=None,
+        of_connectors=True,
+    )
+    delivery: str | None = declare_key(
+        choice_parser("at_least_once", "exactly_once"),
+        "exactly_once writes in Kafka transactions.",
+        default=None,
+        of_connectors=True,
+    )
+    value_format: str | None = declare_key(
+        choice_parser("json", "avro"), "The encoding of the values (Kafka).", default=None, of_connectors=True
+    )
+    key_columns: OptionalTexts = declare_key(
+        parse_texts,
+        "The columns of the record key (Kafka); by default, the identity of a window.",
+        default=None,
+        of_connectors=True,
+    )
+    create: bool | None = declare_key(
+        parse_flag,
+        "Whether a start creates a missing topic (Kafka); true by default.",
+        default=None,
+        of_connectors=True,
+    )
+    partitions: int | None = declare_key(
+        integer_parser(1, 100_000),
+        "The number of partitions of a topic that is created at startup (Kafka); by default, the broker decides.",
+        default=None,
+        of_connectors=True,
+    )
+    connector_keys: Mapping[str, Any] = declare_attribute(default_factory=dict)  # see `config.connector_keys`
+
+    DOC_LINK: ClassVar[str] = "docs/configuration.md#target-and-dead-letters"
 
     def derived(self) -> Values:
         return {"format": "parquet"} if self.format == "parquet" else {}
-
-    @classmethod
-    def missing_hint(cls, key: str) -> str:
-        return "name one of the [connections]"
 
     def upserts(self, kind: str, step: StepBase | None) -> bool:
         """Return whether a target on a connection of this kind replaces the rows of a window.
@@ -131,7 +122,7 @@ class Target(Spec):
         """Yield a problem for each key that does not apply to this kind of connection."""
         needed, target_text = CONNECTORS[kind].required_target_key or ("", "")
         missing = bool(needed) and values.get(needed) is None and needed not in wrong
-        for key in cls.KEYS_BY_KIND:
+        for key in cls.connector_attributes():
             if values.get(key) is not None and key not in CONNECTORS[kind].target_keys and key not in wrong:
                 named, advice = " or ".join(format_value(k) for k in kinds_with_target_key(key)), "remove it"
                 if missing and key in ("path", "table", "topic"):  # report each mistake on one line
@@ -156,14 +147,8 @@ class Target(Spec):
 class StateStore(Spec):
     """Where the state is stored: `files`, `postgres` or `in_memory`.
 
-    - `kind`: `files` (a directory, or a URL of an object store), `postgres` (a database) or `in_memory` (lost when the
-      process ends).
-    - `shards`: the number of shards of the state; one per core by default. It may change between runs.
-    - `schema` (postgres): the schema of its tables.
-    - `path` (postgres): the directory for Spark's checkpoints, which only sources that cannot seek need; a temporary
-      directory by default.
-    - `options` (if `path` is a URL): settings for access to the object store, under the names that obstore uses
-      (`region`, `endpoint`, …). Missing options come from the environment or the role of the machine.
+    `path` in Postgres: the directory for Spark's checkpoints, which only sources that cannot seek need; a temporary
+    directory by default. Missing `options` come from the environment or the role of the machine.
     """
 
     kind: str = declare_key(
