@@ -3,7 +3,7 @@
     topic: str | None = declare_key(parse_text, "The topic to write to (Kafka).", default=None)
 
 The signature of the constructor (for editors and type checkers), validation, error lines, the JSON Schema and
-docs/keys.md are derived from this declaration. See ADR 50.
+docs/keys.md are derived from this declaration.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ OptionalTexts = Converted[Sequence[str] | None, tuple[str, ...] | None]
 Settings = Converted[Mapping[str, str | float] | None, Mapping[str, str]]
 
 
-_FIELD: Callable[..., Any] = Field  # its overloads exclude a default beside a factory, which may be None here
+_FIELD: Callable[..., Any] = Field  # its overloads exclude a default next to a factory, which may be None here
 
 
 @dataclass(frozen=True, eq=False)

@@ -76,8 +76,8 @@ class Spec(BaseModel, metaclass=SpecMeta):
         declared = declared_keys(cls)
         if not declared:
             return
-        own = {name: k for name, (_, k) in declared.items() if k is not cls.KEYS.get(name)}
-        keys = own | {name: k for name, k in cls.KEYS.items() if name not in own}
+        added = {name: k for name, (_, k) in declared.items() if k is not cls.KEYS.get(name)}
+        keys = added | {name: k for name, k in cls.KEYS.items() if name not in added}
         cls.KEYS = {"kind": keys["kind"]} | keys if "kind" in keys else keys
         cls.PARSERS = {name: k.parse for name, k in cls.KEYS.items()}
         cls.ATTRIBUTES = {name: attribute for name, (attribute, _) in declared.items() if name != attribute}
