@@ -23,7 +23,9 @@ from slackwater.config.pipeline_checks import (
     check_source_names,
     check_standalone_results,
     check_state_store,
-    resolve_connection,
+)
+from slackwater.config.pipeline_checks import (
+    resolve_connection as resolve_connection,
 )
 from slackwater.config.source import Lookup, Source, StageOutputRef
 from slackwater.config.spec_base import Problem, Spec, Values, table_list_parser, table_parser
