@@ -58,7 +58,7 @@ def as_avro(records: list[dict[str, Any]]) -> list[bytes]:
 
 
 def as_protobuf(records: list[dict[str, Any]]) -> list[bytes]:
-    from slackwater.connectors.payloads.protobuf_schema import from_texts
+    from slackwater.connectors.payloads.protobuf import from_texts
 
     pool = descriptor_pool.DescriptorPool()
     for file in descriptor_pb2.FileDescriptorSet.FromString(from_texts(PROTO, {}).data).file:
@@ -77,8 +77,8 @@ def main() -> None:
     import pyspark
 
     from slackwater.config.source import Source
+    from slackwater.connectors.payloads import create_payload
     from slackwater.connectors.payloads.base import RawRecords
-    from slackwater.connectors.payloads.payload_factory import create_payload
     from slackwater.spark.sessions import maven_packages, spark_session
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

@@ -25,7 +25,7 @@ from benchmarks.cases import REOPEN_STREAM, REOPEN_WINDOWS, SLACKWATER, WARM_UP,
 from benchmarks.data import generate
 from benchmarks.figures import machine, summarize_runs
 from benchmarks.worker_process import run_worker
-from slackwater.connectors.console.target import ConsoleTarget
+from slackwater.connectors.console.connector import ConsoleTarget
 from slackwater.connectors.source import Batch
 from slackwater.core.schema import Field
 from slackwater.engine.epoch_driver import DriverCallbacks, EpochDriver

@@ -123,7 +123,7 @@ def _render_for_terminal(value: object) -> str:
 
 
 def _built_in_connectors() -> Mapping[str, str]:
-    from slackwater.connectors.built_in import DESCRIPTIONS
+    from slackwater.connectors import DESCRIPTIONS
 
     return DESCRIPTIONS
 

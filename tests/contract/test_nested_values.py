@@ -23,7 +23,7 @@ from tests.support.script import RowsInput, run_local
 
 from slackwater.config.custom_aggregator import Aggregator
 from slackwater.config.window import Aggregation, Window
-from slackwater.connectors.console.target import ConsoleTarget
+from slackwater.connectors.console.connector import ConsoleTarget
 from slackwater.connectors.delta.target import DeltaTarget
 from slackwater.connectors.files.target import FilesTarget
 from slackwater.connectors.kafka.rows import KafkaRows, avro_schema

@@ -14,7 +14,7 @@ from tests.support.servers.object_store import S3
 from tests.support.source_tables import COLUMNS, Delta, Iceberg, arrow, row
 
 import slackwater as sw
-from slackwater.connectors.registry import connector_for
+from slackwater.connectors.connector import connector_for
 from slackwater.connectors.tables.planner import TablePlanner
 from slackwater.core.offsets import TableOffsets
 from slackwater.state.commit import SourceRecord

@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 from tests.support.servers.object_store import S3, Fault, FaultyProxy
 
-from slackwater.connectors.console.target import ConsoleTarget
+from slackwater.connectors.console.connector import ConsoleTarget
 from slackwater.connectors.files.output_directory import BucketDirectory, open_directory
 from slackwater.connectors.files.target import FilesTarget
 from slackwater.connectors.target import TargetTable

@@ -26,8 +26,8 @@ from tests.support.topics import Make, Topic, count_rows, minutes
 
 import slackwater as sw
 from slackwater.config.source import Source
+from slackwater.connectors.payloads import create_payload
 from slackwater.connectors.payloads.base import RawRecords
-from slackwater.connectors.payloads.payload_factory import create_payload
 from slackwater.runner.dead_letter_replay import replay_dead_letters
 
 pytestmark = pytest.mark.spark

@@ -8,7 +8,7 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
 
-from slackwater.connectors.payloads.protobuf_schema import ProtoFiles, from_texts, record_prefixes
+from slackwater.connectors.payloads.protobuf import ProtoFiles, from_texts, record_prefixes
 
 FIRST = """
 syntax = "proto3";

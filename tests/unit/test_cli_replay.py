@@ -11,7 +11,7 @@ import pytest
 from slackwater.cli.dlq import parse_epoch_range, summary_lines
 from slackwater.config import toml
 from slackwater.config.late_row_replay_check import describe_replay_limits
-from slackwater.connectors.streaming_sources import DataFrameSource
+from slackwater.connectors.batch_planning import DataFrameSource
 from slackwater.core.dead_letter_schema import SCHEMA
 from slackwater.dead_letters.replay import ReplayResult
 from slackwater.errors import LockHeldError, StartError

@@ -10,8 +10,7 @@ import pytest
 from slackwater.config.connector_description import CONNECTORS, metadata_columns
 from slackwater.config.source import Source
 from slackwater.config.target import Target
-from slackwater.connectors.connector import Connector
-from slackwater.connectors.registry import connector_class
+from slackwater.connectors.connector import Connector, connector_class
 
 
 @pytest.mark.parametrize("kind", CONNECTORS)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slackwater.connectors.files import globs
+from slackwater.connectors.files import directory_listing
 from slackwater.connectors.files.directory_listing import DirectoryListing, is_hidden, to_uri
 
 
@@ -36,7 +36,7 @@ def listed_files(home: Path, pattern: str = "", **more: object) -> list[str]:
     ],
 )
 def test_braces_are_choices(pattern: str, expected: list[str]) -> None:
-    assert globs.expand_braces(pattern) == expected
+    assert directory_listing.expand_braces(pattern) == expected
 
 
 @pytest.mark.parametrize(
@@ -54,13 +54,13 @@ def test_braces_are_choices(pattern: str, expected: list[str]) -> None:
     ],
 )
 def test_patterns_match_as_in_hadoop(pattern: str, yes: list[str], no: list[str]) -> None:
-    assert [n for n in [*yes, *no] if globs.matches_pattern(pattern, n)] == yes
+    assert [n for n in [*yes, *no] if directory_listing.matches_pattern(pattern, n)] == yes
 
 
 @pytest.mark.parametrize("pattern", ["{a", "[a", "a\\", "[z-a]"])
 def test_an_invalid_pattern_is_refused(pattern: str) -> None:
     with pytest.raises(ValueError, match=r"not closed|escapes nothing|is not a pattern"):
-        globs.matches_pattern(pattern, "a")
+        directory_listing.matches_pattern(pattern, "a")
 
 
 def test_hidden_names() -> None:

@@ -15,7 +15,7 @@ from tests.support.source_tables import FORMATS, row
 from tests.support.why_states import SESSION, STORY, run_pipeline
 
 from slackwater.cli.main import main
-from slackwater.connectors.registry import connector_for
+from slackwater.connectors.connector import connector_for
 from slackwater.runner import table_schema_changes
 from slackwater.state.commit import SourceRecord
 from slackwater.storage.arrow_files import file_checksum

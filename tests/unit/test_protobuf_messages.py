@@ -20,9 +20,9 @@ from tests.support.protobuf_records import (
     record_header,
 )
 
-from slackwater.connectors.payloads import protobuf_schema
+from slackwater.connectors.payloads import protobuf
+from slackwater.connectors.payloads.protobuf import ProtoFiles, from_file, from_texts, message_columns
 from slackwater.connectors.payloads.protobuf_rows import ProtobufDecoder, decode_batches
-from slackwater.connectors.payloads.protobuf_schema import ProtoFiles, from_file, from_texts, message_columns
 
 TYPES = """
 syntax = "proto3";
@@ -113,7 +113,7 @@ def test_an_enum_number_that_the_schema_does_not_know_is_its_text() -> None:
 def test_frames_name_the_message_and_the_version() -> None:
     framed_decoder = decoder(
         from_texts(SECOND, NOTES),
-        heads=[*protobuf_schema.record_prefixes(7, (0,)), *protobuf_schema.record_prefixes(300, (0,))],
+        heads=[*protobuf.record_prefixes(7, (0,)), *protobuf.record_prefixes(300, (0,))],
     )
     row, more = {"user": "a", "amount": 1}, {"user": "b", "amount": 2, "note": {"text": "x"}, "kind": "LOOK"}
     long = b"\0\0\0\1\x2c\2\0" + encode_second(more)  # the first message, with an explicit message index
@@ -145,8 +145,8 @@ def test_message_indexes_are_counted_as_producers_count_them() -> None:
     )
     places = {name: place for name, place in files.message_indexes.items() if -1 not in place}
     assert places == {"A": (0,), "A.B": (0, 0), "A.B.C": (0, 0, 0), "D": (1,)}
-    assert protobuf_schema.record_prefixes(1, (0,)) == [b"\0\0\0\0\1\0", b"\0\0\0\0\1\2\0"]
-    assert protobuf_schema.record_prefixes(1, (1, 64)) == [b"\0\0\0\0\1\4\2\x80\1"]
+    assert protobuf.record_prefixes(1, (0,)) == [b"\0\0\0\0\1\0", b"\0\0\0\0\1\2\0"]
+    assert protobuf.record_prefixes(1, (1, 64)) == [b"\0\0\0\0\1\4\2\x80\1"]
 
 
 @pytest.mark.parametrize("broken", [[0], [9_999], [0, 1, 5_000, 9_999], list(range(0, 10_000, 7)), list(range(10_000))])

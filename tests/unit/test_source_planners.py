@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from slackwater.config.source import Source
+from slackwater.connectors.batch_planning import Planners
 from slackwater.connectors.files.planner import FilesPlanner, create_listing
 from slackwater.connectors.files.source import FilesSource
 from slackwater.connectors.kafka.planner import limit_offsets
-from slackwater.connectors.planner_creation import Planners
 from slackwater.connectors.source import SourceUnavailableError
 from slackwater.errors import EpochError, StartError
 from slackwater.runner import polling_loop
@@ -114,13 +114,13 @@ def test_a_file_name_that_is_not_utf8_is_reported_once(tmp_path: Path, caplog: p
 
 @pytest.mark.parametrize("options", [{"latestFirst": "true"}, {"maxBytesPerTrigger": "1g"}, {"cleanSource": "delete"}])
 def test_some_sources_only_spark_can_plan(tmp_path: Path, options: Mapping[str, str]) -> None:
-    assert create_listing(source(str(tmp_path), options=options)) is None
-    assert create_listing(source(str(tmp_path), options={"multiLine": "true"})) is not None
-    assert create_listing(source("s3a://bucket/in")) is None
+    assert create_listing(source(str(tmp_path), options=options).spec) is None
+    assert create_listing(source(str(tmp_path), options={"multiLine": "true"}).spec) is not None
+    assert create_listing(source("s3a://bucket/in").spec) is None
     assert (
-        create_listing(source(f"file://{tmp_path}"))
-        == create_listing(source(f"file:{tmp_path}"))
-        == create_listing(source(str(tmp_path)))
+        create_listing(source(f"file://{tmp_path}").spec)
+        == create_listing(source(f"file:{tmp_path}").spec)
+        == create_listing(source(str(tmp_path)).spec)
     )
 
 

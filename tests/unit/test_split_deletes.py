@@ -12,7 +12,7 @@ from tests.support.script import build_pipeline
 from tests.support.states import driver_of
 
 from slackwater.config.window import Aggregation, Window
-from slackwater.connectors.console.target import ConsoleTarget
+from slackwater.connectors.console.connector import ConsoleTarget
 from slackwater.connectors.files.target import FilesTarget
 from slackwater.connectors.kafka.rows import KafkaRows
 from slackwater.connectors.kafka.target import KafkaTarget

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from tests.support.source_tables import COLUMNS, FORMATS, Delta, Iceberg, row
 
-from slackwater.connectors.registry import connector_for
+from slackwater.connectors.connector import connector_for
 from slackwater.connectors.source import SourceUnavailableError
 from slackwater.connectors.tables.planner import TablePlanner
 from slackwater.core.offsets import TableOffsets, parse_offsets

@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable
 from tests.support.iceberg_tables import open_sql_catalog
 
-from slackwater.connectors.console.target import ConsoleTarget
+from slackwater.connectors.console.connector import ConsoleTarget
 from slackwater.connectors.delta.target import DeltaTarget
 from slackwater.connectors.files.target import FilesTarget
 from slackwater.connectors.kafka.rows import KafkaRows

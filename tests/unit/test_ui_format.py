@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slackwater.connectors.files.backlog import list_files
+from slackwater.connectors.files.directory_listing import DirectoryListing
 from slackwater.ui.blocks.upcoming_closes import CloseBin, UpcomingCloses, count_windows, draw_closes
 
 
@@ -32,4 +32,4 @@ def test_dots_in_a_path_are_resolved_before_links(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     for query in ("in/*.json", "elsewhere/../in/*.json", "link/../in/*.json", "./in/./a.json", "nowhere/../in"):
-        assert list_files(f"{tmp_path}/{query}") == [f"{tmp_path}/in/a.json"], query
+        assert list(DirectoryListing(f"{tmp_path}/{query}").files()) == [f"{tmp_path}/in/a.json"], query

@@ -160,11 +160,11 @@ def test_an_unavailable_source_is_waited_for_no_longer_than_the_limit(
 ) -> None:
     import threading
 
-    from slackwater.connectors.files import backlog as directory_listing
+    from slackwater.connectors.files.directory_listing import DirectoryListing
     from slackwater.ui import backlog_poller
 
     release = threading.Event()
-    monkeypatch.setattr(directory_listing, "list_files", lambda pattern: release.wait() and [])
+    monkeypatch.setattr(DirectoryListing, "files", lambda listing: release.wait() and [])
     monkeypatch.setattr(backlog_poller, "LONGEST_S", 0.01)
     file = config("session", tmp_path)
     run_pipeline(file, draw_script(4))

@@ -4,7 +4,7 @@ kind ─┬─ its classes      the connection in a config, the offsets in a com
       ├─ as a source      keys, columns of each row, whether rows can be read again, where reading begins, texts
       └─ as a target      keys, texts about the location and about writing, delivery guarantee
 
-Each system has its description in `connectors/<system>/description.py`; `core/connector_table.py` finds it by kind.
+Each system has its description in `connectors/<system>/__init__.py`; `core/connector_table.py` finds it by kind.
 """
 
 from __future__ import annotations

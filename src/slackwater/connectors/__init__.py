@@ -1,6 +1,23 @@
-"""Connectors: one folder per system. The `connector.py` of a folder creates and checks the system's sources and target.
+"""Connectors: one folder per system. `__init__.py` describes the system; `connector.py` creates and checks its sources and target.
 
 Two folders serve several systems: `payloads` decodes records, and `tables` contains what Delta and Iceberg share.
 
 May import: config, core, errors, logging, pyspark, secrets, state, storage.
 """
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+# the import paths of the descriptions of built-in connectors, by kind of system
+DESCRIPTIONS: Mapping[str, str] = {
+    "files": "slackwater.connectors.files:FILES",
+    "console": "slackwater.connectors.console:CONSOLE",
+    "kafka": "slackwater.connectors.kafka:KAFKA",
+    "postgres": "slackwater.connectors.postgres:POSTGRES",
+    "delta": "slackwater.connectors.delta:DELTA",
+    "iceberg": "slackwater.connectors.iceberg:ICEBERG",
+    "rabbitmq": "slackwater.connectors.rabbitmq:RABBITMQ",
+    "kinesis": "slackwater.connectors.cloud_queues:KINESIS",
+    "pubsub": "slackwater.connectors.cloud_queues:PUBSUB",
+}

@@ -1,33 +1,62 @@
-"""Base class of the connectors.
+"""Base class of the connectors, and the unread input of a source that they can determine without Spark.
 
 The config has already been checked, so only operations that the kind of system supports are called.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Generic, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, Protocol, TypeVar
 
 from slackwater.config.connection import Connection
+from slackwater.config.connector_description import CONNECTORS
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
 from slackwater.config.state_differences import KeyChange
 from slackwater.config.target import Target as TargetSpec
-from slackwater.connectors.backlog import Question
+from slackwater.connectors.batch_planning import AnySource
 from slackwater.connectors.result_reader import ResultReader
-from slackwater.connectors.streaming_sources import AnySource
 from slackwater.connectors.target import TargetTable, TargetWithMarker, TargetWriter
 from slackwater.connectors.timestamp_parsing import UTC
+from slackwater.core.connector_table import load_object
 from slackwater.core.dead_letter_schema import LetterFilter
 from slackwater.core.offsets import Offsets
 from slackwater.errors import StartError, Topic
 from slackwater.state.commit import SourceRecord
+from slackwater.state.protocol import Snapshot
 
 if TYPE_CHECKING:
     import polars as pl
     from pyspark.sql import SparkSession
 
+
+@dataclass(frozen=True)
+class Backlog:
+    """The unread input of one source, relative to a commit.
+
+    These are the files that the commit does not reference, or the Kafka records between the commit's offsets and the
+    end of each partition. The input is listed first (a `Question`) and compared with a commit afterward (an `Answer`),
+    so one listing can be compared with several commits.
+
+    Args:
+        source: The name of the source.
+        unit: What is counted, "files" or "records".
+        count: The number of unread files or records. None if it is unknown; `problem` then says why.
+        rows: The estimated number of unread rows. For files, the estimate is based on the files that were read so far;
+            without any, it is None.
+        problem: Why `count` is unknown.
+    """
+
+    source: str
+    unit: str
+    count: int | None
+    rows: int | None
+    problem: str | None = None
+
+
+Answer = Callable[[Snapshot], Backlog]  # subtracts what the commit of the snapshot contains
+Question = Callable[[], Answer]  # may raise SlackwaterError, OSError
 C = TypeVar("C", bound=Connection)
 
 
@@ -63,7 +92,7 @@ class Connector(Generic[C]):
         self._unsupported("be asked where that is")
 
     def question(self, spec: Source) -> Question | None:
-        """Return a function that lists the input without Spark, so that its unread part can be counted (see `backlog`).
+        """Return a function that lists the input without Spark, so that its unread part can be counted (see `Backlog`).
 
         None if the system does not support that.
         """
@@ -127,3 +156,13 @@ def source_time_zone(pipeline: Pipeline, spec: Source) -> str:
         if stage_pipeline.input_paths_from(spec.name)
     )
     return next((stage_pipeline.transform.step.event_time_zone for stage_pipeline in readers), None) or UTC
+
+
+def connector_class(kind: str) -> type[Connector[Any]]:
+    """Import the modules for a kind of system, and return its connector class."""
+    connector: type[Connector[Any]] = load_object(CONNECTORS[kind].connector)
+    return connector
+
+
+def connector_for(connection: Connection) -> Connector[Any]:
+    return connector_class(connection.kind)(connection)

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
 from slackwater.connectors import spark_connect
+from slackwater.connectors.batch_planning import DataFrameSource, connect_not_supported_error
 from slackwater.connectors.connector import C, Connector, source_time_zone
+from slackwater.connectors.payloads import create_payload
 from slackwater.connectors.payloads.base import RawRecords
-from slackwater.connectors.payloads.payload_factory import create_payload
-from slackwater.connectors.planner_creation import connect_not_supported_error
-from slackwater.connectors.streaming_sources import DataFrameSource
 from slackwater.core.column_names import quote_identifier
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """The table of connectors: one description per kind of system, loaded when the kind is first used.
 
-built in       kind -> "module:attribute", from `connectors/built_in.py`, which the package `slackwater` registers here
+built in       kind -> "module:attribute", from `connectors/__init__.py`, which the package `slackwater` registers here
 entry points   kind -> "module:attribute", from installed packages (entry-point group `slackwater.connectors`)
 """
 

@@ -11,7 +11,7 @@ import polars as pl
 
 from slackwater.config.connection import ConsoleConnection
 from slackwater.config.pipeline import Pipeline, resolve_connection
-from slackwater.connectors.registry import connector_for
+from slackwater.connectors.connector import connector_for
 from slackwater.core.dead_letter_schema import LETTER, SCHEMA, LetterFilter
 from slackwater.core.schema import Field
 from slackwater.dead_letters.attempt_ledger import COLUMNS, AttemptLedger

@@ -125,7 +125,7 @@ def _resolve(commit: Commit, name: str, position: Position, pipeline: Pipeline |
     current = (kind or (KafkaOffsets if before is None else type(before))).coerce(before)
 
     def ask(word: str | int) -> Offsets:
-        from slackwater.connectors.registry import connector_for  # imported here because it imports all targets
+        from slackwater.connectors.connector import connector_for  # imported here because it imports all targets
 
         assert spec is not None
         assert connection is not None

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline, resolve_connection
+from slackwater.connectors.connector import connector_for
 from slackwater.connectors.delta.reader import read_delta
 from slackwater.connectors.files.reader import read_path
 from slackwater.connectors.postgres.reader import read_postgres, server_address
-from slackwater.connectors.registry import connector_for
 from slackwater.connectors.result_reader import LabeledRows
 from slackwater.errors import StartError, Topic
 from slackwater.evolution.operator_from_state import restore_window

@@ -13,7 +13,7 @@ from __future__ import annotations
 import polars as pl
 
 from slackwater.config.pipeline import Pipeline, resolve_connection
-from slackwater.connectors.registry import connector_for
+from slackwater.connectors.connector import connector_for
 from slackwater.connectors.result_reader import ResultReader
 
 TIMES = ("window_start", "window_end")

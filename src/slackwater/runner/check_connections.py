@@ -9,8 +9,8 @@ from functools import partial
 from slackwater.config.connection import PostgresConnection
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.target import Target as TargetSpec
+from slackwater.connectors.connector import connector_for
 from slackwater.connectors.files import source as files_source
-from slackwater.connectors.registry import connector_for
 from slackwater.core.offsets import ChangedFiles, FileOffsets
 from slackwater.core.paths import file_uri_to_path, is_local
 from slackwater.errors import SlackwaterError, StartError, Topic

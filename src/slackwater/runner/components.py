@@ -10,9 +10,8 @@ from slackwater.config.connection import ConsoleConnection
 from slackwater.config.connector_description import CONNECTORS
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.target import Target as TargetSpec
-from slackwater.connectors.connector import Connector
-from slackwater.connectors.registry import connector_for
-from slackwater.connectors.streaming_sources import AnySource, DataFrameSource
+from slackwater.connectors.batch_planning import AnySource, DataFrameSource
+from slackwater.connectors.connector import Connector, connector_for
 from slackwater.connectors.target import TargetTable, TargetWriter
 from slackwater.core.dead_letter_schema import ADDED, LETTER
 from slackwater.evolution import added_columns

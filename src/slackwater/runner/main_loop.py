@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 
-from slackwater.connectors.planner_creation import create_planners
+from slackwater.connectors.batch_planning import create_planners
 from slackwater.connectors.source import Seekable
 from slackwater.core.offsets import Offsets
 from slackwater.runner import streaming_query

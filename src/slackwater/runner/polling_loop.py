@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from slackwater.connectors import spark_connect
-from slackwater.connectors.planner_creation import Planners
+from slackwater.connectors.batch_planning import Planners
 from slackwater.connectors.source import Batch, PlannedBatch, SourceUnavailableError
 from slackwater.runner import poll_interval
 from slackwater.runner.epoch_execution import EpochExecutor

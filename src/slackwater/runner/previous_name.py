@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from slackwater.config.pipeline import Pipeline, resolve_connection
-from slackwater.connectors.registry import connector_for
+from slackwater.connectors.connector import connector_for
 from slackwater.connectors.target import TargetTable
 from slackwater.errors import StartError, StateError, Topic
 from slackwater.evolution import target_locations

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.target import Target
-from slackwater.connectors.connector import HasPreviousOutput
+from slackwater.connectors.connector import HasPreviousOutput, connector_for
 from slackwater.connectors.files.target import FilesTarget
-from slackwater.connectors.registry import connector_for
 from slackwater.connectors.target import TargetTable
 from slackwater.errors import StartError, Topic
 

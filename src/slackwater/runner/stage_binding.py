@@ -13,7 +13,7 @@ from slackwater.config.lineage import InputPath
 from slackwater.config.message_format import format_value
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.source import Source
-from slackwater.connectors.streaming_sources import AnySource
+from slackwater.connectors.batch_planning import AnySource
 from slackwater.core.column_names import find_reserved_collisions, quote_identifier
 from slackwater.core.schema import Field
 from slackwater.engine.clock_skew import ClockSkewWarnings

@@ -14,8 +14,7 @@ from slackwater.config import sql_check
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.source import Source
 from slackwater.config.state_differences import KeyChange, StateComparison
-from slackwater.connectors.connector import C, Connector
-from slackwater.connectors.registry import connector_for
+from slackwater.connectors.connector import C, Connector, connector_for
 from slackwater.connectors.source import SourceUnavailableError
 from slackwater.errors import SlackwaterError
 from slackwater.evolution import added_columns, commit_from_config

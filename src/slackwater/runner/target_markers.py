@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.target import Target as TargetSpec
+from slackwater.connectors.connector import connector_for
 from slackwater.connectors.files.target import FilesTarget
-from slackwater.connectors.registry import connector_for
 from slackwater.connectors.target import TargetTable, TargetWithMarker
 from slackwater.errors import StartError, StateError, Topic
 from slackwater.evolution import target_locations

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from slackwater.connectors.batch_planning import AnySource
 from slackwater.connectors.source import Seekable
-from slackwater.connectors.streaming_sources import AnySource
 from slackwater.errors import StartError, Topic
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.source import Source
-from slackwater.connectors.backlog import Answer, Backlog, Question
-from slackwater.connectors.registry import connector_for
+from slackwater.connectors.connector import Answer, Backlog, Question, connector_for
 from slackwater.errors import SlackwaterError
 from slackwater.state.protocol import Snapshot
 

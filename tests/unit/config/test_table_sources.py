@@ -81,8 +81,8 @@ def test_a_table_next_to_a_source_that_spark_plans_is_refused_by_name() -> None:
     from types import SimpleNamespace
     from typing import Any
 
-    from slackwater.connectors import planner_creation
-    from slackwater.connectors.streaming_sources import DataFrameSource
+    from slackwater.connectors import batch_planning
+    from slackwater.connectors.batch_planning import DataFrameSource
     from slackwater.connectors.tables.planner import PlannedTableSource
     from slackwater.connectors.tables.source import TableSnapshot
 
@@ -91,8 +91,8 @@ def test_a_table_next_to_a_source_that_spark_plans_is_refused_by_name() -> None:
     sources = [PlannedTableSource(spec, nothing, TableSnapshot(nothing, nothing)), DataFrameSource("queue", nothing)]
     streams: Any = SimpleNamespace(sources=sources)
     with pytest.raises(StartError, match=r'source "t" is a table, which is read without .* but source "queue" needs'):
-        planner_creation.create_planners(streams, nothing, {})
+        batch_planning.create_planners(streams, nothing, {})
     with pytest.raises(
         StartError, match=r'p: source "t" is a table, which Slackwater does not read over Spark Connect yet'
     ):
-        planner_creation.check_spark_connect_support("p", sources)
+        batch_planning.check_spark_connect_support("p", sources)

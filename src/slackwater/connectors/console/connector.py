@@ -1,22 +1,46 @@
-"""Connector for the console, which prints rows without keeping them."""
+"""The console: print each epoch's rows as a table, without keeping them.
+
+Delivery is at least once: printed rows cannot be removed.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+
+import polars as pl
 
 from slackwater.config.connection import ConsoleConnection
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.target import Target as TargetSpec
 from slackwater.connectors.connector import Connector
-from slackwater.connectors.console.target import ConsoleTarget
+from slackwater.connectors.files.target import json_columns
 from slackwater.connectors.result_reader import ResultReader
 from slackwater.connectors.target import TargetTable
 from slackwater.core.dead_letter_schema import LetterFilter
+from slackwater.core.humanize import plural
+from slackwater.core.schema import ANYTHING
 from slackwater.errors import StartError, Topic
 
-if TYPE_CHECKING:
-    import polars as pl
+
+class ConsoleTarget:
+    guarantee = "at least once"
+    upserts = False
+    description = "the console"
+    capacity = ANYTHING
+
+    def open(self) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
+    def publish(self, epoch: int, rows: pl.DataFrame, superseded: pl.DataFrame | None = None, commit: str = "") -> None:
+        with pl.Config(
+            tbl_rows=20, tbl_cols=-1, tbl_hide_dataframe_shape=True, fmt_str_lengths=40, tbl_width_chars=160
+        ):
+            sys.stdout.write(f"epoch {epoch}: {plural(rows.height, 'row')}\n{json_columns(rows)}\n")
+        sys.stdout.flush()
 
 
 class ConsoleConnector(Connector[ConsoleConnection]):

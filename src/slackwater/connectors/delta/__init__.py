@@ -1,1 +1,28 @@
-"""Delta tables as sources and targets. The library deltalake writes them; this package reads their log itself."""
+"""Delta tables as sources and targets: the description of their connector.
+
+The library deltalake writes the tables; `log.py` reads their log.
+"""
+
+from __future__ import annotations
+
+from slackwater.config.connection import DeltaConnection
+from slackwater.config.connector_description import ConnectorDescription, absolute_path
+from slackwater.connectors.tables import describe_table_source
+from slackwater.core.paths import path_dataset
+
+DELTA = ConnectorDescription(
+    kind="delta",
+    connection=DeltaConnection,
+    connector="slackwater.connectors.delta.connector:DeltaConnector",
+    **describe_table_source("Delta", "versions"),
+    query_is_path=True,
+    source_datasets=lambda connection, query: [path_dataset(query)],
+    target_keys=("path", "mode"),
+    required_target_key=("path", 'a delta target needs a directory, as in "lake/sessions"'),
+    location_text=lambda t: f'Delta table "{absolute_path(t.path)}"',
+    write_text=lambda t, adds, within: (
+        f'Delta table "{absolute_path(t.path)}", {"append" if adds else t.mode or "merge"}'
+    ),
+    append_only_text='a delta target with mode = "append"',
+    target_dataset=lambda connection, t: path_dataset(t.path or ""),
+)

@@ -1,4 +1,7 @@
-"""Plan file sources without Spark: list the directory and take new files, oldest first, up to a limit per epoch."""
+"""Plan file sources without Spark: list the directory and take new files, oldest first, up to a limit per epoch.
+
+The same listing counts the unread files.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,23 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slackwater.config.source import Source
+from slackwater.connectors.connector import Answer, Backlog
 from slackwater.connectors.files import directory_listing
 from slackwater.connectors.files import source as files_source
 from slackwater.connectors.files.directory_listing import DirectoryListing
 from slackwater.connectors.files.source import FileEntry, FilesSource
 from slackwater.connectors.source import SelfPlannedSource, SourceBatch
+from slackwater.core.humanize import plural
 from slackwater.core.offsets import FileOffsets
 from slackwater.core.paths import file_uri_to_path
 from slackwater.errors import EpochError, ExhaustedError, StartError, Topic
 from slackwater.state.commit import SourceRecord
-from slackwater.state.protocol import StateStore
+from slackwater.state.protocol import Snapshot, StateStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,15 +50,11 @@ _SPARK_STREAM_OPTIONS = frozenset(
         "sourcearchivedir",
     }
 )
+MAX_COMPARED = 100_000  # the maximum number of files to list or compare for the backlog
 _LOCAL = re.compile(r"file:(?://)?(?=/)")
 
 
-def create_listing(source: FilesSource) -> DirectoryListing | None:
-    """Return a listing of a source's files that needs no Spark; None if only Spark can list them."""
-    return _create_listing_from_spec(source.spec)
-
-
-def _create_listing_from_spec(spec: Source) -> DirectoryListing | None:
+def create_listing(spec: Source) -> DirectoryListing | None:
     """Return a listing of a source's files that needs no Spark.
 
     None if only Spark can list them, because they are not on a local disk or an option of Spark's file stream is set.
@@ -80,7 +82,7 @@ class FileBatch:
 
 def check_readable(spec: Source) -> None:
     """Raise StartError if this user has no permission to list a local source's directories or to read one of its files."""
-    file_listing = _create_listing_from_spec(spec)
+    file_listing = create_listing(spec)
     if file_listing is None:
         return
     try:
@@ -103,11 +105,34 @@ def _unlistable_reason(error: OSError) -> str:
     return f'"{error.filename}" cannot be listed ({error.strerror}); give this user read access, or narrow query'
 
 
+def count_unread_files(source: Source) -> Answer:
+    """List the files that the query matches, and return a function that counts the unread ones."""
+    file_listing = create_listing(source) or DirectoryListing(files_source.absolute_query(source.query or ""))
+    try:
+        paths = list(islice(file_listing.files(), MAX_COMPARED + 1))
+    except ValueError as error:
+        raise EpochError(f'source "{source.name}": {error}') from None
+
+    def answer(snapshot: Snapshot) -> Backlog:
+        record = snapshot.commit.sources.get(source.name)
+        read = FileOffsets.coerce(None if record is None else record.offsets)
+        rows = 0 if record is None else snapshot.commit.clocks[source.name].rows
+        if max(len(paths), read.count) > MAX_COMPARED:
+            problem = f"more than {plural(MAX_COMPARED, 'file')}, which are not compared"
+            return Backlog(source.name, "files", None, None, problem)
+        names = {os.path.normpath(file_uri_to_path(e.path)) for e in files_source.load_file_list(snapshot, read)}
+        count = sum(1 for path in paths if os.path.normpath(path) not in names)
+        unread_rows = round(rows / read.count * count) if read.count else (0 if not count else None)
+        return Backlog(source.name, "files", count, unread_rows)
+
+    return answer
+
+
 class FilesPlanner:
     """Plans the epochs of a local file source. `read`: the files that the state lists as read."""
 
     def __init__(self, source: FilesSource, read: Iterable[FileEntry]) -> None:
-        file_listing = create_listing(source)
+        file_listing = create_listing(source.spec)
         assert file_listing is not None, "see `PlannedFilesSource`"
         self._source, self._listing = source, file_listing
         self._max_files = source.spec.max_files_per_trigger
@@ -184,7 +209,7 @@ class PlannedFilesSource(FilesSource, SelfPlannedSource):
 
     @property
     def plans_itself(self) -> bool:
-        return create_listing(self) is not None
+        return create_listing(self.spec) is not None
 
     def planner(self, record: SourceRecord, files: Iterable[Any]) -> FilesPlanner:
         return FilesPlanner(self, files)

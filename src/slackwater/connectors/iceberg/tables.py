@@ -2,22 +2,23 @@
 
 connection ──▶ IcebergTables ──▶ load, create      REST, SQL, Glue, Hive: every catalog that PyIceberg supports
                      table ──▶ read_files: rows of the current snapshot, file by file
+
+A bug in PyIceberg 0.12 is patched for the entire process (see `patch_visitor`).
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, wraps
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 import pyarrow as pa
 
 from slackwater.config.connection import IcebergConnection
-from slackwater.connectors.iceberg import null_workaround
 from slackwater.core.schema import Field, to_arrow_schema
 from slackwater.secrets import mask_secrets
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from pyiceberg.io.pyarrow import ArrowScan
     from pyiceberg.schema import Schema
     from pyiceberg.table import FileScanTask, Table
+
 
 _TRIES, _PAUSE_S = 3, 0.1
 _SECONDS = 60.0  # timeout of a request to the catalog
@@ -57,7 +59,7 @@ class IcebergTables:
     def catalog(self) -> Catalog:
         from pyiceberg.catalog import load_catalog
 
-        null_workaround.patch_visitor()
+        patch_visitor()
         catalog = load_catalog(self.name, **{"type": self.kind, **self.options})
         session = getattr(catalog, "_session", None)
         if session is not None:  # a REST catalog; without a timeout it would wait forever for a lost response
@@ -229,3 +231,38 @@ def iceberg_error_reason(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = mask_secrets(lines[0] if lines else type(error).__name__)
     return text if len(text) <= 300 else f"{text[:300]}…"
+
+
+_PATCHED = "_slackwater_keeps_nulls"
+
+
+def patch_visitor() -> None:
+    """Patch PyIceberg 0.12, which writes and reads a NULL list or map that can contain structs as empty.
+
+    Its `ArrowProjectionVisitor` rebuilds the Arrow arrays of such columns from their offsets, without their validity. The
+    patch restores the validity.
+    """
+    from pyiceberg.io.pyarrow import ArrowProjectionVisitor
+
+    visitor: Any = ArrowProjectionVisitor
+    if not getattr(visitor, _PATCHED, False):
+        visitor.list, visitor.map = _restoring_nulls(visitor.list), _restoring_nulls(visitor.map)
+        setattr(visitor, _PATCHED, True)
+
+
+def _restoring_nulls(projected: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(projected)
+    def wrapper(self: Any, kind: Any, original: Any, *parts: Any) -> Any:
+        return _with_nulls(projected(self, kind, original, *parts), original)
+
+    return wrapper
+
+
+def _with_nulls(projected: Any, original: Any) -> Any:
+    if projected is None or projected.null_count == original.null_count:
+        return projected
+    offsets = pa.array(projected.offsets.to_numpy(), projected.offsets.type)  # a slice of offsets takes no mask
+    mask = original.is_null()
+    if isinstance(projected, pa.MapArray):
+        return pa.MapArray.from_arrays(offsets, projected.keys, projected.items, projected.type, mask=mask)
+    return type(projected).from_arrays(offsets, projected.values, projected.type, mask=mask)

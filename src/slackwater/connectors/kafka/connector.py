@@ -1,4 +1,4 @@
-"""Connector for Kafka: topics with input rows, results and dead letters."""
+"""Connector for Kafka: topics with input rows, results and dead letters, and their unread records."""
 
 from __future__ import annotations
 
@@ -17,21 +17,20 @@ from slackwater.config.connection import KafkaConnection
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
 from slackwater.config.target import Target as TargetSpec
-from slackwater.connectors.backlog import Question
-from slackwater.connectors.connector import Connector, source_time_zone
-from slackwater.connectors.kafka.backlog import unread_records
+from slackwater.connectors.connector import Answer, Backlog, Connector, Question, source_time_zone
 from slackwater.connectors.kafka.broker import KafkaBroker, client_settings, make_client, named_topics
 from slackwater.connectors.kafka.planner import PlannedKafkaSource
 from slackwater.connectors.kafka.reader import KafkaResultReader
 from slackwater.connectors.kafka.rows import LETTER_HEADERS
 from slackwater.connectors.kafka.source import sample_records
+from slackwater.connectors.payloads import create_payload
 from slackwater.connectors.payloads.base import RawRecords
-from slackwater.connectors.payloads.payload_factory import create_payload
 from slackwater.connectors.target import TargetTable
 from slackwater.core.dead_letter_schema import CHUNK, LETTER, SCHEMA, LetterFilter
 from slackwater.core.humanize import plural
 from slackwater.core.offsets import KafkaOffsets, group_by_topic
 from slackwater.errors import StartError, Topic
+from slackwater.state.protocol import Snapshot
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -205,3 +204,18 @@ def _parsed(text: str, kind: str) -> Any:
     if kind in ("int", "bigint"):
         return int(text)
     return dt.datetime.fromisoformat(text) if kind == "timestamp" else text
+
+
+def unread_records(broker: KafkaBroker, source: Source) -> Answer:
+    """Request the range of offsets of each partition, and return a function that counts the unread records."""
+    partitions = broker.partitions(source.query or "", f'source "{source.name}"')
+    bounds = broker.offset_ranges([(t, p) for t, parts in partitions.items() for p in parts])
+
+    def answer(snapshot: Snapshot) -> Backlog:
+        record = snapshot.commit.sources.get(source.name)
+        read = KafkaOffsets.coerce(None if record is None else record.offsets)
+        # Without a committed offset, a partition counts from its start. Records may expire before they are read.
+        count = sum(max(end - max(read.next_offset(*part) or low, low), 0) for part, (low, end) in bounds.items())
+        return Backlog(source.name, "records", count, count)
+
+    return answer

@@ -1,6 +1,10 @@
 """Decode Avro records with a schema file, or with every version of a subject in a registry.
 
 Records are converted to the newest version of the schema.
+
+A record of ten bytes can announce a string of 2 GB or an array of two billion items. Avro's decoder allocates that much
+memory before it reads the content. This kills Spark's process, so one record would stop the pipeline on every start.
+With `LIMITS`, such a record is a bad row. Avro reads the limits from Java system properties when its decoder is loaded.
 """
 
 from __future__ import annotations
@@ -13,7 +17,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from slackwater.config.source import Source
 from slackwater.connectors import spark_connect
-from slackwater.connectors.payloads import avro_memory_limits
 from slackwater.connectors.payloads.base import Payload, RawRecords
 from slackwater.connectors.source import spark_error_reason
 from slackwater.errors import StartError, Topic
@@ -47,7 +50,7 @@ class AvroPayload(Payload):
         else:
             writers |= {v.id: v.text for v in records.versions("avro_schema_file")}
         latest = list(writers.values())[-1]
-        avro_memory_limits.set_memory_limits(records.session)
+        set_memory_limits(records.session)
         return cls(_spark_schema(records.session, spec, latest), records.body, writers, _marked(latest))
 
     def with_payload(self, records: DataFrame) -> DataFrame:
@@ -105,3 +108,27 @@ def _spark_schema(session: SparkSession, spec: Source, text: str) -> StructType:
             Topic.SOURCE_SCHEMA,
         )
     return kind
+
+
+_PREFIX = "org.apache.avro.limits"
+MAX_BYTES = 256 * 1024 * 1024
+MAX_ITEMS = 10_000_000
+LIMITS: Mapping[str, int] = {
+    f"{_PREFIX}.string.maxLength": MAX_BYTES,
+    f"{_PREFIX}.bytes.maxLength": MAX_BYTES,
+    f"{_PREFIX}.collectionItems.maxLength": MAX_ITEMS,
+}
+JAVA_OPTIONS = " ".join(f"-D{name}={limit}" for name, limit in LIMITS.items())
+
+
+def set_memory_limits(session: SparkSession) -> None:
+    """Set the limits in the process of the Spark driver, unless they are set already.
+
+    They have no effect if that process has already decoded Avro. A Spark Connect server keeps its own limits.
+    """
+    if spark_connect.is_connect(session):
+        return
+    system = session.sparkContext._jvm.java.lang.System  # type: ignore[union-attr]
+    for name, limit in LIMITS.items():
+        if system.getProperty(name) is None:
+            system.setProperty(name, str(limit))

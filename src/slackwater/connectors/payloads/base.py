@@ -1,4 +1,4 @@
-"""Definitions that all payload formats share.
+"""Definitions that all payload formats share, and a client for schema registries with Confluent's API.
 
 records ──▶ records with the payload as a struct, `_p` ──▶ fields of `_p`, columns of the record, `_corrupt_record`
 
@@ -7,13 +7,16 @@ The column `_corrupt_record` contains the text of a record that could not be dec
 
 from __future__ import annotations
 
+import json
+import urllib.request
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import quote
 
 from slackwater.config.source import Source
-from slackwater.connectors.payloads import schema_registry
+from slackwater.connectors.source import spark_error_reason
 from slackwater.connectors.timestamp_parsing import UTC
 from slackwater.core.column_names import CORRUPT, quote_identifier
 from slackwater.errors import StartError, Topic
@@ -21,6 +24,50 @@ from slackwater.errors import StartError, Topic
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
+
+# Bytes before the payload: a zero byte, and the id of the writer's schema in 4 bytes
+FRAME = 5
+
+
+@dataclass(frozen=True)
+class SchemaVersion:
+    """One version of a subject. `references`: the referenced schemas, as strings, by the names that this schema uses."""
+
+    id: int
+    text: str
+    references: Mapping[str, str]
+
+
+def read_schema_versions(spec: Source, registry: str, topics: Sequence[str]) -> Iterator[SchemaVersion]:
+    """Yield every version of each subject `<topic>-value`, oldest first.
+
+    Raises StartError if the registry does not respond or lacks a subject.
+    """
+    for topic in topics:
+        subject = f"{topic}-value"
+        for number in _get(spec, registry, f"/subjects/{quote(subject, safe='')}/versions"):
+            yield _version(spec, registry, subject, number)
+
+
+def _version(spec: Source, registry: str, subject: str, number: int) -> SchemaVersion:
+    entry = _get(spec, registry, f"/subjects/{quote(subject, safe='')}/versions/{number}")
+    references: dict[str, str] = {}
+    for other in entry.get("references") or ():
+        version = _version(spec, registry, other["subject"], other["version"])
+        references |= {**version.references, other["name"]: version.text}
+    return SchemaVersion(int(entry["id"]), entry["schema"], references)
+
+
+def _get(spec: Source, registry: str, path: str) -> Any:
+    url = registry.rstrip("/") + path
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:  # the URL is the user's own
+            return json.load(answer)
+    except (OSError, ValueError) as error:
+        raise StartError(
+            f'source "{spec.name}": the schema registry does not answer {path} ({spark_error_reason(error)}); check schema_registry',
+            Topic.SERVICE_UNREACHABLE,
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -47,7 +94,7 @@ class RawRecords:
     sample: Callable[[], Sequence[str]] = list
     zone: str = UTC
 
-    def versions(self, file: str | None) -> Sequence[schema_registry.SchemaVersion]:
+    def versions(self, file: str | None) -> Sequence[SchemaVersion]:
         """Return every version of the topics' schemas in the registry. Raises StartError if there is no registry.
 
         `file`: the config key for a schema file, which the error suggests as an alternative; None if there is no such
@@ -60,7 +107,7 @@ class RawRecords:
                 "schema_registry in the connection, with topics listed by name",
                 Topic.SOURCE_SCHEMA,
             )
-        return list(schema_registry.read_schema_versions(self.spec, self.address, self.topics))
+        return list(read_schema_versions(self.spec, self.address, self.topics))
 
 
 @dataclass(frozen=True)
@@ -99,7 +146,7 @@ class Payload(ABC):
     @property
     def body_after_frame(self) -> str:
         """SQL for the bytes after the registry frame."""
-        return f"substring({self.body}, {schema_registry.FRAME + 1})"
+        return f"substring({self.body}, {FRAME + 1})"
 
 
 @dataclass(frozen=True)

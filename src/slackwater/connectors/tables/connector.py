@@ -15,9 +15,8 @@ from slackwater.config.source import Source
 from slackwater.config.state_differences import COMPATIBLE, KeyChange
 from slackwater.connectors.connector import C, Connector
 from slackwater.connectors.source import SourceUnavailableError
-from slackwater.connectors.tables.columns import check_column_changes, find_added_columns
 from slackwater.connectors.tables.planner import PlannedTableSource
-from slackwater.connectors.tables.source import TableLog
+from slackwater.connectors.tables.source import TableLog, check_column_changes, find_added_columns
 from slackwater.core.humanize import plural
 from slackwater.core.offsets import TableOffsets
 from slackwater.errors import SlackwaterError, StartError, Topic

@@ -13,8 +13,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from slackwater.connectors.source import SelfPlannedSource, SourceUnavailableError
-from slackwater.connectors.tables.columns import check_column_changes
-from slackwater.connectors.tables.source import DataFile, TableFileBatch, TableSource, TableVersion, VersionGoneError
+from slackwater.connectors.tables.source import (
+    DataFile,
+    TableFileBatch,
+    TableSource,
+    TableVersion,
+    VersionGoneError,
+    check_column_changes,
+)
 from slackwater.core.humanize import plural
 from slackwater.core.offsets import TableOffsets
 from slackwater.errors import EpochError, SlackwaterError, StartError, Topic

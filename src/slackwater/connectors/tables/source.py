@@ -20,7 +20,7 @@ from slackwater.connectors.files.source import SIZE_MODULUS, escape_pattern
 from slackwater.connectors.source import Seekable, SourceBatch, spark_error_reason
 from slackwater.core.column_names import quote_identifier
 from slackwater.core.offsets import TableOffsets
-from slackwater.errors import EpochError, SlackwaterError, StartError, Topic
+from slackwater.errors import EpochError, NewColumnsError, SlackwaterError, StartError, Topic
 from slackwater.state.commit import SourceRecord
 from slackwater.state.protocol import StateStore
 
@@ -322,3 +322,53 @@ def _path_without_scheme(path: str) -> str:
     """Return a path without its scheme, to compare it with a path from Spark: schemes have several spellings."""
     scheme, colon, rest = path.partition(":")
     return (rest if colon and "/" not in scheme else path).lstrip("/")
+
+
+def find_added_columns(earlier: StructType, now: StructType) -> list[str]:
+    """Return the new columns with their types. Names are compared ignoring case, as in Spark."""
+    names = {f.name.casefold() for f in earlier.fields}
+    return [f'"{f.name}" ({f.dataType.simpleString()})' for f in now.fields if f.name.casefold() not in names]
+
+
+def _changed_columns(earlier: StructType, now: StructType) -> list[str]:
+    """Describe the columns that are missing or have a different type."""
+    types = {f.name.casefold(): f.dataType.simpleString() for f in now.fields}
+    return [
+        f'"{f.name}" is now {types.get(f.name.casefold(), "missing")} (was {f.dataType.simpleString()})'
+        for f in earlier.fields
+        if types.get(f.name.casefold()) != f.dataType.simpleString()
+    ]
+
+
+def check_column_changes(
+    where: str, earlier: StructType, now: StructType, choice: str | None, since: str, running: bool = False
+) -> None:
+    """Raise StartError if the columns changed in a way that the source does not accept.
+
+    Args:
+        where: The prefix of messages.
+        earlier: The expected columns.
+        now: The current columns.
+        choice: The setting `schema_changes`.
+        since: The versions in which the columns changed, for messages.
+        running: Whether a run is in progress, whose SQL, state and target are bound to the earlier columns. New
+            columns then end the run with NewColumnsError, and the next start accepts them.
+    """
+    if wrong := _changed_columns(earlier, now):
+        raise StartError(
+            f"{where}: its columns changed in {since}: {'; '.join(wrong)}; restore them, or start over under another "
+            "name",
+            Topic.TABLE_COLUMNS,
+        )
+    new = ", ".join(find_added_columns(earlier, now))
+    if new and choice in (None, "fail"):
+        raise StartError(
+            f'{where}: new columns in {since}: {new}; set schema_changes to add them ("add") or to leave them out '
+            '("ignore")',
+            Topic.TABLE_COLUMNS,
+        )
+    if new and choice == "add" and running:
+        raise NewColumnsError(
+            f"{where}: new columns in {since}: {new}; all earlier rows are committed, and the next start adds the "
+            "columns"
+        )

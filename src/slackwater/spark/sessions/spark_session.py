@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slackwater.connectors import spark_connect
-from slackwater.connectors.payloads import avro_memory_limits
+from slackwater.connectors.payloads import avro
 from slackwater.connectors.source import spark_error_reason
 from slackwater.errors import StartError, Topic
 from slackwater.spark.sessions import connect_session, jvm_class_archive
@@ -34,7 +34,7 @@ _DEFAULTS = {
     "spark.sql.streaming.metricsEnabled": "false",
     "spark.log.level": "OFF",
     # Spark puts these before spark.executor.extraJavaOptions, whose values win
-    "spark.executor.defaultJavaOptions": avro_memory_limits.JAVA_OPTIONS,
+    "spark.executor.defaultJavaOptions": avro.JAVA_OPTIONS,
 }
 
 

@@ -33,9 +33,9 @@ from slackwater.state.files.segments import FilesShard
 from slackwater.state.files.snapshot import SnapshotReader
 from slackwater.state.protocol import ASIDE, Publish, Snapshot, StateLayout, StoredRecord
 from slackwater.state.run_history import Run
+from slackwater.storage import storage_for
 from slackwater.storage.arrow_files import read_arrow
 from slackwater.storage.base import NAMED, FileRef, Storage, StorageLock, file_ref
-from slackwater.storage.factory import storage_for
 from slackwater.storage.local import LocalStorage
 
 log = logging.getLogger("slackwater")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from slackwater.connectors.backlog import Backlog
+from slackwater.connectors.connector import Backlog
 from slackwater.core.humanize import format_span, plural
 from slackwater.engine import next_commit
 from slackwater.state.commit import Commit
