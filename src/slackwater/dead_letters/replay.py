@@ -126,7 +126,9 @@ def _bad_rows(driver: EpochDriver, letters: pl.DataFrame, payload: Payload, dry:
     if letters.is_empty():
         return ReplayResult()
     judged = _split_letters(driver, letters, payload)
-    if judged.good.height and not _keeps_late_rows(driver):
+    # a late row becomes a dead letter or a separate result, unless it is dropped
+    keeps_late_rows = driver.pipeline.keeps_late_rows or driver.pipeline.transform.step.late_data == "standalone"
+    if judged.good.height and not keeps_late_rows:
         judged = _separate_late(driver, judged, payload)
     result = ReplayResult(
         applied=judged.good.height, remaining=Counter(dict(judged.bad["__why"].value_counts().iter_rows()))
@@ -187,11 +189,6 @@ def _split_letters(driver: EpochDriver, letters: pl.DataFrame, payload: Payload)
     return _SplitLetters(
         with_reason.filter(pl.col("__why").is_null()).drop("__why"), with_reason.filter(pl.col("__why").is_not_null())
     )
-
-
-def _keeps_late_rows(driver: EpochDriver) -> bool:
-    """Return whether a late row becomes a dead letter or a separate result, rather than being dropped."""
-    return driver.pipeline.keeps_late_rows or driver.pipeline.transform.step.late_data == "standalone"
 
 
 def _separate_late(driver: EpochDriver, judged: _SplitLetters, payload: Payload) -> _SplitLetters:
@@ -304,7 +301,8 @@ def _match_rows(
         count = letters.filter(is_left).height
         remaining.update({why: count} if count else {})
     rows = rows.join(groups.select("__group", "__copies"), on="__group").filter(pl.col("__copies") > 0)
-    return _repeat_rows(rows), letters.filter(pl.col("__copies") > 0)
+    repeated = rows[np.repeat(np.arange(rows.height), rows["__copies"].to_numpy())].drop("__copies")
+    return repeated, letters.filter(pl.col("__copies") > 0)
 
 
 def _number_distinct(frame: pl.DataFrame, columns: Sequence[str]) -> pl.Series:
@@ -369,11 +367,6 @@ def _count_copies(all_late: pl.Expr) -> pl.Expr:
         .otherwise(0)
         .cast(pl.Int64)
     )
-
-
-def _repeat_rows(rows: pl.DataFrame) -> pl.DataFrame:
-    times = rows["__copies"].to_numpy()
-    return rows[np.repeat(np.arange(rows.height), times)].drop("__copies")
 
 
 def replay_letters(
