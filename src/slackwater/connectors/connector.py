@@ -5,9 +5,9 @@ The config has already been checked, so only operations that the kind of system 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar
 
 from slackwater.config.connection import Connection
 from slackwater.config.connector_description import CONNECTORS
@@ -20,14 +20,12 @@ from slackwater.connectors.result_reader import ResultReader
 from slackwater.connectors.target import TargetTable, TargetWithMarker, TargetWriter
 from slackwater.connectors.timestamp_parsing import UTC
 from slackwater.core.connector_table import load_object
-from slackwater.core.dead_letter_schema import LetterFilter
 from slackwater.core.offsets import Offsets
 from slackwater.errors import StartError, Topic
 from slackwater.state.commit import SourceRecord
 from slackwater.state.protocol import Snapshot
 
 if TYPE_CHECKING:
-    import polars as pl
     from pyspark.sql import SparkSession
 
 
@@ -58,17 +56,6 @@ class Backlog:
 Answer = Callable[[Snapshot], Backlog]  # subtracts what the commit of the snapshot contains
 Question = Callable[[], Answer]  # may raise SlackwaterError, OSError
 C = TypeVar("C", bound=Connection)
-
-
-class HasPreviousOutput(Protocol):
-    """A target that can describe output that another state left in it."""
-
-    def describe_previous_output(self) -> str | None:
-        """Describe another state's output, such as `12 files of another state of "orders" in "out", up to epoch 11`.
-
-        None if there is no such output.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -122,25 +109,20 @@ class Connector(Generic[C]):
     def create_target(self, spec: TargetSpec, pipeline: Pipeline) -> None:
         """Create the target if that is possible without knowing its columns. Raises StartError if it fails."""
 
-    def existing_target(self, spec: TargetSpec, table: TargetTable) -> HasPreviousOutput | None:
-        """Return the target, to inspect output of another state in it; None if the system does not keep output."""
-        return None
-
     def target_with_marker(self, spec: TargetSpec, table: TargetTable) -> TargetWithMarker | None:
         """Return the target, to read its marker; None if it does not store one."""
         return None
 
     # -- reading a target back -----------------------------------------------------------------------------------------
 
-    def result_reader(self, pipeline: Pipeline) -> ResultReader:
-        """Return the reader of the pipeline's target. Raises StartError if the system does not store rows."""
+    def result_reader(self, spec: TargetSpec, pipeline: Pipeline, writers: Sequence[str]) -> ResultReader:
+        """Return the reader of the rows that some writers left in a target of the pipeline, or in its dead letters.
+
+        Raises StartError if the system does not store rows.
+        """
         raise StartError(
             f"{pipeline.name}: its target is {self.connection.kind}, which cannot be read back", Topic.OUTPUT_UNREADABLE
         )
-
-    def letters(self, spec: TargetSpec, pipeline: str, letter_filter: LetterFilter) -> Iterator[pl.DataFrame]:
-        """Yield the dead letters of a pipeline, one frame at a time."""
-        self._unsupported("keep dead letters")
 
     def _unsupported(self, operation: str) -> NoReturn:
         raise AssertionError(

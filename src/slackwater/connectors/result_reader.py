@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import polars as pl
 
+from slackwater.core.dead_letter_schema import LetterFilter
 from slackwater.core.row_format import json_lines
 
 
@@ -33,9 +34,9 @@ class LabeledRows:
 
 
 class ResultReader(ABC):
-    """Reads the results in a target back, without Spark and without a lock.
+    """Reads the results or the dead letters in a target back, without Spark and without a lock.
 
-    Call `read` first, then `poll` as often as needed.
+    For results, call `read` first, then `poll` as often as needed.
     """
 
     @property
@@ -69,6 +70,12 @@ class ResultReader(ABC):
         `rows_read`: the number of rows that `read` returned.
         """
         return RowCount(rows_read)
+
+    def read_letters(self, pipeline: str, letter_filter: LetterFilter) -> Iterator[pl.DataFrame]:
+        """Yield the dead letters of a pipeline, one frame at a time. A reader may ignore the filter."""
+        rows = self.read()
+        if rows is not None:
+            yield rows
 
     def close(self) -> None:
         """Release the connections."""

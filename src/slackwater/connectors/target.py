@@ -76,6 +76,18 @@ class TargetWriter(Protocol):
     def close(self) -> None: ...
 
 
+@runtime_checkable
+class HasPreviousOutput(Protocol):
+    """A target that can describe output that another state left in it."""
+
+    def describe_previous_output(self) -> str | None:
+        """Describe another state's output, such as `12 files of another state of "orders" in "out", up to epoch 11`.
+
+        None if there is no such output.
+        """
+        ...
+
+
 class TargetWithMarker(Protocol):
     """A target that stores a marker with its rows, and can read it without being opened."""
 

@@ -6,6 +6,7 @@ Each connector returns frames with the columns of a letter. Columns that older l
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 
 import polars as pl
 
@@ -73,8 +74,10 @@ def _read_frames(pipeline: Pipeline, letter_filter: LetterFilter) -> Iterator[pl
             Topic.DEAD_LETTERS,
         )
     connection = resolve_connection(target.connection, pipeline.connections)
-    frames = connector_for(connection or ConsoleConnection()).letters(target, pipeline.name, letter_filter)
-    return (_cast_frame(frame, letter_filter.columns_to_read) for frame in frames)
+    writers = (f"{pipeline.name}-letters", f"{pipeline.name}-letters-aside")
+    with closing(connector_for(connection or ConsoleConnection()).result_reader(target, pipeline, writers)) as reader:
+        for frame in reader.read_letters(pipeline.name, letter_filter):
+            yield _cast_frame(frame, letter_filter.columns_to_read)
 
 
 def _cast_frame(frame: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:

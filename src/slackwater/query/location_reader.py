@@ -15,14 +15,12 @@ from pathlib import Path
 
 from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline, resolve_connection
-from slackwater.connectors.connector import connector_for
-from slackwater.connectors.delta.reader import read_delta
 from slackwater.connectors.files.reader import read_path
-from slackwater.connectors.postgres.reader import read_postgres, server_address
 from slackwater.connectors.result_reader import LabeledRows
 from slackwater.errors import StartError, Topic
 from slackwater.evolution.operator_from_state import restore_window
 from slackwater.query.locate_state import locate_store
+from slackwater.query.result_readers import result_reader
 from slackwater.query.state_view import StateView
 
 _URL = re.compile(r"postgres(ql)?://")
@@ -33,13 +31,16 @@ def read_rows_at_location(where: str) -> LabeledRows:
     if where.startswith("state:"):
         return _read_state(where.removeprefix("state:"))
     if _URL.match(where):
+        from slackwater.connectors.postgres.reader import PostgresResultReader
+        from slackwater.state.postgres import client
+
         url, _, table = where.partition("#")
         if not table:
             raise StartError(
-                f"{server_address(url)}: the URL does not name a table; append it, as in postgresql://…/database#schema.table",
+                f"{client.server_address(url)}: the URL does not name a table; append it, as in postgresql://…/database#schema.table",
                 Topic.OUTPUT_UNREADABLE,
             )
-        return read_postgres(url, table)
+        return PostgresResultReader(url, table).read_all()
     path = Path(where)
     if path.suffix == ".toml" and not path.is_dir():
         return _read_pipeline_target(toml.load(path).one_target())
@@ -64,7 +65,7 @@ def _read_pipeline_target(pipeline: Pipeline) -> LabeledRows:
     connection = resolve_connection(target.connection, pipeline.connections)
     identity = None if window is None else (*window.group_by, window.window_start_column)
     assert connection is not None, "the config was checked"
-    with closing(connector_for(connection).result_reader(pipeline)) as reader:
+    with closing(result_reader(pipeline)) as reader:
         output = reader.read_all()
     if output is None:
         raise StartError(
@@ -77,5 +78,7 @@ def _read_pipeline_target(pipeline: Pipeline) -> LabeledRows:
 
 def _read_path(where: str) -> LabeledRows:
     if "://" in where or (Path(where) / "_delta_log").is_dir():
-        return read_delta(where, {})
+        from slackwater.connectors.delta.reader import DeltaResultReader
+
+        return DeltaResultReader(where, {}).read_all()
     return read_path(where)

@@ -26,7 +26,7 @@ def result_reader(pipeline: Pipeline) -> ResultReader:
     """
     connection = resolve_connection(pipeline.target.connection, pipeline.connections)
     assert connection is not None, "the config was checked"
-    return connector_for(connection).result_reader(pipeline)
+    return connector_for(connection).result_reader(pipeline.target, pipeline, pipeline.writers)
 
 
 def read_all_results(pipeline: Pipeline, target: str | None = None) -> pl.DataFrame:

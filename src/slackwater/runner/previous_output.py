@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.target import Target
-from slackwater.connectors.connector import HasPreviousOutput, connector_for
+from slackwater.connectors.connector import connector_for
 from slackwater.connectors.files.target import FilesTarget
-from slackwater.connectors.target import TargetTable
+from slackwater.connectors.target import HasPreviousOutput, TargetTable
 from slackwater.errors import StartError, Topic
 
 ASIDE, KEEP = "aside", "keep"
@@ -40,9 +40,10 @@ def _existing_target(pipeline: Pipeline, spec: Target, writer: str, results: boo
     kind = connection.kind if connection is not None else ""
     if results and spec.upserts(kind, pipeline.target_stage.transform.window):
         return None  # an upsert replaces rows
-    return (
-        None if connection is None else connector_for(connection).existing_target(spec, TargetTable(writer, (), None))
-    )
+    if connection is None:
+        return None
+    target = connector_for(connection).target_with_marker(spec, TargetTable(writer, (), None))
+    return target if isinstance(target, HasPreviousOutput) else None
 
 
 def check_previous_output(pipeline: Pipeline, choice: str | None) -> list[str]:

@@ -6,7 +6,7 @@ Delivery is at least once: printed rows cannot be removed.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 import polars as pl
 
@@ -17,7 +17,6 @@ from slackwater.connectors.connector import Connector
 from slackwater.connectors.files.target import json_columns
 from slackwater.connectors.result_reader import ResultReader
 from slackwater.connectors.target import TargetTable
-from slackwater.core.dead_letter_schema import LetterFilter
 from slackwater.core.humanize import plural
 from slackwater.core.schema import ANYTHING
 from slackwater.errors import StartError, Topic
@@ -49,14 +48,13 @@ class ConsoleConnector(Connector[ConsoleConnection]):
     def target(self, spec: TargetSpec, pipeline: Pipeline, table: TargetTable) -> ConsoleTarget:
         return ConsoleTarget()
 
-    def result_reader(self, pipeline: Pipeline) -> ResultReader:
+    def result_reader(self, spec: TargetSpec, pipeline: Pipeline, writers: Sequence[str]) -> ResultReader:
+        if spec is pipeline.dead_letter:
+            raise StartError(
+                f"{pipeline.name}: dead letters go to the console, which does not store them; use another connection",
+                Topic.DEAD_LETTERS,
+            )
         raise StartError(
             f"{pipeline.name}: its target is the console, which does not store rows; name another connection in [{'targets' if pipeline.targets else 'target'}]",
             Topic.OUTPUT_UNREADABLE,
-        )
-
-    def letters(self, spec: TargetSpec, pipeline: str, letter_filter: LetterFilter) -> Iterator[pl.DataFrame]:
-        raise StartError(
-            f"{pipeline}: dead letters go to the console, which does not store them; use another connection",
-            Topic.DEAD_LETTERS,
         )

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
-
-import polars as pl
 
 from slackwater.config.connection import DeltaConnection
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
 from slackwater.config.target import Target as TargetSpec
-from slackwater.connectors.delta.reader import DeltaResultReader
 from slackwater.connectors.tables.connector import TableConnector
 from slackwater.connectors.target import TargetTable
-from slackwater.core.dead_letter_schema import LetterFilter
-from slackwater.errors import StartError, Topic
 
 if TYPE_CHECKING:
     from slackwater.connectors.delta.log import DeltaLog
+    from slackwater.connectors.delta.reader import DeltaResultReader
     from slackwater.connectors.delta.target import DeltaTarget
 
 
@@ -33,34 +29,15 @@ class DeltaConnector(TableConnector[DeltaConnection]):
     def target(self, spec: TargetSpec, pipeline: Pipeline, table: TargetTable) -> DeltaTarget:
         return self._target(spec, "append" if table.identity is None else spec.mode or "merge", table)
 
-    def existing_target(self, spec: TargetSpec, table: TargetTable) -> DeltaTarget:
-        return self._target(spec, "append", table)
-
     def target_with_marker(self, spec: TargetSpec, table: TargetTable) -> DeltaTarget:
-        return self.existing_target(spec, table)
+        return self._target(spec, "append", table)
 
     def _target(self, spec: TargetSpec, mode: str, table: TargetTable) -> DeltaTarget:
         from slackwater.connectors.delta.target import DeltaTarget
 
         return DeltaTarget(spec.path or "", mode, table, self.connection.options)
 
-    def result_reader(self, pipeline: Pipeline) -> DeltaResultReader:
-        return DeltaResultReader(pipeline.target.path or "", dict(self.connection.options))
+    def result_reader(self, spec: TargetSpec, pipeline: Pipeline, writers: Sequence[str]) -> DeltaResultReader:
+        from slackwater.connectors.delta.reader import DeltaResultReader
 
-    def letters(self, spec: TargetSpec, pipeline: str, letter_filter: LetterFilter) -> Iterator[pl.DataFrame]:
-        from deltalake import DeltaTable
-
-        from slackwater.connectors.delta.log import delta_error_reason
-
-        path, options = spec.path or "", dict(self.connection.options)
-        try:
-            if not DeltaTable.is_deltatable(path, options):
-                return
-            frame = pl.from_arrow(DeltaTable(path, storage_options=options).to_pyarrow_table())
-        except Exception as error:  # the library has no common base class
-            raise StartError(
-                f"Delta table {path} cannot be read ({delta_error_reason(error, options)}); check the path",
-                Topic.OUTPUT_UNREADABLE,
-            ) from None
-        assert isinstance(frame, pl.DataFrame)
-        yield frame
+        return DeltaResultReader(spec.path or "", dict(self.connection.options))

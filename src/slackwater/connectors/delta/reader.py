@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import polars as pl
+from deltalake import DeltaTable
 
+from slackwater.connectors.delta.log import delta_error_reason
 from slackwater.connectors.result_reader import LabeledRows, ResultReader, none_if_empty, subtract_rows
 from slackwater.errors import StartError, Topic
 
@@ -43,9 +44,7 @@ class DeltaResultReader(ResultReader):
         added = self._read(sorted(files - before))
         return None if added is None else none_if_empty(subtract_rows(added, self._read(sorted(before - files))))
 
-    def _table(self) -> Any:
-        from deltalake import DeltaTable
-
+    def _table(self) -> DeltaTable | None:
         try:
             if not DeltaTable.is_deltatable(self.path, self.options):
                 return None
@@ -53,7 +52,7 @@ class DeltaResultReader(ResultReader):
         except Exception as error:  # deltalake has no common base class
             raise self._read_error(error) from None
 
-    def _rows(self, table: Any) -> pl.DataFrame:
+    def _rows(self, table: DeltaTable) -> pl.DataFrame:
         try:
             rows = pl.from_arrow(table.to_pyarrow_table())
         except Exception as error:
@@ -72,22 +71,16 @@ class DeltaResultReader(ResultReader):
 
     def _read_error(self, error: Exception) -> StartError:
         return StartError(
-            f"{self.location} cannot be read ({str(error).splitlines()[0]}); check the path", Topic.OUTPUT_UNREADABLE
+            f"{self.location} cannot be read ({delta_error_reason(error, self.options)}); check the path",
+            Topic.OUTPUT_UNREADABLE,
         )
 
     def read_all(self) -> LabeledRows:
-        return read_delta(self.path, self.options)
-
-
-def read_delta(path: str, options: Mapping[str, str]) -> LabeledRows:
-    """Read all rows of a table. Raises StartError if it cannot be read."""
-    from deltalake import DeltaTable
-
-    try:
-        rows = pl.from_arrow(DeltaTable(path, storage_options=dict(options)).to_pyarrow_table())
-    except Exception as error:  # deltalake has no common base class
-        raise StartError(
-            f"{path}: cannot be read as a Delta table ({str(error).splitlines()[0]})", Topic.OUTPUT_UNREADABLE
-        ) from None
-    assert isinstance(rows, pl.DataFrame)
-    return LabeledRows(f"Delta table {path}", rows)
+        try:
+            rows = pl.from_arrow(DeltaTable(self.path, storage_options=self.options).to_pyarrow_table())
+        except Exception as error:  # deltalake has no common base class
+            raise StartError(
+                f"{self.path}: cannot be read as a Delta table ({str(error).splitlines()[0]})", Topic.OUTPUT_UNREADABLE
+            ) from None
+        assert isinstance(rows, pl.DataFrame)
+        return LabeledRows(self.location, rows)

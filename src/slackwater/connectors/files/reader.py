@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import polars as pl
 
 from slackwater.connectors.files.output_directory import OutputDirectory
 from slackwater.connectors.result_reader import LabeledRows, ResultReader
+from slackwater.core.dead_letter_schema import LetterFilter
 from slackwater.errors import StartError, Topic
 
 _SUFFIXES = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv"}
@@ -22,7 +23,7 @@ class FilesResultReader(ResultReader):
 
     folder: OutputDirectory
     form: str
-    writers: tuple[str, ...]
+    writers: Sequence[str]
     _seen: set[str] = field(default_factory=set)
 
     @property
@@ -33,24 +34,37 @@ class FilesResultReader(ResultReader):
         return self.poll()
 
     def poll(self) -> pl.DataFrame | None:
+        new_paths = [p for p in self._written_files() if p.name not in self._seen]
+        self._seen |= {p.name for p in new_paths}
+        frames = [f for f in (read_file(p, self.form) for p in new_paths) if f.height]
+        return pl.concat(frames, how="diagonal_relaxed") if frames else None
+
+    def _written_files(self) -> list[Path]:
+        """Return the files of the writers, oldest first."""
         ending = {"json": "jsonl"}.get(self.form, self.form)
         writers = "|".join(map(re.escape, self.writers))
         pattern = re.compile(rf"(?:{writers})-(?:[0-9a-f]{{8}}-)?[0-9]{{9,}}\.{ending}")
         try:
-            paths = sorted(
+            return sorted(
                 (p for p in self.folder.local_copy().iterdir() if pattern.fullmatch(p.name)),
                 key=lambda p: p.stat().st_mtime_ns,
             )
         except (FileNotFoundError, NotADirectoryError):
-            return None
+            return []
         except OSError as error:
             raise StartError(
                 f"{self.location} cannot be accessed ({error.strerror}); check its permissions", Topic.PERMISSION
             ) from None
-        new_paths = [p for p in paths if p.name not in self._seen]
-        self._seen |= {p.name for p in new_paths}
-        frames = [f for f in (read_file(p, self.form) for p in new_paths) if f.height]
-        return pl.concat(frames, how="diagonal_relaxed") if frames else None
+
+    def read_letters(self, pipeline: str, letter_filter: LetterFilter) -> Iterator[pl.DataFrame]:
+        for path in self._written_files():
+            try:
+                yield _parse_file(path, self.form)
+            except (pl.exceptions.PolarsError, OSError) as error:
+                reason = str(error).splitlines()[0]
+                raise StartError(
+                    f"{path} cannot be read as dead letters ({reason}); move it away, or restore it", Topic.DEAD_LETTERS
+                ) from None
 
     def read_all(self) -> LabeledRows:
         return replace(read_path(str(self.folder.local_copy())), label=self.location)
@@ -80,17 +94,21 @@ def read_path(where: str) -> LabeledRows:
 def read_file(path: Path, kind: str) -> pl.DataFrame:
     """Read the rows of a file. `kind`: parquet, csv or json. Raises StartError if the file cannot be read."""
     try:
-        if kind == "parquet":
-            return pl.read_parquet(path)
-        if path.stat().st_size == 0:
-            return pl.DataFrame()
-        if kind == "csv":
-            return pl.read_csv(path, infer_schema=False)
-        with path.open("rb") as file:
-            is_array = file.read(1) == b"["
-        read = pl.read_json if is_array else pl.read_ndjson
-        return read(path, infer_schema_length=None)
+        return _parse_file(path, kind)
     except (pl.exceptions.PolarsError, OSError) as error:
         raise StartError(
             f"{path}: cannot be read as {kind} ({str(error).splitlines()[0]})", Topic.OUTPUT_UNREADABLE
         ) from None
+
+
+def _parse_file(path: Path, kind: str) -> pl.DataFrame:
+    if kind == "parquet":
+        return pl.read_parquet(path)
+    if path.stat().st_size == 0:
+        return pl.DataFrame()
+    if kind == "csv":
+        return pl.read_csv(path, infer_schema=False)
+    with path.open("rb") as file:
+        is_array = file.read(1) == b"["
+    read = pl.read_json if is_array else pl.read_ndjson
+    return read(path, infer_schema_length=None)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
-
-import polars as pl
 
 from slackwater.config.connection import IcebergConnection
 from slackwater.config.pipeline import Pipeline
@@ -13,8 +11,6 @@ from slackwater.config.source import Source
 from slackwater.config.target import Target as TargetSpec
 from slackwater.connectors.tables.connector import TableConnector
 from slackwater.connectors.target import TargetTable
-from slackwater.core.dead_letter_schema import LetterFilter
-from slackwater.errors import StartError, Topic
 
 if TYPE_CHECKING:
     from slackwater.connectors.iceberg.log import IcebergLog
@@ -42,11 +38,8 @@ class IcebergConnector(TableConnector[IcebergConnection]):
         day_of = start if (start, "timestamp") in {(f.name, f.type) for f in table.fields} else None
         return self._target(spec, "append" if table.identity is None else spec.mode or "merge", table, day_of)
 
-    def existing_target(self, spec: TargetSpec, table: TargetTable) -> IcebergTarget:
-        return self._target(spec, "append", table, None)
-
     def target_with_marker(self, spec: TargetSpec, table: TargetTable) -> IcebergTarget:
-        return self.existing_target(spec, table)
+        return self._target(spec, "append", table, None)
 
     def _target(self, spec: TargetSpec, mode: str, table: TargetTable, day_of: str | None) -> IcebergTarget:
         from slackwater.connectors.iceberg.tables import open_catalog
@@ -55,23 +48,9 @@ class IcebergConnector(TableConnector[IcebergConnection]):
         return IcebergTarget(open_catalog(self.connection), spec.table or "", mode, table, day_of)
 
     def check_target(self, spec: TargetSpec, key: str) -> None:
-        self.existing_target(spec, TargetTable("", (), None)).describe_previous_output()
+        self.target_with_marker(spec, TargetTable("", (), None)).describe_previous_output()
 
-    def result_reader(self, pipeline: Pipeline) -> IcebergResultReader:
+    def result_reader(self, spec: TargetSpec, pipeline: Pipeline, writers: Sequence[str]) -> IcebergResultReader:
         from slackwater.connectors.iceberg.reader import IcebergResultReader
 
-        return IcebergResultReader(self.connection, pipeline.target.table or "")
-
-    def letters(self, spec: TargetSpec, pipeline: str, letter_filter: LetterFilter) -> Iterator[pl.DataFrame]:
-        from slackwater.connectors.iceberg import tables as iceberg
-
-        name = spec.table or ""
-        try:
-            table = iceberg.open_catalog(self.connection).load(name)
-            if table is not None:
-                yield iceberg.read_all(table)
-        except Exception as error:  # catalogs raise errors of their HTTP clients
-            raise StartError(
-                f"Iceberg table {name} cannot be read ({iceberg.iceberg_error_reason(error)}); check the catalog and its options",
-                Topic.OUTPUT_UNREADABLE,
-            ) from None
+        return IcebergResultReader(self.connection, spec.table or "")

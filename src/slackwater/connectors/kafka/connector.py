@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import base64
-import datetime as dt
-import json
 import re
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
-
-import polars as pl
+from typing import TYPE_CHECKING
 
 from slackwater.config.connection import KafkaConnection
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
 from slackwater.config.target import Target as TargetSpec
 from slackwater.connectors.connector import Answer, Backlog, Connector, Question, source_time_zone
-from slackwater.connectors.kafka.broker import KafkaBroker, client_settings, make_client, named_topics
+from slackwater.connectors.kafka.broker import KafkaBroker, client_settings, named_topics
 from slackwater.connectors.kafka.planner import PlannedKafkaSource
 from slackwater.connectors.kafka.reader import KafkaResultReader
-from slackwater.connectors.kafka.rows import LETTER_HEADERS
 from slackwater.connectors.kafka.source import sample_records
 from slackwater.connectors.payloads import create_payload
 from slackwater.connectors.payloads.base import RawRecords
 from slackwater.connectors.target import TargetTable
-from slackwater.core.dead_letter_schema import CHUNK, LETTER, SCHEMA, LetterFilter
+from slackwater.core.dead_letter_schema import LETTER
 from slackwater.core.humanize import plural
 from slackwater.core.offsets import KafkaOffsets, group_by_topic
 from slackwater.errors import StartError, Topic
@@ -36,8 +29,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from slackwater.connectors.kafka.target import KafkaTarget
-
-_SECONDS = 30.0  # how long to wait for the next message
 
 
 class KafkaConnector(Connector[KafkaConnection]):
@@ -116,8 +107,18 @@ class KafkaConnector(Connector[KafkaConnection]):
             creation=None if spec.create is False else TopicCreation(spec.partitions, compact),
         )
 
-    def result_reader(self, pipeline: Pipeline) -> KafkaResultReader:
-        return KafkaResultReader(pipeline, self.connection)
+    def result_reader(self, spec: TargetSpec, pipeline: Pipeline, writers: Sequence[str]) -> KafkaResultReader:
+        is_dead_letter = spec is pipeline.dead_letter
+        if spec.value_format == "avro" and not is_dead_letter:
+            raise StartError(
+                f'{pipeline.name}: its target is a topic with value_format = "avro", which cannot be shown yet; read it '
+                "with a consumer that supports Avro",
+                Topic.OUTPUT_UNREADABLE,
+            )
+        window = pipeline.target_stage.transform.window
+        upserts = window is not None and spec.upserts(self.connection.kind, window)
+        group = f"slackwater-{pipeline.name}-{'dlq' if is_dead_letter else 'show'}"
+        return KafkaResultReader(self.connection, spec.topic or "", group, writers, upserts)
 
     def create_target(self, spec: TargetSpec, pipeline: Pipeline) -> None:
         self.target(spec, pipeline, TargetTable(pipeline.writer, LETTER, None)).create_topic()
@@ -139,71 +140,6 @@ class KafkaConnector(Connector[KafkaConnection]):
 
     def _exists(self, spec: TargetSpec, key: str) -> bool:
         return bool(KafkaBroker(self.connection).partitions(f"pattern:{re.escape(spec.topic or '')}", key))
-
-    def letters(self, spec: TargetSpec, pipeline: str, letter_filter: LetterFilter) -> Iterator[pl.DataFrame]:
-        """Yield all committed dead letters of the topic in chunks, up to the current end of each partition.
-
-        `letter_filter` is not applied.
-        """
-        from confluent_kafka import Consumer, KafkaError, TopicPartition
-
-        topic = spec.topic or ""
-        broker = KafkaBroker(self.connection)
-        partition_ids = broker.partitions(topic, "dead_letter")[topic]
-        settings = {"group.id": f"slackwater-{pipeline}-dlq", "enable.auto.commit": False, "enable.partition.eof": True}
-        settings |= {"isolation.level": "read_committed", "auto.offset.reset": "earliest"}
-        consumer: Any = make_client(Consumer, {**broker.settings(), **settings})
-        ended: set[int] = set()
-        rows: list[dict[str, Any]] = []
-        try:
-            consumer.assign([TopicPartition(topic, p, 0) for p in partition_ids])
-            end = time.monotonic() + _SECONDS
-            while len(ended) < len(partition_ids):
-                for message in consumer.consume(CHUNK, timeout=0.5):
-                    end = time.monotonic() + _SECONDS
-                    if message.error() is None:
-                        rows.append(_letter_from_message(message.key(), message.value(), message.headers() or []))
-                    elif message.error().code() == KafkaError._PARTITION_EOF:
-                        ended.add(message.partition())
-                if time.monotonic() > end:
-                    raise StartError(
-                        f'dead_letter: topic "{topic}" at {self.connection.bootstrap_servers} returned nothing for '
-                        f"{_SECONDS:g} s ({broker.errors[-1] if broker.errors else 'no answer'}); check that the "
-                        "brokers are running",
-                        Topic.SERVICE_UNREACHABLE,
-                    )
-                if len(rows) >= CHUNK:
-                    yield pl.DataFrame(rows, schema=SCHEMA)
-                    rows = []
-        finally:
-            consumer.close()
-        yield pl.DataFrame(rows, schema=SCHEMA)
-
-
-def _letter_from_message(
-    key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]]
-) -> dict[str, Any]:
-    """Convert a Kafka message written by `connectors.kafka.rows.LetterRows` to a dead letter.
-
-    The headers of the original record come first, then those of the letter.
-    """
-    ours = max((n for n, (name, _) in enumerate(headers) if name == LETTER_HEADERS["reason"]), default=len(headers))
-    letter_headers = {name: (content or b"").decode(errors="replace") for name, content in headers[ours:]}
-    record_headers = [
-        {"key": k, "value": None if v is None else base64.b64encode(v).decode()} for k, v in headers[:ours]
-    ]
-    fields = {f.name: f for f in LETTER}
-    row = {n: _parsed(letter_headers[h], fields[n].type) for n, h in LETTER_HEADERS.items() if h in letter_headers}
-    writer = letter_headers.get("slackwater-pipeline", "").removesuffix("-letters-aside")
-    row["pipeline"] = writer.removesuffix("-letters") or None
-    row["epoch"] = int(letter_headers["slackwater-epoch"]) if "slackwater-epoch" in letter_headers else None
-    return {**row, "key": key, "value": value, "headers": json.dumps(record_headers) if record_headers else None}
-
-
-def _parsed(text: str, kind: str) -> Any:
-    if kind in ("int", "bigint"):
-        return int(text)
-    return dt.datetime.fromisoformat(text) if kind == "timestamp" else text
 
 
 def unread_records(broker: KafkaBroker, source: Source) -> Answer:

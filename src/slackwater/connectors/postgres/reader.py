@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import polars as pl
+import psycopg
+from psycopg import sql
 
 from slackwater.connectors.result_reader import LabeledRows, ResultReader, RowCount, none_if_empty
+from slackwater.core.dead_letter_schema import CHUNK, NEWEST, SCHEMA, LetterFilter
 from slackwater.errors import StartError, Topic
+from slackwater.state.postgres import client
 
 COUNTED = 100_000  # rows of a table are counted up to this number, because counting reads them
 _TYPES: Mapping[str, pl.DataType] = {
@@ -45,31 +50,28 @@ class PostgresResultReader(ResultReader):
 
     url: str
     table: str
-    order: str | None
+    order: str | None = None
     _snapshot: str | None = None
 
     @property
     def location(self) -> str:
-        from slackwater.state.postgres import client
-
         return f"table {self.table} in Postgres at {client.server_address(self.url)}"
 
     def read(self, where: Mapping[str, str | None] | None = None, limit: int | None = None) -> pl.DataFrame | None:
         """Return the newest rows. With `where`, the server filters them, and the call does not affect `poll`."""
-        from slackwater.state.postgres import client
-
         snapshot = self._current_snapshot()
         by = f"{client.quote_name(self.order)} DESC NULLS LAST" if self.order else f"{_XID} DESC"
         conditions = "" if where is None else "".join(f" AND {_equals(c, v)}" for c, v in where.items())
         if where is None:
             self._snapshot = snapshot
         most = "" if limit is None else f" LIMIT {limit + 1}"
-        rows = self._read(snapshot, f"{conditions} ORDER BY {by}{most}")
-        return None if rows is None else rows.reverse()
+        rows = self._read_rows(f"{_snapshot_clause(snapshot)}{conditions} ORDER BY {by}{most}")
+        return None if rows is None else none_if_empty(rows.reverse())
 
     def count(self, rows_read: int) -> RowCount:
         assert self._snapshot is not None, "call `read` first"
-        row_count = count_rows(self.url, self.table, self._snapshot_clause(self._snapshot), COUNTED + 1)
+        counted = f"SELECT FROM {self._sql_name}{_snapshot_clause(self._snapshot)} LIMIT {COUNTED + 1}"
+        row_count = int(self._query_value(f"SELECT count(*) FROM ({counted}) AS counted"))
         return RowCount(min(row_count, COUNTED), row_count > COUNTED)
 
     def poll(self) -> pl.DataFrame | None:
@@ -77,127 +79,103 @@ class PostgresResultReader(ResultReader):
         if previous is None or current == previous:
             return None
         self._snapshot = current
-        return self._read(current, f" AND NOT {_visible_in(previous)}")
-
-    def _read(self, snapshot: str, tail: str) -> pl.DataFrame | None:
-        """Return the rows visible in a snapshot. `tail`: further conditions and the order, as SQL."""
-        rows = read_table(self.url, self.table, f"{self._snapshot_clause(snapshot)}{tail}")
+        rows = self._read_rows(f"{_snapshot_clause(current)} AND NOT {_visible_in(previous)}")
         return None if rows is None else none_if_empty(rows)
 
-    @staticmethod
-    def _snapshot_clause(snapshot: str) -> str:
-        top = f"(SELECT pg_snapshot_xmax('{snapshot}'::pg_snapshot)::text::bigint AS {_TOP}) AS s"
-        return f", {top} WHERE {_visible_in(snapshot)}"
+    def read_all(self) -> LabeledRows:
+        rows = self._read_rows("")
+        if rows is None:
+            problem = "there is no such table; expected postgresql://…/database#schema.table"
+            raise StartError(f"{self._label}: {problem}", Topic.OUTPUT_UNREADABLE)
+        return LabeledRows(self._label, rows)
+
+    def read_letters(self, pipeline: str, letter_filter: LetterFilter) -> Iterator[pl.DataFrame]:
+        """Yield the dead letters in chunks. The server applies the filter, except to `group_keys`."""
+        with client.open_connection(self.url, f"dead_letter {self.table}") as db:
+            existing_columns = client.columns_of(db, self._sql_name)
+            columns = [n for n in letter_filter.columns_to_read if n in existing_columns]
+            if not columns:
+                return  # no run has created the table yet
+            conditions = {"pipeline": pipeline, "reason": letter_filter.reason, "source": letter_filter.source}
+            filters = {n: v for n, v in conditions.items() if v is not None}
+            query = (
+                f"SELECT {client.quote_names(columns)} FROM {self._sql_name}"
+                f" WHERE {' AND '.join(f'{client.quote_name(n)} = %s' for n in filters)}"
+                f" ORDER BY {', '.join(f'{client.quote_name(n)} DESC NULLS LAST' for n in NEWEST)}"
+                + (f" LIMIT {letter_filter.limit}" if letter_filter.limit is not None else "")
+            )
+            try:
+                with db.transaction(), db.cursor(name="slackwater_letters") as cursor:
+                    cursor.execute(query, list(filters.values()))
+                    while rows := cursor.fetchmany(CHUNK):
+                        yield pl.DataFrame(rows, schema={n: SCHEMA[n] for n in columns}, orient="row")
+            except psycopg.Error as error:
+                reason = client.error_reason(error)
+                raise StartError(
+                    f"table {self.table}: {reason}; expected a table of dead letters", Topic.DEAD_LETTERS
+                ) from None
+
+    # -- queries -------------------------------------------------------------------------------------------------------
+
+    @property
+    def _names(self) -> tuple[str, str]:
+        schema, _, name = self.table.rpartition(".")
+        return schema or "public", name
+
+    @property
+    def _label(self) -> str:
+        return f"table {'.'.join(self._names)} in Postgres at {client.server_address(self.url)}"
+
+    @property
+    def _sql_name(self) -> str:
+        return ".".join(map(client.quote_name, self._names))
+
+    def _read_error(self, error: Exception) -> StartError:
+        return StartError(f"{self._label}: cannot be read ({client.error_reason(error)})", Topic.OUTPUT_UNREADABLE)
 
     def _current_snapshot(self) -> str:
-        import psycopg
+        return str(self._query_value("SELECT pg_current_snapshot()::text"))
 
-        from slackwater.state.postgres import client
-
+    def _query_value(self, query: str) -> Any:
+        """Return the result of a query with one row and one column. Raises StartError if it fails."""
         try:
-            with client.open_connection(self.url, self.location) as db:
-                row = db.execute("SELECT pg_current_snapshot()::text").fetchone()
+            with client.open_connection(self.url, self._label) as db:
+                row = db.execute(query).fetchone()
         except psycopg.Error as error:
-            raise StartError(
-                f"{self.location}: cannot be read ({client.error_reason(error)})", Topic.OUTPUT_UNREADABLE
-            ) from None
+            raise self._read_error(error) from None
         assert row is not None
-        return str(row[0])
+        return row[0]
 
-    def read_all(self) -> LabeledRows:
-        return read_postgres(self.url, self.table)
+    def _read_rows(self, tail: str) -> pl.DataFrame | None:
+        """Return the rows of the table; None if it does not exist. Raises StartError if it cannot be read.
+
+        `tail`: the SQL after the table name.
+        """
+        try:
+            with client.open_connection(self.url, self._label) as db:
+                columns = client.types_of(db, self._sql_name)
+            if not columns:
+                return None
+            types = {column: _polars_type(type_text) for column, type_text in columns.items()}
+            selected = (
+                client.quote_name(c) if t is not None else f"{client.quote_name(c)}::text" for c, t in types.items()
+            )
+            with client.arrow_cursor(self.url) as cursor:
+                query = f"SELECT {', '.join(selected)} FROM {self._sql_name}{tail}"
+                return client.fetch_frame(cursor, query, {c: t or pl.String() for c, t in types.items()})
+        except (psycopg.Error, ConnectionError) as error:
+            raise self._read_error(error) from None
+
+
+def _snapshot_clause(snapshot: str) -> str:
+    """Return the SQL after a table name that selects the rows visible in a snapshot."""
+    top = f"(SELECT pg_snapshot_xmax('{snapshot}'::pg_snapshot)::text::bigint AS {_TOP}) AS s"
+    return f", {top} WHERE {_visible_in(snapshot)}"
 
 
 def _equals(column: str, value: str | None) -> str:
     """Return the SQL condition that a column has a value; None means NULL."""
-    from psycopg import sql
-
-    from slackwater.state.postgres import client
-
     return f"{client.quote_name(column)} " + ("IS NULL" if value is None else f"= {sql.quote(value)}")
-
-
-def server_address(url: str) -> str:
-    """Return the address of a server for messages, without the password."""
-    from slackwater.state.postgres import client
-
-    return client.server_address(url)
-
-
-def read_postgres(url: str, table: str) -> LabeledRows:
-    """Read all rows of a table. Raises StartError, for example if the table does not exist."""
-    schema, _, name = table.rpartition(".")
-    label = f"table {schema or 'public'}.{name} in Postgres at {server_address(url)}"
-    rows = read_table(url, table)
-    if rows is None:
-        raise StartError(
-            f"{label}: there is no such table; expected postgresql://…/database#schema.table", Topic.OUTPUT_UNREADABLE
-        )
-    return LabeledRows(label, rows)
-
-
-def read_table(url: str, table: str, tail: str = "") -> pl.DataFrame | None:
-    """Read the rows of a table; None if it does not exist. Raises StartError if it cannot be read.
-
-    `tail`: the SQL after the table name.
-    """
-    import psycopg
-
-    from slackwater.state.postgres import client
-
-    label, place = _label_and_sql_name(url, table)
-    try:
-        with client.open_connection(url, label) as db:
-            columns = db.execute(
-                "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute"
-                " WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
-                (place,),
-            ).fetchall()
-        if not columns:
-            return None
-        types = {column: _polars_type(type_text) for column, type_text in columns}
-        selected = (
-            client.quote_name(c) if t is not None else f"{client.quote_name(c)}::text" for c, t in types.items()
-        )
-        with client.arrow_cursor(url) as cursor:
-            return client.fetch_frame(
-                cursor,
-                f"SELECT {', '.join(selected)} FROM {place}{tail}",
-                {c: t or pl.String() for c, t in types.items()},
-            )
-    except (psycopg.Error, ConnectionError) as error:
-        raise StartError(f"{label}: cannot be read ({client.error_reason(error)})", Topic.OUTPUT_UNREADABLE) from None
-
-
-def count_rows(url: str, table: str, tail: str, most: int) -> int:
-    """Count the rows of a table, up to `most`. Raises StartError if the table cannot be read.
-
-    `tail`: the SQL after the table name.
-    """
-    import psycopg
-
-    from slackwater.state.postgres import client
-
-    label, place = _label_and_sql_name(url, table)
-    try:
-        with client.open_connection(url, label) as db:
-            row = db.execute(f"SELECT count(*) FROM (SELECT FROM {place}{tail} LIMIT {most}) AS counted").fetchone()
-    except psycopg.Error as error:
-        raise StartError(f"{label}: cannot be read ({client.error_reason(error)})", Topic.OUTPUT_UNREADABLE) from None
-    assert row is not None
-    return int(row[0])
-
-
-def _label_and_sql_name(url: str, table: str) -> tuple[str, str]:
-    """Return the label of a table for messages, and its quoted name for SQL."""
-    from slackwater.state.postgres import client
-
-    schema, _, name = table.rpartition(".")
-    schema = schema or "public"
-    return (
-        f"table {schema}.{name} in Postgres at {client.server_address(url)}",
-        f"{client.quote_name(schema)}.{client.quote_name(name)}",
-    )
 
 
 def _polars_type(type_text: str) -> pl.DataType | None:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import polars as pl
 
 from journal_connector.description import JournalConnection, JournalTargetKeys
 from journal_connector.offsets import JournalOffsets
 from journal_connector.reader import JournalReader
 from journal_connector.source import JournalSource, read_lines
-from journal_connector.target import JournalTarget, read_entries
+from journal_connector.target import JournalTarget
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
 from slackwater.config.target import Target
 from slackwater.connectors.connector import Connector
 from slackwater.connectors.source import declared_schema
 from slackwater.connectors.target import TargetTable
-from slackwater.core.dead_letter_schema import LetterFilter
 from slackwater.errors import StartError
 
 if TYPE_CHECKING:
@@ -48,10 +45,5 @@ class JournalConnector(Connector[JournalConnection]):
     def target_with_marker(self, spec: Target, table: TargetTable) -> JournalTarget:
         return JournalTarget(Path(spec.path or ""), table, JournalTargetKeys.from_spec(spec).sync)
 
-    def result_reader(self, pipeline: Pipeline) -> JournalReader:
-        return JournalReader(Path(pipeline.target.path or ""), pipeline.writers)
-
-    def letters(self, spec: Target, pipeline: str, letter_filter: LetterFilter) -> Iterator[pl.DataFrame]:
-        for entry in read_entries(Path(spec.path or "")):
-            if entry["writer"].startswith(f"{pipeline}-letters"):
-                yield pl.DataFrame(entry["rows"], infer_schema_length=None)
+    def result_reader(self, spec: Target, pipeline: Pipeline, writers: Sequence[str]) -> JournalReader:
+        return JournalReader(Path(spec.path or ""), writers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ class JournalReader(ResultReader):
     """Reads the entries of some writers. `_read`: the number of entries that were read."""
 
     path: Path
-    writers: tuple[str, ...]
+    writers: Sequence[str]
     _read: int = 0
 
     @property
