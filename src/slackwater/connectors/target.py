@@ -43,6 +43,16 @@ def columns_text(fields: Iterable[Field]) -> str:
     return ", ".join(f'"{f.name}" ({f.type})' for f in fields)
 
 
+def rows_in_ranges(
+    rows: pl.DataFrame, ranges: pl.DataFrame, fields: Sequence[Field], identity: Sequence[str], column: str
+) -> pl.DataFrame:
+    """Return the rows that match a row of `ranges`, with these columns; see `ReadableTarget`."""
+    kinds, keys = {f.name: f.polars for f in fields}, [c for c in identity if c != column]
+    rows = rows.select(pl.col(n).cast(t) for n, t in kinds.items())
+    joined = rows.join(ranges, on=keys, nulls_equal=True) if keys else rows.join(ranges, how="cross")
+    return joined.filter(pl.col(column).dt.timestamp("us").is_between("__low", "__high")).select(list(kinds))
+
+
 class TargetWriter(Protocol):
     """Writes the committed output of each epoch. Publishing an epoch again, or an older one, must have no effect.
 

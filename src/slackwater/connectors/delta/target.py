@@ -11,6 +11,7 @@ The mode "append" only adds rows.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import polars as pl
@@ -22,7 +23,7 @@ from deltalake.exceptions import DeltaError
 from deltalake.schema import ArrayType, StructType
 
 from slackwater.connectors.delta.log import delta_error_reason
-from slackwater.connectors.target import TargetTable
+from slackwater.connectors.target import TargetTable, rows_in_ranges
 from slackwater.core.schema import YEARS, ValueLimits, to_arrow_schema
 from slackwater.errors import PublishError, StartError, Topic
 from slackwater.state.commit import TargetMarker
@@ -102,21 +103,30 @@ class DeltaTarget:
     def close(self) -> None:
         self._delta = None
 
+    @contextmanager
+    def _start_errors(self, problem: str, topic: Topic) -> Iterator[None]:
+        """Raise StartError for any error of the library: the table "cannot be opened" or "cannot be read"."""
+        try:
+            yield
+        except Exception as error:  # the library has no base class
+            raise StartError(
+                f"{self.description} {problem} ({self._reason(error)}); check the path and the storage options", topic
+            ) from error
+
+    def _recent_commits(self) -> list[dict[str, Any]]:
+        """Return the recent commits of all writers, newest first. Empty if the table does not exist."""
+        if not DeltaTable.is_deltatable(self._path, self._options):
+            return []
+        commits = DeltaTable(self._path, storage_options=self._options).history(_RECENT_COMMITS)
+        return [c for c in commits if c.get("slackwater_writer")]
+
     def describe_previous_output(self) -> str | None:
         """Describe the output that another state of this writer left in the table; None if there is none.
 
         Commits of early Slackwater versions are not recognized, because they do not name their writer.
         """
-        try:
-            if not DeltaTable.is_deltatable(self._path, self._options):
-                return None
-            commits = DeltaTable(self._path, storage_options=self._options).history(_RECENT_COMMITS)
-        except Exception as error:  # the library has no base class
-            raise StartError(
-                f"{self.description} cannot be opened ({self._reason(error)}); check the path and the storage options",
-                Topic.TARGET_UNSUITABLE,
-            ) from error
-        own_commits = [c for c in commits if c.get("slackwater_writer") == self._table.writer]
+        with self._start_errors("cannot be opened", Topic.TARGET_UNSUITABLE):
+            own_commits = [c for c in self._recent_commits() if c["slackwater_writer"] == self._table.writer]
         if not own_commits or own_commits[0].get("slackwater_state") == self._table.state:
             return None
         epoch = own_commits[0].get("slackwater_epoch")
@@ -130,7 +140,7 @@ class DeltaTarget:
         The table's transactions contain only hashes of the state and of the commit id. They are compared with the
         hashes of the `expected` markers.
         """
-        try:
+        with self._start_errors("cannot be read", Topic.OUTPUT_UNREADABLE):
             if not DeltaTable.is_deltatable(self._path, self._options):
                 return None
             delta = DeltaTable(self._path, storage_options=self._options)
@@ -139,24 +149,11 @@ class DeltaTarget:
             last = tuple(delta.transaction_version(app) for app in self._apps)
             recognised = next((m for m in expected if last == (_number(m.state), _number(m.commit))), None)
             return recognised or self._last_marker(delta, state)
-        except Exception as error:  # the library has no base class
-            raise StartError(
-                f"{self.description} cannot be read ({self._reason(error)}); check the path and the storage options",
-                Topic.OUTPUT_UNREADABLE,
-            ) from error
 
     def writers(self) -> list[str]:
         """Return the writers of recent commits."""
-        try:
-            if not DeltaTable.is_deltatable(self._path, self._options):
-                return []
-            commits = DeltaTable(self._path, storage_options=self._options).history(_RECENT_COMMITS)
-        except Exception as error:  # the library has no base class
-            raise StartError(
-                f"{self.description} cannot be read ({self._reason(error)}); check the path and the storage options",
-                Topic.OUTPUT_UNREADABLE,
-            ) from error
-        return sorted({c["slackwater_writer"] for c in commits if c.get("slackwater_writer")})
+        with self._start_errors("cannot be read", Topic.OUTPUT_UNREADABLE):
+            return sorted({c["slackwater_writer"] for c in self._recent_commits()})
 
     def _last_marker(self, delta: DeltaTable, state: str) -> TargetMarker | None:
         """Return the writer's last marker in the recent commits; without one, the last marker of `state`, if any."""
@@ -208,8 +205,6 @@ class DeltaTarget:
 
     def read_ranges(self, ranges: pl.DataFrame, column: str) -> pl.DataFrame:
         """Return the rows in these ranges; see `connectors.target.ReadableTarget`."""
-        fields = {f.name: f.polars for f in self._table.fields}
-        keys = [c for c in self._table.identity or () if c != column]
         kind = pa.timestamp("us", tz="UTC")
         low, high = (pa.scalar(v, kind) for v in (ranges["__low"].min(), ranges["__high"].max()))
         try:
@@ -217,14 +212,12 @@ class DeltaTarget:
             table = self._current().to_pyarrow_dataset().to_table(filter=(time >= low) & (time <= high))
         except (DeltaError, OSError, ValueError, pa.ArrowException) as error:
             raise StartError(
-                f"{self.description} cannot be read ({self._reason(error)}); nothing was replayed", Topic.DEAD_LETTERS
+                f"{self.description} cannot be read ({self._reason(error)}); nothing was replayed",
+                Topic.OUTPUT_UNREADABLE,
             ) from error
         frame = pl.from_arrow(table)
         assert isinstance(frame, pl.DataFrame)
-        frame = frame.select(pl.col(n).cast(t) for n, t in fields.items())
-        matched = frame.join(ranges, on=keys, nulls_equal=True) if keys else frame.join(ranges, how="cross")
-        in_range = pl.col(column).dt.timestamp("us").is_between("__low", "__high")
-        return matched.filter(in_range).select(list(fields))
+        return rows_in_ranges(frame, ranges, self._table.fields, self._table.identity or (), column)
 
     def _current(self) -> DeltaTable:
         """Return the newest version of the table."""

@@ -26,6 +26,7 @@ import pyarrow as pa
 from slackwater.connectors.iceberg import tables as iceberg
 from slackwater.connectors.iceberg.tables import IcebergTables
 from slackwater.connectors.target import TargetTable as Columns
+from slackwater.connectors.target import rows_in_ranges
 from slackwater.core.humanize import plural
 from slackwater.core.schema import YEARS, ValueLimits
 from slackwater.errors import PublishError, StartError, Topic
@@ -105,12 +106,16 @@ class IcebergTarget:
     def close(self) -> None:
         self._table = None
 
+    def _load(self) -> Table | None:
+        """Return the current table; None if it does not exist. Raises StartError if the catalog does not respond."""
+        try:
+            return self._tables.load(self._name)
+        except Exception as error:  # catalogs raise the exceptions of their clients
+            raise self._open_error(error) from error
+
     def describe_previous_output(self) -> str | None:
         """Describe the output that another state of this writer left in the table; None if there is none."""
-        try:
-            table = self._tables.load(self._name)
-        except Exception as error:
-            raise self._open_error(error) from error
+        table = self._load()
         state, _, epoch = ("" if table is None else table.properties.get(self._last, "")).rpartition(" ")
         if not epoch or (state == self._columns.state and state):
             return None
@@ -119,10 +124,7 @@ class IcebergTarget:
     def read_marker(
         self, state: str, expected: Sequence[TargetMarker] = (), fence: bool = False
     ) -> TargetMarker | None:
-        try:
-            table = self._tables.load(self._name)
-        except Exception as error:  # catalogs raise the exceptions of their clients
-            raise self._open_error(error) from error
+        table = self._load()
         snapshot = None if table is None else table.current_snapshot()
         if table is None or snapshot is None or snapshot.summary is None or snapshot.summary["total-records"] == "0":
             return None
@@ -132,10 +134,7 @@ class IcebergTarget:
         return TargetMarker(state=wrote, epoch=int(epoch), commit=table.properties.get(self._commit, ""))
 
     def writers(self) -> list[str]:
-        try:
-            table = self._tables.load(self._name)
-        except Exception as error:  # catalogs raise the exceptions of their clients
-            raise self._open_error(error) from error
+        table = self._load()
         names = () if table is None else table.properties
         return sorted(n.removeprefix("slackwater/").removesuffix("#last") for n in names if n.endswith("#last"))
 
@@ -310,26 +309,21 @@ class IcebergTarget:
     def read_ranges(self, ranges: pl.DataFrame, column: str) -> pl.DataFrame:
         """Return the rows in these ranges; see `connectors.target.ReadableTarget`."""
         kinds = {f.name: f.polars for f in self._columns.fields}
-        keys = [c for c in self._columns.identity or () if c != column]
+        frames = [pl.DataFrame(schema=kinds)]
         if ranges.is_empty():
-            return pl.DataFrame(schema=kinds)
+            return frames[0]
         low, high = (int(v) for v in (ranges["__low"].min(), ranges["__high"].max()))  # type: ignore[arg-type]
         self._table = None
         try:
             where = iceberg.time_between(column, low, high) if "." not in column else None
-            frames = [
-                file_rows.select(pl.col(n).cast(t) for n, t in kinds.items())
-                for _, file_rows in iceberg.read_files(self._current(), None, where)
-            ]
+            for _, file_rows in iceberg.read_files(self._current(), None, where):
+                frames.append(file_rows.select(pl.col(n).cast(t) for n, t in kinds.items()))
         except Exception as error:
             raise StartError(
                 f"{self.description} cannot be read ({iceberg.iceberg_error_reason(error)}); nothing was replayed",
-                Topic.DEAD_LETTERS,
+                Topic.OUTPUT_UNREADABLE,
             ) from error
-        frame = pl.concat([pl.DataFrame(schema=kinds), *frames])
-        joined = frame.join(ranges, on=keys, nulls_equal=True) if keys else frame.join(ranges, how="cross")
-        within = pl.col(column).dt.timestamp("us").is_between("__low", "__high")
-        return joined.filter(within).select(list(kinds))
+        return rows_in_ranges(pl.concat(frames), ranges, self._columns.fields, self._columns.identity or (), column)
 
     def _open_error(self, error: Exception) -> StartError:
         return StartError(

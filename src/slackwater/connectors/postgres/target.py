@@ -11,6 +11,7 @@ store's commit is part of this transaction (`publish_within`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import polars as pl
@@ -81,10 +82,7 @@ class PostgresTarget:
             raise
         except psycopg.Error as error:
             self.close()
-            raise StartError(
-                f"{self.description}: {client.error_reason(error)}; check the role's permissions on it",
-                Topic.PERMISSION,
-            ) from None
+            raise self._permission_error(error) from None
 
     def _create(self, db: psycopg.Connection[Any]) -> None:
         columns = ", ".join(f"{client.quote_name(f.name)} {client.sql_type(f)}" for f in self._columns.fields)
@@ -112,63 +110,53 @@ class PostgresTarget:
 
         Raises StartError if the database cannot be read.
         """
-        with client.open_connection(self.url, f"target {self._schema}.{self._name}") as db:
-            try:
-                row = db.execute(
-                    f"SELECT m.epoch FROM {self._marker} m WHERE m.writer = %s AND m.table_name = %s AND m.state <> %s"
-                    f" AND EXISTS (SELECT FROM {self._table})",
-                    (self._columns.writer, f"{self._schema}.{self._name}", self._columns.state),
-                ).fetchone()
-            except psycopg.errors.UndefinedTable:
-                return None
-            except psycopg.Error as error:
-                raise StartError(
-                    f"{self.description}: {client.error_reason(error)}; check the role's permissions on it",
-                    Topic.PERMISSION,
-                ) from None
-        if row is None:
-            return None
-        return f'rows of another state of "{self._columns.writer}" in {self.description}, up to epoch {row[0]}'
+        with self._open_markers() as db:
+            row = db.execute(
+                f"SELECT m.epoch FROM {self._marker} m WHERE m.writer = %s AND m.table_name = %s AND m.state <> %s"
+                f" AND EXISTS (SELECT FROM {self._table})",
+                (self._columns.writer, f"{self._schema}.{self._name}", self._columns.state),
+            ).fetchone()
+            if row is not None:
+                return f'rows of another state of "{self._columns.writer}" in {self.description}, up to epoch {row[0]}'
+        return None
 
     def read_marker(
         self, state: str, expected: Sequence[TargetMarker] = (), fence: bool = False
     ) -> TargetMarker | None:
-        with client.open_connection(self.url, f"target {self._schema}.{self._name}") as db:
-            try:
-                marker_columns = client.columns_of(db, self._marker)
-                commit = "commit_id" if "commit_id" in marker_columns else "NULL"
-                oids = "m.marker_oid, m.table_oid" if "table_oid" in marker_columns else "NULL, NULL"
-                row = db.execute(
-                    f"SELECT m.state, m.epoch, {commit}, {oids}, to_regclass(%s)::oid, to_regclass(%s)::oid FROM {self._marker} m"
-                    f" WHERE m.writer = %s AND m.table_name = %s AND EXISTS (SELECT FROM {self._table})",
-                    (self._marker, self._table, self._columns.writer, f"{self._schema}.{self._name}"),
-                ).fetchone()
-            except psycopg.errors.UndefinedTable:
-                return None
-            except psycopg.Error as error:
-                raise StartError(
-                    f"{self.description}: {client.error_reason(error)}; check the role's permissions on it",
-                    Topic.PERMISSION,
-                ) from None
-        if row is None or not _is_same_table(row[3:5], row[5:7]):
-            return None
-        return TargetMarker(state=row[0] or "", epoch=row[1], commit=row[2] or "")
+        with self._open_markers() as db:
+            marker_columns = client.columns_of(db, self._marker)
+            commit = "commit_id" if "commit_id" in marker_columns else "NULL"
+            oids = "m.marker_oid, m.table_oid" if "table_oid" in marker_columns else "NULL, NULL"
+            row = db.execute(
+                f"SELECT m.state, m.epoch, {commit}, {oids}, to_regclass(%s)::oid, to_regclass(%s)::oid FROM {self._marker} m"
+                f" WHERE m.writer = %s AND m.table_name = %s AND EXISTS (SELECT FROM {self._table})",
+                (self._marker, self._table, self._columns.writer, f"{self._schema}.{self._name}"),
+            ).fetchone()
+            if row is not None and _is_same_table(row[3:5], row[5:7]):
+                return TargetMarker(state=row[0] or "", epoch=row[1], commit=row[2] or "")
+        return None
 
     def writers(self) -> list[str]:
+        with self._open_markers() as db:
+            query = f"SELECT writer FROM {self._marker} WHERE table_name = %s ORDER BY writer"
+            return [row[0] for row in db.execute(query, (f"{self._schema}.{self._name}",)).fetchall()]
+        return []
+
+    @contextmanager
+    def _open_markers(self) -> Iterator[psycopg.Connection[Any]]:
+        """Connect to read markers. If a table does not exist, the block ends without an error."""
         with client.open_connection(self.url, f"target {self._schema}.{self._name}") as db:
             try:
-                rows = db.execute(
-                    f"SELECT writer FROM {self._marker} WHERE table_name = %s ORDER BY writer",
-                    (f"{self._schema}.{self._name}",),
-                ).fetchall()
+                yield db
             except psycopg.errors.UndefinedTable:
-                return []
+                return
             except psycopg.Error as error:
-                raise StartError(
-                    f"{self.description}: {client.error_reason(error)}; check the role's permissions on it",
-                    Topic.PERMISSION,
-                ) from None
-        return [row[0] for row in rows]
+                raise self._permission_error(error) from None
+
+    def _permission_error(self, error: psycopg.Error) -> StartError:
+        return StartError(
+            f"{self.description}: {client.error_reason(error)}; check the role's permissions on it", Topic.PERMISSION
+        )
 
     def problems(self) -> list[str]:
         """Return the problems that would make `open` fail, one line each, without changing anything."""
