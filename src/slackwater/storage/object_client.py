@@ -11,7 +11,8 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -87,10 +88,8 @@ class ObjectClient:
         def put() -> None:
             self._obs.put(self._store, file, content, use_multipart=large, chunk_size=PART, max_concurrency=4)
 
-        try:
+        with self._wrapped_errors(f"{file} cannot be written", kind=EpochError):
             self._retry(put, _is_interrupted)
-        except Exception as error:
-            raise self._wrap_error(error, f"{file} cannot be written", EpochError) from None
 
     def create(self, file: str, content: bytes) -> str | None:
         """Put an object if it does not exist. Return its version, or None if another writer has put it.
@@ -168,7 +167,7 @@ class ObjectClient:
 
     def get(self, file: str, size: int | None = None) -> StoredObject:
         """Read an object; if `size` (bytes) is large, in ranges. Raises FileNotFoundError or StateError."""
-        try:
+        with self._wrapped_errors(f"{file} cannot be read", file):
             if size is not None and size > 2 * PART:
                 starts = range(0, size, PART)
                 self.requests["get"] += len(starts)
@@ -178,23 +177,14 @@ class ObjectClient:
             self.requests["get"] += 1
             response = self._obs.get(self._store, file)
             return StoredObject(memoryview(response.bytes()), _version(response.meta))
-        except FileNotFoundError as error:
-            if _no_bucket(str(error)):
-                raise self._wrap_error(error, f"{file} cannot be read", StateError) from None
-            raise FileNotFoundError(2, "No such object", f"{self.url}/{file}") from None
-        except Exception as error:
-            raise self._wrap_error(error, f"{file} cannot be read", StateError) from None
 
     def has(self, file: str) -> bool:
         self.requests["get"] += 1
         try:
-            self._obs.head(self._store, file)
-        except FileNotFoundError as error:
-            if _no_bucket(str(error)):
-                raise self._wrap_error(error, f"{file} cannot be checked", StateError) from None
+            with self._wrapped_errors(f"{file} cannot be checked", file):
+                self._obs.head(self._store, file)
+        except FileNotFoundError:
             return False
-        except Exception as error:
-            raise self._wrap_error(error, f"{file} cannot be checked", StateError) from None
         return True
 
     def sizes(self, folder: str) -> dict[str, int]:
@@ -203,10 +193,8 @@ class ObjectClient:
         This costs one request per thousand objects. Raises StateError.
         """
         prefix = f"{folder}/" if folder else ""
-        try:
+        with self._wrapped_errors(f"{folder or 'it'} cannot be listed"):
             objects = self._obs.list(self._store, prefix or None).collect()
-        except Exception as error:
-            raise self._wrap_error(error, f"{folder or 'it'} cannot be listed", StateError) from None
         self.requests["list"] += 1 + len(objects) // 1000
         return {str(o["path"]).removeprefix(prefix): int(o["size"]) for o in objects}
 
@@ -214,10 +202,8 @@ class ObjectClient:
         """Return the names of the folders and of the objects directly in a folder. Raises StateError."""
         self.requests["list"] += 1
         prefix = f"{folder}/" if folder else ""
-        try:
+        with self._wrapped_errors(f"{folder or 'it'} cannot be listed"):
             listing = self._obs.list_with_delimiter(self._store, prefix or None)
-        except Exception as error:
-            raise self._wrap_error(error, f"{folder or 'it'} cannot be listed", StateError) from None
         paths = listing["common_prefixes"], [o["path"] for o in listing["objects"]]
         folders, files = (sorted(str(p).rstrip("/").removeprefix(prefix) for p in names) for names in paths)
         return folders, files
@@ -229,35 +215,19 @@ class ObjectClient:
             chunk, remaining = remaining[:_AT_ONCE], remaining[_AT_ONCE:]
             self.requests["delete"] += 1
             try:
-                self._retry(lambda chunk=chunk: self._obs.delete(self._store, chunk))  # type: ignore[misc]
-            except FileNotFoundError as error:  # Azure stops at the first missing object
-                if _no_bucket(str(error)):
-                    raise self._wrap_error(error, "objects cannot be deleted", StateError) from None
+                with self._wrapped_errors("objects cannot be deleted", ""):
+                    self._retry(lambda chunk=chunk: self._obs.delete(self._store, chunk))  # type: ignore[misc]
+            except FileNotFoundError:  # Azure stops at the first missing object
                 for file in chunk:
-                    self._delete(file)
-            except Exception as error:
-                raise self._wrap_error(error, "objects cannot be deleted", StateError) from None
-
-    def _delete(self, file: str) -> None:
-        self.requests["delete"] += 1
-        try:
-            self._obs.delete(self._store, file)
-        except FileNotFoundError:
-            return
-        except Exception as error:
-            raise self._wrap_error(error, f"{file} cannot be deleted", StateError) from None
+                    self.requests["delete"] += 1
+                    with suppress(FileNotFoundError), self._wrapped_errors(f"{file} cannot be deleted", file):
+                        self._obs.delete(self._store, file)
 
     def copy(self, file: str, to: str) -> None:
         """Copy an object within the store. Raises FileNotFoundError or StateError."""
         self.requests["put"] += 1
-        try:
+        with self._wrapped_errors(f"{file} cannot be copied", file):
             self._retry(lambda: self._obs.copy(self._store, file, to))
-        except FileNotFoundError as error:
-            if _no_bucket(str(error)):
-                raise self._wrap_error(error, f"{file} cannot be copied", StateError) from None
-            raise FileNotFoundError(2, "No such object", f"{self.url}/{file}") from None
-        except Exception as error:
-            raise self._wrap_error(error, f"{file} cannot be copied", StateError) from None
 
     def _retry(self, work: Callable[[], object], is_transient: Callable[[str], bool] | None = None) -> None:
         """Run an idempotent request, retrying it after transient errors. obstore retries only some errors itself."""
@@ -272,6 +242,21 @@ class ObjectClient:
                 if is_missing or not is_transient(str(error)) or time.monotonic() > ends:
                     raise
                 time.sleep(0.1)
+
+    @contextmanager
+    def _wrapped_errors(
+        self, problem: str, file: str | None = None, kind: type[SlackwaterError] = StateError
+    ) -> Iterator[None]:
+        """Raise an error with `problem` for each error of the client.
+
+        With `file`, raise FileNotFoundError with its full name if the object does not exist, but the bucket does.
+        """
+        try:
+            yield
+        except Exception as error:
+            if file is not None and isinstance(error, FileNotFoundError) and not _no_bucket(str(error)):
+                raise FileNotFoundError(2, "No such object", f"{self.url}/{file}") from None
+            raise self._wrap_error(error, problem, kind) from None
 
     def _wrap_error(self, error: Exception, problem: str, kind: type[SlackwaterError]) -> SlackwaterError:
         """Return the error to raise instead of `error`: one line with `problem`, the reason, and a remedy."""

@@ -104,27 +104,6 @@ class KafkaBroker:
                 ) from None
         return {topic: id_ for topic, id_ in ids.items() if id_}
 
-    def offsets_at_ms(self, partitions: Sequence[tuple[str, int]], ms: int) -> dict[tuple[str, int], int]:
-        """Return, for each partition, the offset of the first record at or after a time in milliseconds.
-
-        If no record is that recent, this is the offset of the next record to be written. Raises EpochError.
-        """
-        from confluent_kafka import KafkaException, TopicPartition
-        from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
-
-        topic_partitions = [TopicPartition(t, p) for t, p in partitions]
-        try:
-            spec: Any = OffsetSpec.for_timestamp(max(ms, 0))
-            answers = self._admin.list_offsets(dict.fromkeys(topic_partitions, spec), request_timeout=SECONDS)
-            offsets = {(p.topic, p.partition): answers[p].result().offset for p in topic_partitions}
-        except KafkaException as error:
-            raise EpochError(
-                f"Kafka at {self.connection.bootstrap_servers} does not return its offsets ({error.args[0].str()}); "
-                "check that the brokers are running"
-            ) from None
-        none = [key for key, offset in offsets.items() if offset < 0]
-        return {**offsets, **{key: high for key, (_, high) in self.offset_ranges(none).items()}} if none else offsets
-
     def offset_ranges(self, partitions: Sequence[tuple[str, int]]) -> dict[tuple[str, int], tuple[int, int]]:
         """Return, for each partition, the offsets of the first record and of the next record to be written.
 
@@ -151,15 +130,14 @@ class KafkaBroker:
         (offsets,) = self._list_offsets(partitions, last, isolation_level=level)
         return offsets
 
-    def offsets_at_us(self, partitions: Sequence[tuple[str, int]], time_us: int) -> dict[tuple[str, int], int]:
-        """Return, for each partition, the offset of the first record at or after a time in microseconds.
+    def offsets_at_ms(self, partitions: Sequence[tuple[str, int]], ms: int) -> dict[tuple[str, int], int]:
+        """Return, for each partition, the offset of the first record at or after a time in milliseconds.
 
-        If no record is that recent, this is the offset of the next record to be written. The request is retried until
-        the timeout. Raises EpochError.
+        If no record is that recent, this is the offset of the next record to be written. Raises EpochError.
         """
         from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
-        spec: Any = OffsetSpec.for_timestamp(-(-time_us // 1000))
+        spec: Any = OffsetSpec.for_timestamp(max(ms, 0))
         last: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
         offsets, high = self._list_offsets(partitions, spec, last)
         return {p: high[p] if offsets[p] < 0 else offsets[p] for p in offsets}

@@ -67,7 +67,7 @@ class KafkaConnector(Connector[KafkaConnection]):
         topics = broker.partitions(spec.query or "", f'source "{spec.name}"')
         partitions = [(t, p) for t, parts in topics.items() for p in parts]
         if isinstance(position, int):
-            offsets = broker.offsets_at_us(partitions, position)
+            offsets = broker.offsets_at_ms(partitions, -(-position // 1000))
         else:
             offsets = {
                 p: bounds[("earliest", "latest").index(position)]

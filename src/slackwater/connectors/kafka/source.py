@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,10 +85,6 @@ class KafkaSource(SparkPlannedSource):
     def _where(self) -> str:
         return f'source "{self.name}"'
 
-    def check(self) -> None:
-        """Raise StartError if the brokers cannot be reached or a topic does not exist."""
-        self.broker.partitions(self.spec.query or "", self._where)
-
     def partitions(self) -> list[tuple[str, int]]:
         """Return the current partitions of all topics of the source.
 
@@ -158,28 +154,18 @@ class KafkaSource(SparkPlannedSource):
 
     def latest(self) -> KafkaOffsets:
         """Return the offsets of the next records to be written."""
-        topics = self.broker.partitions(self.spec.query or "", self._where)
-        ids, bounds = (
-            self.broker.topic_ids(topics),
-            self.broker.offset_ranges([(t, p) for t, numbers in topics.items() for p in numbers]),
-        )
-        return KafkaOffsets({t: {str(p): bounds[t, p][1] for p in parts} for t, parts in topics.items()}, ids)
+        return self._choose_offsets(lambda topic, part, bounds: bounds[1])
 
     def configured_start(self) -> KafkaOffsets:
         """Return the offsets that `starting_offsets` specifies. For "latest", call `latest` instead."""
-        start, topics = self.spec.starting_offsets, self.broker.partitions(self.spec.query or "", self._where)
-        named = start if isinstance(start, Mapping) else {}
-        ids, bounds = (
-            self.broker.topic_ids(topics),
-            self.broker.offset_ranges([(t, p) for t, numbers in topics.items() for p in numbers]),
-        )
-        return KafkaOffsets(
-            {
-                t: {str(p): int(named.get(t, {}).get(str(p), bounds[t, p][0])) for p in parts}
-                for t, parts in topics.items()
-            },
-            ids,
-        )
+        named = self.spec.starting_offsets if isinstance(self.spec.starting_offsets, Mapping) else {}
+        return self._choose_offsets(lambda topic, part, bounds: int(named.get(topic, {}).get(part, bounds[0])))
+
+    def _choose_offsets(self, choose: Callable[[str, str, tuple[int, int]], int]) -> KafkaOffsets:
+        """Return an offset for each partition. `choose`: selects it from the first and the next offset of a partition."""
+        partitions = self.partitions()
+        ids, bounds = self.broker.topic_ids({t for t, _ in partitions}), self.broker.offset_ranges(partitions)
+        return KafkaOffsets(group_by_topic({(t, p): choose(t, str(p), bounds[t, p]) for t, p in partitions}), ids)
 
     # -- start offsets -------------------------------------------------------------------------------------------
 
