@@ -79,10 +79,10 @@ def main() -> None:
     from slackwater.config.source import Source
     from slackwater.connectors.payloads import create_payload
     from slackwater.connectors.payloads.base import RawRecords
-    from slackwater.spark.sessions import maven_packages, spark_session
+    from slackwater.spark.sessions import spark_jars, spark_session
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    jars = ",".join(map(str, maven_packages.avro_connector(pyspark.__version__)))
+    jars = ",".join(map(str, spark_jars.avro_connector(pyspark.__version__)))
     spark = spark_session.start_session({"spark.master": "local[1]", "spark.jars": jars})
     records = rows()
     bodies = {

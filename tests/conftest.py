@@ -84,11 +84,11 @@ def spark() -> Iterator[Any]:
         warnings.simplefilter("ignore")  # PySpark's own imports warn; ours must not
         import pyspark
 
-        from slackwater.spark.sessions import maven_packages, spark_session
+        from slackwater.spark.sessions import spark_jars, spark_session
 
         jars = [
-            *maven_packages.kafka_connector(pyspark.__version__)[0],
-            *maven_packages.avro_connector(pyspark.__version__),
+            *spark_jars.kafka_connector(pyspark.__version__)[0],
+            *spark_jars.avro_connector(pyspark.__version__),
         ]
         settings = {"spark.jars": ",".join(map(str, jars)), "spark.sql.shuffle.partitions": "2"}
         active = spark_session.start_session({"spark.master": "local[2]", **settings})

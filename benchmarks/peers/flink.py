@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.data import LATENESS_S, SIDES
 from benchmarks.peers.workloads import GAP_S, JOIN, LENGTH_S, SESSIONS, WITHIN_S, Work
-from slackwater.spark.sessions import maven_packages
+from slackwater.spark.sessions import spark_jars
 
 VERSION = "2.3.0"
 GATEWAY = ("org.apache.flink", "flink-sql-gateway", VERSION)  # what the client works with; PyPI has it not
@@ -44,7 +44,7 @@ _OPENED = (
 
 def installed() -> Path:
     """Flink's jars, fetched once into an environment next to Slackwater's other downloads."""
-    home = maven_packages.cache_directory() / "peers" / f"flink-{VERSION}"
+    home = spark_jars.cache_directory() / "peers" / f"flink-{VERSION}"
     if not list(home.glob("lib/python*/site-packages/pyflink/lib/flink-dist-*.jar")):
         print(f"fetching Flink {VERSION} into {home} (330 MB) …", file=sys.stderr, flush=True)
         venv.create(home, with_pip=True)
@@ -104,7 +104,7 @@ FROM TUMBLE(TABLE events, DESCRIPTOR(event_time), INTERVAL '{LENGTH_S}' SECOND) 
 def prepared(work: Work, address: str, home: Path, heap: str) -> tuple[list[str], dict[str, str]]:
     """The command that runs it to its end, and what its environment needs next to ours."""
     jars = installed()
-    further = [jar for module in (GATEWAY, CONNECTOR) for jar in maven_packages.fetch_jar(*module)]
+    further = [jar for module in (GATEWAY, CONNECTOR) for jar in spark_jars.fetch_jars(*module)]
     home.mkdir(parents=True)
     settings = SETTINGS | {"execution.checkpointing.dir": (home / "checkpoints").as_uri(), "io.tmp.dirs": str(home)}
     (home / "config.yaml").write_text("".join(f"{name}: {value}\n" for name, value in settings.items()))

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 from benchmarks.peers.workloads import Work
-from slackwater.spark.sessions import maven_packages
+from slackwater.spark.sessions import spark_jars
 from slackwater.testing.services import KAFKA_VERSION
 
 SOURCE = Path(__file__).with_name("KafkaStreamsPeer.java")
@@ -38,7 +38,7 @@ def prepared(work: Work, address: str, home: Path, heap: str) -> tuple[list[str]
     """The command that runs it until it is ended. Raises NoCompiler."""
     if shutil.which("javac") is None:
         raise NoCompiler("Kafka Streams is compiled here, and there is no javac; install a JDK, or leave it out")
-    jars = maven_packages.fetch_with_dependencies("org.apache.kafka", "kafka-streams", KAFKA_VERSION)
+    jars = spark_jars.fetch_jars("org.apache.kafka", "kafka-streams", KAFKA_VERSION, transitive=True)
     classpath = ":".join(map(str, jars))
     home.mkdir(parents=True)
     subprocess.run(["javac", "-d", home / "classes", "-cp", classpath, SOURCE], check=True)

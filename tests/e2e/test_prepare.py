@@ -38,7 +38,7 @@ def test_the_command_makes_it_once_and_a_jvm_takes_it(tmp_path: Path, monkeypatc
 
 def test_three_that_start_at_once_on_a_new_machine_fetch_once(tmp_path: Path) -> None:
     env = {**os.environ, "SLACKWATER_CACHE": str(tmp_path)}
-    fetches = "from slackwater.spark.sessions import maven_packages; print(*maven_packages.connector_jars('kafka'))"
+    fetches = "from slackwater.spark.sessions import spark_jars; print(*spark_jars.connector_jars('kafka'))"
     started = [
         subprocess.Popen(
             [sys.executable, "-c", fetches], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

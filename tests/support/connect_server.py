@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pyspark
 
-from slackwater.spark.sessions import maven_packages
+from slackwater.spark.sessions import spark_jars
 from slackwater.testing.services import SECONDS, Process, free_port
 
 _SPARK = Path(pyspark.__file__).parent
@@ -34,7 +34,7 @@ class Server:
 
     def start(self) -> None:
         log = self.home / "server.log"
-        jars = maven_packages.kafka_connector(pyspark.__version__)[0]
+        jars = spark_jars.kafka_connector(pyspark.__version__)[0]
         settings = {
             "spark.connect.grpc.binding.address": "127.0.0.1",
             "spark.connect.grpc.binding.port": self.port,

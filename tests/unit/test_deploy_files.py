@@ -20,7 +20,7 @@ from slackwater.cli.check import check_file
 from slackwater.cli.main import app
 from slackwater.errors import StartError
 from slackwater.health_probes import LIVE, READY
-from slackwater.spark.sessions import maven_packages
+from slackwater.spark.sessions import spark_jars
 
 SCHEMAS = ROOT / "tests/fixtures/schemas"
 KUBERNETES: dict[str, Any] = json.loads((SCHEMAS / "kubernetes.json").read_text())
@@ -205,13 +205,13 @@ def test_the_jars_of_an_image_are_fetched_by_name(monkeypatch: pytest.MonkeyPatc
     names = re.findall(r"--with (\w+)", line)
     modules: list[str] = []
     monkeypatch.setattr(
-        maven_packages, "_fetch", lambda _, module, *rest, **how: modules.append(module) or [Path(module)]
+        spark_jars, "fetch_jars", lambda _, module, *rest, **how: modules.append(module) or [Path(module)]
     )
-    monkeypatch.setattr(maven_packages, "_is_cached", lambda home: False)
-    assert sum(len(maven_packages.connector_jars(name)) for name in names) == len(modules)
+    monkeypatch.setattr(spark_jars, "_is_cached", lambda home: False)
+    assert sum(len(spark_jars.connector_jars(name)) for name in names) == len(modules)
     assert any("kafka-clients" in m for m in modules) and any("spark-avro" in m for m in modules)
     with pytest.raises(StartError, match=r"^found 'kafkas', expected one or both of: kafka, avro$"):
-        maven_packages.connector_jars("kafkas")
+        spark_jars.connector_jars("kafkas")
 
 
 # -- compose -----------------------------------------------------------------------------------------------------------

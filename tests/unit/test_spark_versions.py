@@ -9,7 +9,7 @@ import pytest
 
 from slackwater.errors import StartError
 from slackwater.spark import shard_partitioning
-from slackwater.spark.sessions import maven_packages
+from slackwater.spark.sessions import spark_jars
 
 
 def test_the_hash_is_that_of_spark() -> None:
@@ -45,15 +45,15 @@ def test_the_cached_connector_fits_the_version_of_spark(
         (home / f"{module}-{version}.jar").touch()
     fetched: list[str] = []
 
-    def fetch(organisation: str, name: str, version: str, *, transitive: bool) -> list[Path]:
+    def fetch(organisation: str, name: str, version: str) -> list[Path]:
         fetched.append(version)
         raise StartError(version)
 
-    monkeypatch.setattr(maven_packages, "_fetch", fetch)
+    monkeypatch.setattr(spark_jars, "fetch_jars", fetch)
     if taken is not None:
-        assert maven_packages._newest(module, spark, maven_packages._CONNECTORS)[1] == taken
+        assert spark_jars._newest(module, spark, spark_jars._CONNECTORS)[1] == taken
         assert not fetched
         return
     with pytest.raises(StartError, match=spark):
-        maven_packages._newest(module, spark, maven_packages._CONNECTORS)
-    assert fetched == maven_packages.list_candidate_versions(spark, maven_packages._CONNECTORS)
+        spark_jars._newest(module, spark, spark_jars._CONNECTORS)
+    assert fetched == spark_jars.list_candidate_versions(spark, spark_jars._CONNECTORS)

@@ -16,7 +16,7 @@ from slackwater.core.humanize import plural
 from slackwater.errors import ConfigError, StartError
 from slackwater.runner import local_paths
 from slackwater.secrets import mask_secrets
-from slackwater.spark.sessions import object_store_connectors
+from slackwater.spark.sessions import spark_jars
 
 # -- check and explain -------------------------------------------------------------------------------------------------
 
@@ -79,7 +79,7 @@ def _check_config(file: Path, connect: bool) -> None:
     print(mask_secrets(f"{file}: ok — {description}, {explain.describe_state_location(pipeline)}"))
     for line in notes:
         print(mask_secrets(f"{file}: note: {line}"))
-    for line in object_store_connectors.find_unreadable_sources(pipeline):
+    for line in spark_jars.find_unreadable_sources(pipeline):
         print(mask_secrets(f"{file}: note: {line}; otherwise, a run fails"))
     if not connect:
         for line in local_paths.missing_directories(pipeline):

@@ -22,7 +22,7 @@ def prepare_machine(files: list[Path], names: list[str]) -> None:
     `files`: configs whose jars are fetched. `names`: connectors whose jars are fetched.
     """
     from slackwater.runner.components import spark_settings
-    from slackwater.spark.sessions import jvm_class_archive, maven_packages
+    from slackwater.spark.sessions import jvm_class_archive, spark_jars
     from slackwater.spark.worker_tasks import compile_session_loops
 
     began = time.monotonic()
@@ -33,7 +33,7 @@ def prepare_machine(files: list[Path], names: list[str]) -> None:
         jars = [j for j in spark_settings(pipeline, lambda level, line: None).get("spark.jars", "").split(",") if j]
         print(f"fetched: {plural(len(jars), 'jar')} for {file}")
     for name in names:
-        print(f"fetched: {plural(len(maven_packages.connector_jars(name)), 'jar')} for {name}")
+        print(f"fetched: {plural(len(spark_jars.connector_jars(name)), 'jar')} for {name}")
     archive = jvm_class_archive.make_archive("slackwater.cli.prepare")
     if archive is None:
         raise StartError(

@@ -34,7 +34,7 @@ from slackwater.spark import batch_shard_functions
 from slackwater.spark.batch_shard_functions import END_WATERMARK, ShardFunction
 from slackwater.spark.operator_rows import lift_rows
 from slackwater.spark.row_query_builder import RowQueryBuilder
-from slackwater.spark.sessions import connect_session, spark_session
+from slackwater.spark.sessions import spark_session
 from slackwater.windows.compiled_window import allowed_lateness_us
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ def _plan(
                 Topic.DATAFRAME_NOT_BATCH,
             )
         if spark_connect.is_connect(frame):
-            connect_session.check_session_settings(frame.sparkSession, name)
+            spark_session.check_session_settings(frame.sparkSession, name)
     described = {"join": step} if isinstance(step, Join) else {"window": step, "sql": sql}
     pipeline = Pipeline(
         name=name,

@@ -16,7 +16,7 @@ from slackwater.connectors.target import TargetTable, TargetWriter
 from slackwater.core.dead_letter_schema import ADDED, LETTER
 from slackwater.evolution import added_columns
 from slackwater.operators.base import Operator
-from slackwater.spark.sessions import connect_session, maven_packages
+from slackwater.spark.sessions import spark_jars, spark_session
 from slackwater.state.commit import Commit
 
 if TYPE_CHECKING:
@@ -42,17 +42,11 @@ def spark_settings(pipeline: Pipeline, notice: Callable[[str, str], None]) -> di
     connections = [resolve_connection(s.connection, pipeline.connections) for s in pipeline.sources]
     kinds = dict.fromkeys(connection.kind for connection in connections if connection is not None)
     packages = dict.fromkeys(package for kind in kinds for package in CONNECTORS[kind].spark_packages)
-    if (
-        not packages
-        or {"spark.jars", "spark.jars.packages"} & set(settings)
-        or connect_session.server_address(settings)
-    ):
+    if not packages or {"spark.jars", "spark.jars.packages"} & set(settings) or spark_session.server_address(settings):
         return settings
     jars: list[Path] = []
     for package in packages:
-        jars += (
-            _kafka_jars(pipeline, notice) if package == maven_packages.KAFKA else maven_packages.package_jars(package)
-        )
+        jars += _kafka_jars(pipeline, notice) if package == spark_jars.KAFKA else spark_jars.package_jars(package)
     return {**settings, "spark.jars": ",".join(map(str, jars))}
 
 
@@ -60,11 +54,11 @@ def _kafka_jars(pipeline: Pipeline, notice: Callable[[str, str], None]) -> list[
     import pyspark
 
     installed = str(pyspark.__version__)
-    jars, version = maven_packages.kafka_connector(installed)
+    jars, version = spark_jars.kafka_connector(installed)
     if version != installed:
         notice("info", f"Spark {installed} reads Kafka with the connector of Spark {version}")
     if any(s.payload_format == "avro" for s in pipeline.sources):
-        jars = [*jars, *maven_packages.avro_connector(installed)]
+        jars = [*jars, *spark_jars.avro_connector(installed)]
     return jars
 
 

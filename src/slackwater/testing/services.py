@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from slackwater.errors import StartError, Topic
-from slackwater.spark.sessions import maven_packages
+from slackwater.spark.sessions import spark_jars
 
 KAFKA_VERSION = "4.1.2"
 _NOBODY = 65534
@@ -121,7 +121,7 @@ class Kafka:
     @classmethod
     def _create(cls, directory: Path) -> Kafka:
         classpath = ":".join(
-            map(str, maven_packages.fetch_with_dependencies("org.apache.kafka", "kafka_2.13", KAFKA_VERSION))
+            map(str, spark_jars.fetch_jars("org.apache.kafka", "kafka_2.13", KAFKA_VERSION, transitive=True))
         )
         port, controller = free_port(), free_port()
         settings = {

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from slackwater.errors import StartError
-from slackwater.spark.sessions import maven_packages
+from slackwater.spark.sessions import spark_jars
 from slackwater.testing.services import SECONDS, Process, free_port
 
 Fault = Literal[
@@ -124,7 +124,7 @@ class Azurite:
 
     @classmethod
     def _install(cls) -> Path:
-        home = maven_packages.cache_directory() / "npm" / f"azurite-{cls.VERSION}"
+        home = spark_jars.cache_directory() / "npm" / f"azurite-{cls.VERSION}"
         command = home / "node_modules" / ".bin" / "azurite-blob"
         if not command.exists():
             home.mkdir(parents=True, exist_ok=True)

@@ -8,12 +8,20 @@ Plan nodes and expressions that are not on an allow list are rejected.
 Classic Spark returns the analyzed plan as JSON, so every node and expression is checked. Spark Connect returns the plan
 only as text, in which a literal may look like an expression. Over Connect, the nodes are therefore checked in the text,
 and the expressions by the parser that `slackwater check` uses.
+
+GROUP BY and OVER may group rows by the start or end of their window. Such columns are tracked by expression id, and only
+through renames: `window_start + 1` does not count as a window start. A UNION gives one id to the columns of all its
+branches, so plans with a UNION are not tracked.
+
+    source: window_start#7, user#8, n#9
+    Project [window_start#7 AS begin#12, n#9]               begin#12 is window_start#7, renamed
+    Window [row_number()], [begin#12], [n#9 DESC]           PARTITION BY it
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -24,7 +32,7 @@ from slackwater.config.sql.parser import STATEMENTS
 from slackwater.config.sql.query import CONSTANT, LOOKUP_JOINS, NO_SOURCE, SELF_JOIN, resolve_query
 from slackwater.config.sql.select_scope import ColumnTypes, SqlFindings
 from slackwater.connectors import spark_connect
-from slackwater.spark.analysis import plan_nodes, row_wise_expressions, window_grouping_check
+from slackwater.spark.analysis import plan_nodes, row_wise_expressions
 from slackwater.spark.analysis.plan_nodes import Node
 
 if TYPE_CHECKING:
@@ -64,6 +72,7 @@ _NODES = {
     "UnionLoopRef": "WITH RECURSIVE",
     "AsOfJoin": "ASOF JOIN",
 }
+_GROUPED = {"Aggregate": "groupingExpressions", "Window": "partitionSpec"}
 _INNER = ("Inner", "Cross")
 _OUTER = {"RightOuter": "RIGHT", "FullOuter": "FULL"}
 _SCRIPTS = ("CompoundBody", "ExecuteImmediateQuery", "SingleStatement", "UnresolvedExecuteImmediate")
@@ -116,11 +125,9 @@ def find_forbidden_parts(
     root = plan_nodes.parse_json(plan.toJSON())
     nodes = [node.fields for node in root.walk()]
     grouping_columns = (
-        window_grouping_check.add_renamed_ids(nodes, window_grouping_check.expression_ids(view, bounds.names))
-        if view is not None
-        else frozenset[int]()
+        _add_renamed_ids(nodes, _expression_ids(view, bounds.names)) if view is not None else frozenset[int]()
     )
-    reader = _PlanWalker(lambda node: window_grouping_check.groups_by_columns(node.fields, grouping_columns))
+    reader = _PlanWalker(lambda node: _groups_by_columns(node.fields, grouping_columns))
     reader.check(root)
     if not reader.forbidden and not reader.groups_by_bound and not plan.deterministic():
         reader.forbidden.add(_UNDETERMINED)
@@ -152,6 +159,51 @@ def find_forbidden_parts_in_text(
         return forbidden
     subquery = {"a subquery"} if _SUBQUERY.search(plan) else set[str]()
     return forbidden | subquery | {f"{name.lower()}()" for name in _CALLED.findall(plan)}
+
+
+def _expression_ids(view: DataFrame, names: Iterable[str]) -> frozenset[int]:
+    """Return the expression ids of the columns of a view with these names."""
+    folded_names = {name.casefold() for name in names}
+    output = view._jdf.queryExecution().analyzed().output()
+    attributes = (output.apply(i) for i in range(output.size()))
+    return frozenset(a.exprId().id() for a in attributes if a.name().casefold() in folded_names)
+
+
+def _add_renamed_ids(nodes: Sequence[Mapping[str, Any]], columns: frozenset[int]) -> frozenset[int]:
+    """Return `columns` (expression ids) and the ids of all renames of them in a plan; empty if there is a UNION."""
+    if not columns or any(plan_nodes.read_class_name(node) == "Union" for node in nodes):
+        return frozenset()
+    renamed = {}
+    for expressions in _expressions(nodes):
+        if [plan_nodes.read_class_name(e) for e in expressions] == ["Alias", "AttributeReference"]:
+            alias, column = expressions
+            renamed[_number(alias)] = _number(column)
+    derived = set(columns)
+    while added := {new for new, old in renamed.items() if old in derived and new not in derived}:
+        derived |= added
+    return frozenset(derived)
+
+
+def _groups_by_columns(node: Mapping[str, Any], columns: frozenset[int]) -> bool:
+    """Return whether a node groups or partitions rows by one of these columns (expression ids)."""
+    grouped = node.get(_GROUPED.get(plan_nodes.read_class_name(node), ""), [])
+    return any(
+        [plan_nodes.read_class_name(e) for e in expression] == ["AttributeReference"]
+        and _number(expression[0]) in columns
+        for expression in grouped
+    )
+
+
+def _expressions(nodes: Sequence[Mapping[str, Any]]) -> Iterable[Sequence[Mapping[str, Any]]]:
+    """Yield the expressions of a plan's nodes, each as a list of nodes in pre-order."""
+    for node in nodes:
+        for value in node.values():
+            if isinstance(value, list):
+                yield from (e for e in value if isinstance(e, list) and e and isinstance(e[0], dict))
+
+
+def _number(expression: Mapping[str, Any]) -> int:
+    return int(expression["exprId"]["id"])
 
 
 @dataclass

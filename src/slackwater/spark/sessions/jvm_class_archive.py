@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from slackwater.errors import StartError, Topic
-from slackwater.spark.sessions import maven_packages
+from slackwater.spark.sessions import spark_jars
 from slackwater.spark.tuning.switches import is_enabled
 
 _OPTIONS = "SPARK_SUBMIT_OPTS"
@@ -41,7 +41,7 @@ def archive_path() -> Path | None:
     status = modules.stat() if modules.is_file() else Path(java).resolve().stat()
     identity = [modules, status.st_size, status.st_mtime_ns, Path(spark.origin).resolve(), metadata.version("pyspark")]
     name = hashlib.sha256("\n".join(map(str, identity)).encode()).hexdigest()[:16]
-    return maven_packages.cache_directory() / "classes" / f"{name}.jsa"
+    return spark_jars.cache_directory() / "classes" / f"{name}.jsa"
 
 
 @contextmanager

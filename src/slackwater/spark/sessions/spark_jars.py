@@ -1,9 +1,15 @@
-"""Download jars that PySpark lacks from Maven into a cache, using the Ivy that comes with PySpark.
+"""Jars that PySpark lacks: download them from Maven into a cache, and check before a start whether one is missing.
 
     ~/.cache/slackwater/jars/<organisation>.<module>-<version>/*.jar      (SLACKWATER_CACHE sets another directory)
 
-If there is no network, set `spark.jars` or `spark.jars.packages` in the Spark settings instead. `slackwater prepare`
+Ivy, which comes with PySpark, downloads them. If there is no network, set `spark.jars` or `spark.jars.packages` in the Spark settings instead. `slackwater prepare`
 downloads the jars ahead of time, for example when a container image is built.
+
+Jars with which Spark reads files in an object store are not downloaded. The config must name them:
+
+    s3a://bucket/…   org.apache.hadoop:hadoop-aws        of the same version as Spark's Hadoop
+    abfss://…        org.apache.hadoop:hadoop-azure      of the same version as Spark's Hadoop
+    gs://bucket/…    com.google.cloud.bigdataoss:gcs-connector
 """
 
 from __future__ import annotations
@@ -15,10 +21,15 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
+from slackwater.config.config_paths import SPARK_CONNECTORS, spark_scheme
+from slackwater.config.connection import Connection, DeltaConnection, IcebergConnection
+from slackwater.config.pipeline import Pipeline, resolve_connection
+from slackwater.config.source import Source
 from slackwater.core.humanize import mismatch
 from slackwater.errors import StartError, Topic
 
@@ -28,8 +39,10 @@ _SCALA = "2.13"
 _CLIENTS = (("org.apache.kafka", "kafka-clients", "3.9.2"), ("org.apache.commons", "commons-pool2", "2.13.1"))
 # Published releases that work with later Spark releases of the same line, newest first
 _CONNECTORS = ("4.2.0", "4.1.3", "4.1.1", "4.0.2", "4.0.0")
-_TOKEN_PROVIDERS = _CONNECTORS  # all releases contain the same class
 _AVRO = ("4.2.0", "4.1.1", "4.0.2", "4.0.0")
+_JAR_SETTINGS = {"spark.jars", "spark.jars.packages", "spark.driver.extraClassPath", "spark.remote"}
+# environment variables that select another Spark, or settings that cannot be checked here
+_ELSEWHERE = ("SPARK_HOME", "SPARK_REMOTE", "SPARK_CONF_DIR")
 
 
 def cache_directory() -> Path:
@@ -42,8 +55,10 @@ def kafka_connector(spark_version: str) -> tuple[list[Path], str]:
     Raises StartError if they are not in the cache and cannot be downloaded.
     """
     connector, version = _newest(f"spark-sql-kafka-0-10_{_SCALA}", spark_version, _CONNECTORS)
-    tokens, _ = _newest(f"spark-token-provider-kafka-0-10_{_SCALA}", spark_version, _TOKEN_PROVIDERS, any_line=True)
-    clients = [jar for coordinates in _CLIENTS for jar in _fetch(*coordinates, transitive=False)]
+    tokens, _ = _newest(
+        f"spark-token-provider-kafka-0-10_{_SCALA}", spark_version, _CONNECTORS, any_line=True
+    )  # all contain the same class
+    clients = [jar for coordinates in _CLIENTS for jar in fetch_jars(*coordinates)]
     return [*connector, *tokens, *clients], version
 
 
@@ -79,17 +94,7 @@ def package_jars(package: str) -> list[Path]:
         raise StartError(
             mismatch(f"{package!a}", "a jar, or a Maven module as in org.example:journal-spark:1.2.0"), Topic.VALUE
         )
-    return fetch_with_dependencies(parts[0], parts[1], parts[2])
-
-
-def fetch_with_dependencies(organisation: str, module: str, version: str) -> list[Path]:
-    """Return the jars of a module and all its dependencies."""
-    return _fetch(organisation, module, version, transitive=True)
-
-
-def fetch_jar(organisation: str, name: str, version: str) -> list[Path]:
-    """Return the jar of a module without dependencies."""
-    return _fetch(organisation, name, version, transitive=False)
+    return fetch_jars(parts[0], parts[1], parts[2], transitive=True)
 
 
 def modules_from_ivy(name: str, modules: str) -> list[Path]:
@@ -125,7 +130,7 @@ def _newest(
     failures: list[str] = []
     for version in candidates:
         try:
-            return _fetch("org.apache.spark", module, version, transitive=False), version
+            return fetch_jars("org.apache.spark", module, version), version
         except StartError as error:
             failures.append(str(error))
     raise StartError(failures[0], Topic.NOT_INSTALLED)
@@ -148,11 +153,15 @@ def _is_cached(home: Path) -> bool:
     return any(home.glob("*.jar"))
 
 
-def _fetch(organisation: str, module: str, version: str, *, transitive: bool) -> list[Path]:
-    return _fetch_once(
-        _cache_folder(organisation, module, version),
-        lambda folder: _fetch_module(organisation, module, version, transitive, folder),
-    )
+def fetch_jars(organisation: str, module: str, version: str, *, transitive: bool = False) -> list[Path]:
+    """Return the jar of a module; with `transitive`, also the jars of all its dependencies."""
+
+    def fetch(folder: Path) -> None:
+        arguments = ["-dependency", organisation, module, version]
+        arguments += ["-retrieve", f"{folder}/[artifact]-[revision].[ext]"]
+        _ivy(f"{organisation}:{module}:{version}", folder, [*arguments, *([] if transitive else ["-notransitive"])])
+
+    return _fetch_once(_cache_folder(organisation, module, version), fetch)
 
 
 def _fetch_once(home: Path, fetch: Callable[[Path], None]) -> list[Path]:
@@ -178,12 +187,6 @@ def _fetch_whole(home: Path, fetch: Callable[[Path], None]) -> None:
         partial.rename(home)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-
-
-def _fetch_module(organisation: str, module: str, version: str, transitive: bool, folder: Path) -> None:
-    arguments = ["-dependency", organisation, module, version]
-    arguments += ["-retrieve", f"{folder}/[artifact]-[revision].[ext]"]
-    _ivy(f"{organisation}:{module}:{version}", folder, [*arguments, *([] if transitive else ["-notransitive"])])
 
 
 def _fetch_modules(name: str, modules: str, folder: Path) -> None:
@@ -215,3 +218,50 @@ def _ivy(label: str, folder: Path, arguments: Sequence[str]) -> None:
             "and add it to the Spark setting spark.jars",
             Topic.NOT_INSTALLED,
         )
+
+
+# -- jars for files in an object store ----------------------------------------------------------------------------------
+
+
+def find_unreadable_sources(pipeline: Pipeline) -> Iterator[str]:
+    """Yield a message for each source whose files Spark could not read with this config."""
+    if _JAR_SETTINGS & set(pipeline.spark) or any(map(os.environ.get, _ELSEWHERE)):
+        return
+    jars = _list_spark_jars()
+    for source in pipeline.sources:
+        connection = resolve_connection(source.connection, pipeline.connections)
+        scheme = None if connection is None else _scheme(connection, source)
+        if scheme in ("s3", "s3n"):
+            yield f'source "{source.name}": Spark does not know {scheme}:// addresses; write s3a://'
+        package = SPARK_CONNECTORS.get(scheme or "")
+        if package is None or not jars or any(j.startswith(f"{package.rpartition(':')[2]}-") for j in jars):
+            continue
+        yield (
+            f'source "{source.name}": Spark needs a connector to read {scheme}://, and none is configured; add '
+            f'{package}{_version(package, jars)} to "spark.jars.packages" ([spark])'
+        )
+
+
+def _scheme(connection: Connection, source: Source) -> str | None:
+    """Return the URI scheme with which Spark reads a source, in Spark's spelling; None if there is no scheme."""
+    place = source.query or ""
+    if isinstance(connection, IcebergConnection):
+        place = connection.options.get("warehouse", "")
+    scheme, colon, _ = place.partition("://")
+    if not colon:
+        return None
+    return spark_scheme(scheme) if isinstance(connection, DeltaConnection | IcebergConnection) else scheme
+
+
+def _list_spark_jars() -> list[str]:
+    """Return the names, without ".jar", of the jars that come with PySpark. Empty if they are not found."""
+    spec = find_spec("pyspark")
+    folders = [] if spec is None else spec.submodule_search_locations or []
+    return [jar.stem for folder in folders[:1] for jar in (Path(folder) / "jars").glob("*.jar")]
+
+
+def _version(package: str, jars: Sequence[str]) -> str:
+    if not package.startswith("org.apache.hadoop:"):
+        return ""
+    api = next((j for j in jars if j.startswith("hadoop-client-api-")), "")
+    return f":{api.rpartition('-')[2]}" if api else ""
