@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from slackwater.core.sorted_arrays import distinct_values, find_run_starts
-from slackwater.joins.sorted_match import sort_order
+from slackwater.joins.join_buffers import sort_order
 
 
 @pytest.mark.parametrize("keys", [1, 3, 50, 10**12])

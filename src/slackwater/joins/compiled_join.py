@@ -20,12 +20,12 @@ from functools import cached_property
 
 import polars as pl
 
+from slackwater.core.column_names import EVENT_TIME
 from slackwater.core.schema import Field
 from slackwater.core.sorted_arrays import Int64s
 
 LEFT, RIGHT = 0, 1
 HIDDEN = {"__kh": pl.Int64(), "__ts": pl.Int64(), "__id": pl.Int64(), "__matched": pl.Boolean()}
-EVENT_TIME = "_event_ts"
 MATCH, UNMATCHED = "match", "unmatched"
 
 

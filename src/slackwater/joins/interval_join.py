@@ -17,8 +17,16 @@ from numpy.typing import NDArray
 from slackwater.core.humanize import plural
 from slackwater.core.sorted_arrays import Int64s, distinct_values, find_run_starts, is_in_sorted
 from slackwater.joins.compiled_join import LEFT, RIGHT, CompiledJoin, JoinSide
-from slackwater.joins.join_buffers import BufferChange, Buffers, Changes, row_references
-from slackwater.joins.sorted_match import SortedRows, matching_pairs, matching_ranges, positions_to_mask, sort_order
+from slackwater.joins.join_buffers import (
+    BufferChange,
+    Buffers,
+    Changes,
+    SortedRows,
+    matching_pairs,
+    matching_ranges,
+    row_references,
+    sort_order,
+)
 
 MOST = 500_000  # pairs per output chunk
 NUMBERS = 1 << 32  # number of ids per epoch
@@ -307,14 +315,3 @@ def _evict_oldest(
     rows = change.rows.filter(pl.Series(~is_in_sorted(change.rows["__id"].to_numpy(), ids)))
     buffered = over.filter(pl.Series(is_in_sorted(over["__id"].to_numpy(), np.sort(old["__id"].to_numpy()))))
     return BufferChange(rows, change.matched, buffered.select("__kh", "__ts", "__id").sort("__kh", "__id"))
-
-
-__all__ = [
-    "MOST",
-    "JoinResult",
-    "RowsPerKeyExceededError",
-    "SideCounts",
-    "emit_unmatched_rows",
-    "ingest_rows",
-    "positions_to_mask",
-]

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from slackwater.core.sorted_arrays import Int64s, find_run_starts, is_in_sorted
 from slackwater.joins.compiled_join import HIDDEN, CompiledJoin, JoinSide
-from slackwater.joins.join_buffers import OUTLINE, BufferChange, Changes
-from slackwater.joins.sorted_match import SortedRows, bisect_ranges, sort_order
+from slackwater.joins.join_buffers import OUTLINE, BufferChange, Changes, SortedRows, bisect_ranges, sort_order
 from slackwater.state.commit import SegmentMeta
 from slackwater.state.files.segment_merge_policy import MOST, SegmentMerge, count_segments_to_merge
 from slackwater.storage.arrow_files import frame_of

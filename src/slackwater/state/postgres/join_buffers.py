@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 from slackwater.core.sorted_arrays import Int64s
 from slackwater.errors import EpochError, StartError, Topic
 from slackwater.joins.compiled_join import CompiledJoin, JoinSide
-from slackwater.joins.join_buffers import OUTLINE, Changes
-from slackwater.joins.sorted_match import SortedRows
+from slackwater.joins.join_buffers import OUTLINE, Changes, SortedRows
 from slackwater.state.commit import FORMAT, SegmentMeta, StageState
 from slackwater.state.files.join_buffers import describe_segment
 from slackwater.state.postgres import client, row_validation
