@@ -36,7 +36,7 @@ from slackwater.engine.clock_skew import ClockSkewWarnings
 from slackwater.engine.epoch_driver import EpochDriver
 from slackwater.engine.observer import DriverCallbacks
 from slackwater.engine.stage_runner import StageRunner
-from slackwater.operators import compile as compiling
+from slackwater.operators import registry as compiling
 from slackwater.state.commit import BatchId
 from slackwater.state.files.store import FilesStore
 from slackwater.testing.in_process_engine import InProcessEngine

@@ -30,7 +30,7 @@ from slackwater.connectors.source import Batch
 from slackwater.core.schema import Field
 from slackwater.engine.epoch_driver import DriverCallbacks, EpochDriver
 from slackwater.engine.stage_runner import StageRunner
-from slackwater.operators.compile import compile_window
+from slackwater.operators.registry import compile_window
 from slackwater.query.state_view import StateView
 from slackwater.state.commit import BatchId
 from slackwater.state.files.store import FilesStore

@@ -30,7 +30,7 @@ from slackwater.config.window import Aggregation, Window
 from slackwater.core.hashing import mix_bits
 from slackwater.core.schema import Field
 from slackwater.operators.base import Operator, ShardTask
-from slackwater.operators.compile import bind_window
+from slackwater.operators.registry import bind_window
 from slackwater.spark import operator_rows
 from slackwater.spark.tuning import worker_memory
 from slackwater.state.commit import SegmentMeta

@@ -75,7 +75,7 @@ class _Run:
         from slackwater.engine.epoch_driver import DriverCallbacks, EpochDriver
         from slackwater.engine.stage_runner import StageRunner
         from slackwater.metrics import Metrics
-        from slackwater.operators.compile import compile_window
+        from slackwater.operators.registry import compile_window
         from slackwater.spark.source_statistics import source_stats
         from slackwater.state.files.store import FilesStore
 

@@ -33,7 +33,7 @@ from slackwater.connectors.postgres.target import PostgresTarget
 from slackwater.connectors.target import TargetTable, TargetWriter
 from slackwater.core.schema import Field
 from slackwater.engine.epoch_driver import DriverCallbacks, EpochDriver
-from slackwater.operators.compile import compile_window
+from slackwater.operators.registry import compile_window
 from slackwater.state.commit import Commit
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.testing.in_process_engine import InProcessEngine

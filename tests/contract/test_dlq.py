@@ -26,7 +26,7 @@ from slackwater.dead_letters.attempt_ledger import AttemptLedger, add_letter_ids
 from slackwater.dead_letters.letter_reader import count_letters, read_newest
 from slackwater.errors import StartError
 from slackwater.evolution import commit_from_config
-from slackwater.operators.compile import compile_window
+from slackwater.operators.registry import compile_window
 from slackwater.runner.components import create_letter_writer
 from slackwater.state.store_creation import create_store
 

@@ -22,8 +22,8 @@ from slackwater.evolution.compare import compare_config
 from slackwater.evolution.operator_from_state import restore_operator
 from slackwater.maintenance.compact import compact_state
 from slackwater.maintenance.verify import verify_state
+from slackwater.operators.keyed import StoredKeyedOperator
 from slackwater.operators.registry import compile_step
-from slackwater.operators.stored_keyed import StoredKeyedOperator
 from slackwater.query import pipeline_from_state
 from slackwater.query.why_report_builder import build_why_report
 from slackwater.state.files.store import FilesStore

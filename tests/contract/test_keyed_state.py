@@ -21,7 +21,7 @@ from slackwater.evolution.operator_from_state import restore_operator, restore_w
 from slackwater.maintenance.compact import compact_state
 from slackwater.maintenance.hot_keys import find_hot_keys
 from slackwater.maintenance.verify import verify_state
-from slackwater.operators.stored_keyed import StoredKeyedOperator
+from slackwater.operators.keyed import StoredKeyedOperator
 from slackwater.query import pipeline_from_state
 from slackwater.query.why_report_builder import build_why_report
 from slackwater.state.files.store import FilesStore

@@ -19,7 +19,7 @@ from slackwater.state.files.store import FilesStore
 from slackwater.state.postgres import lock
 from slackwater.state.postgres import store as postgres_store
 from slackwater.state.protocol import StateStore
-from slackwater.windows.aggregations import Agg, accumulator_restoration
+from slackwater.windows.aggregations import accumulator_restoration, bind_aggregation
 
 Make = Callable[[], StateStore]
 SECOND = 1_000_000
@@ -161,7 +161,7 @@ def test_an_average_that_has_too_many_digits_is_told_and_not_polars_error() -> N
 
 def test_the_halves_of_a_sum_stay_small_however_many_rows_there_are() -> None:
     """Without a carry the lower halves would silently overflow 64 bits after 2^31 rows."""
-    agg = Agg(Aggregation(agg="sum", column="v", as_="t", on_overflow="null"), Field("v", "bigint"))
+    agg = bind_aggregation(Aggregation(agg="sum", column="v", as_="t", on_overflow="null"), Field("v", "bigint"))
     huge = 2**62
     parts = pl.DataFrame({"g": [0, 0], "t.n": [2**31, 2**31], "t.hi": [-(2**31)] * 2, "t.lo": [huge, huge - 2**32]})
     merged = agg.to_stored_form(parts.group_by("g").agg(agg.merge()))
@@ -172,8 +172,8 @@ def test_the_halves_of_a_sum_stay_small_however_many_rows_there_are() -> None:
 
 def test_a_stored_null_may_be_a_sum_that_did_not_fit_and_cannot_be_corrected() -> None:
     field = Field("v", "bigint")
-    aggregations = [Agg(a, field if a.column else None) for a in totals("v")]
+    aggregations = [bind_aggregation(a, field if a.column else None) for a in totals("v")]
     assert accumulator_restoration.find_unrestorable_aggregations(aggregations) == []
     assert accumulator_restoration.find_unrestorable_aggregations(
-        [Agg(a, field if a.column else None) for a in totals("v", "null")]
+        [bind_aggregation(a, field if a.column else None) for a in totals("v", "null")]
     ) == ['"total" (sum)']

@@ -19,7 +19,7 @@ from slackwater.connectors.postgres.target import PostgresTarget
 from slackwater.connectors.target import ReadableTarget, TargetTable
 from slackwater.core.schema import Field
 from slackwater.errors import StartError
-from slackwater.windows.aggregations import Agg, accumulator_restoration
+from slackwater.windows.aggregations import accumulator_restoration, bind_aggregation
 
 AT = dt.datetime(2024, 3, 1, 9, tzinfo=dt.UTC)
 US = int(AT.timestamp()) * 10**6
@@ -127,7 +127,7 @@ def test_accumulators_from_finished_values_finish_to_the_same_again(kind: str) -
     column = Field("v", kind)
     calls = ("count", "sum", "avg", "min", "max", "collect_set")
     more = {"collect_set": {"max_values_per_group": 9}}
-    aggs = [Agg(Aggregation(agg=a, column="v", as_=a, **more.get(a, {})), column) for a in calls]
+    aggs = [bind_aggregation(Aggregation(agg=a, column="v", as_=a, **more.get(a, {})), column) for a in calls]
     rows = pl.DataFrame({"v": pl.Series(KINDS[kind], dtype=column.polars), "__ts": range(len(KINDS[kind]))})
     lifted = rows.select(e for a in aggs for e in a.lift(rows, "__ts"))
     lifted = lifted.cast({n: t for a in aggs for n, t in a.accumulators.items()})
@@ -141,7 +141,7 @@ def test_accumulators_from_finished_values_finish_to_the_same_again(kind: str) -
 def test_what_the_values_do_not_say_is_named() -> None:
     column = Field("v", "bigint")
     calls = ("sum", "avg", "first", "var", "count_distinct")
-    aggs = [Agg(Aggregation(agg=a, column="v", as_=f"my_{a}"), column) for a in calls]
+    aggs = [bind_aggregation(Aggregation(agg=a, column="v", as_=f"my_{a}"), column) for a in calls]
     lost = ['"my_avg" (avg)', '"my_first" (first)', '"my_var" (var)', '"my_count_distinct" (count_distinct)']
     assert accumulator_restoration.find_unrestorable_aggregations(aggs) == lost
     accumulators = accumulator_restoration.restore_accumulators(aggs, pl.DataFrame({"my_sum": [3]}))

@@ -20,7 +20,7 @@ from slackwater.core.schema import Field
 from slackwater.dead_letters import letter_reader
 from slackwater.engine.epoch_driver import DriverCallbacks
 from slackwater.errors import PublishError
-from slackwater.operators import compile as compiling
+from slackwater.operators import registry as compiling
 from slackwater.runner.components import create_letter_writer
 from slackwater.state.store_creation import create_store
 from slackwater.testing.in_process_engine import InProcessEngine

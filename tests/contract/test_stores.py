@@ -22,7 +22,7 @@ from slackwater.state.files.store import KEPT_EPOCHS, FilesStore, TemporaryFiles
 from slackwater.state.postgres import lock
 from slackwater.state.postgres import store as postgres_store
 from slackwater.storage import arrow_files
-from slackwater.windows.aggregations import Agg
+from slackwater.windows.aggregations import bind_aggregation
 from slackwater.windows.session_intervals import CompiledSessionWindow
 from slackwater.windows.state_rows import (
     FAR,
@@ -68,7 +68,7 @@ class Prepared(postgres_store.PostgresStore):
         commit = super().open()
         count = Aggregation(agg="count", as_="n")
         window = Window(kind="session", gap_ms=1, max_session_duration_ms=9, group_by=["k"], aggregations=[count])
-        self.prepare(CompiledSessionWindow("p", window, (Field("k", "string"),), (Agg(count, None),)))
+        self.prepare(CompiledSessionWindow("p", window, (Field("k", "string"),), (bind_aggregation(count, None),)))
         return commit
 
 

@@ -26,7 +26,7 @@ from slackwater.core.dead_letter_schema import LETTER
 from slackwater.core.schema import YEARS, Field, ValueLimits
 from slackwater.engine.epoch_driver import DriverCallbacks
 from slackwater.errors import BadRowError
-from slackwater.operators import compile as compiling
+from slackwater.operators import registry as compiling
 from slackwater.operators import storability
 from slackwater.operators.dead_letters import OUTSIDE
 from slackwater.state.files.store import FilesStore

@@ -23,7 +23,7 @@ from slackwater.core.schema import Field
 from slackwater.evolution.operator_from_state import restore_window
 from slackwater.state.files.store import FilesStore
 from slackwater.windows import aggregations
-from slackwater.windows.aggregations import Agg, floats
+from slackwater.windows.aggregations import AggregationKind, bind_aggregation, floats
 
 EXAMPLES = int(os.environ.get("SLACKWATER_LAWS_EXAMPLES", "300"))
 LARGEST = 1.7976931348623157e308
@@ -63,12 +63,12 @@ def distance(a: float, b: float) -> float:
     return abs(a - b) / math.ulp(b)
 
 
-def merged(agg: Agg, parts: list[pl.DataFrame]) -> pl.DataFrame:
+def merged(agg: AggregationKind, parts: list[pl.DataFrame]) -> pl.DataFrame:
     """The accumulators of several groups as those of one."""
     return pl.DataFrame(agg.merge_adjacent(pl.concat(parts), np.array([0])))
 
 
-def folded(agg: Agg, numbers: list[float], chance: random.Random) -> pl.DataFrame:
+def folded(agg: AggregationKind, numbers: list[float], chance: random.Random) -> pl.DataFrame:
     """The accumulators of these numbers, merged in some order and grouping."""
     numbers = chance.sample(numbers, len(numbers))
     rows = pl.DataFrame({"ts": range(len(numbers)), "v": numbers}, schema={"ts": pl.Int64, "v": pl.Float64})
@@ -82,7 +82,7 @@ def folded(agg: Agg, numbers: list[float], chance: random.Random) -> pl.DataFram
 
 @pytest.mark.parametrize("which", AGGS)
 def test_any_order_and_grouping_has_one_accumulator_and_the_right_result(which: str) -> None:
-    agg = Agg(sw.Aggregation(agg=which, column="v", as_="x"), Field("v", "double"))
+    agg = bind_aggregation(sw.Aggregation(agg=which, column="v", as_="x"), Field("v", "double"))
     needed_limbs = 0
     for seed in range(EXAMPLES):
         chance = random.Random(seed)
@@ -106,7 +106,7 @@ def test_any_order_and_grouping_has_one_accumulator_and_the_right_result(which: 
 
 
 def test_squares_that_pass_the_largest_double_leave_a_finite_deviation() -> None:
-    agg = Agg(sw.Aggregation(agg="stddev", column="v", as_="x"), Field("v", "double"))
+    agg = bind_aggregation(sw.Aggregation(agg="stddev", column="v", as_="x"), Field("v", "double"))
     chance = random.Random(1)
     assert agg.finish(folded(agg, [1.2e308, 1.2e308, 1.0, -1.2e308, -1.2e308], chance))[0] == 1.2e308
     assert agg.finish(folded(agg, [3e-200, 1e-200], chance))[0] == pytest.approx(math.sqrt(2) * 1e-200, rel=1e-15)

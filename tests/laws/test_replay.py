@@ -25,7 +25,7 @@ from slackwater.dead_letters import replay
 from slackwater.dead_letters.attempt_ledger import AttemptLedger
 from slackwater.errors import StartError
 from slackwater.maintenance.verify import verify_state
-from slackwater.operators.compile import compile_window
+from slackwater.operators.registry import compile_window
 from slackwater.state.files.store import FilesStore
 from slackwater.windows import gone_window_corrections as windows
 

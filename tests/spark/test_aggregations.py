@@ -180,7 +180,7 @@ def test_one_of_a_users_own_takes_the_keys_and_tells_what_fails(runner: Runner, 
 
 def test_what_spark_sql_can_aggregate_is_told_alike_by_config_and_engine() -> None:
     from slackwater.core.schema import Field
-    from slackwater.windows.aggregations import Agg
+    from slackwater.windows.aggregations import bind_aggregation
     from slackwater.windows.pane_windows import CompiledPaneWindow
 
     fields = {"i": Field("i", "int"), "s": Field("s", "string"), "d": Field("d", "double")}
@@ -190,7 +190,7 @@ def test_what_spark_sql_can_aggregate_is_told_alike_by_config_and_engine() -> No
     for spec in aggregations(in_sql=False):
         if spec.column in (None, *fields):
             more = (fields[spec.by],) if spec.by else ()
-            agg = Agg(spec, fields[spec.column] if spec.column else None, more)
+            agg = bind_aggregation(spec, fields[spec.column] if spec.column else None, more)
             logic = CompiledPaneWindow("p", window, (), (agg,))
             assert logic.lifts_in_sql == spec.in_sql == (len(pane_aggregates(logic)) > 2), spec.agg
 

@@ -10,7 +10,7 @@ from tests.support.runner import Runner
 
 import slackwater as sw
 from slackwater.core.schema import Field
-from slackwater.operators.compile import bind_window
+from slackwater.operators.registry import bind_window
 from slackwater.operators.reports import IngestReport
 from slackwater.spark.tuning.preaggregation import MANY_ROWS_PER_PANE, PreaggregationPolicy
 

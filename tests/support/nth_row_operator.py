@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self
 
 import polars as pl
 
+from slackwater.config.keyed_function import KEY, TIMER, KeyedResult
 from slackwater.config.keyed_step import KeyedStep
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.spec_base import table_parser
@@ -16,10 +17,8 @@ from slackwater.config.stage import Transform
 from slackwater.config.step_base import StepBase, StepSummary
 from slackwater.config.value_parsers import ValueParser, integer_parser, parse_text
 from slackwater.core.schema import Field
-from slackwater.operators.compile import bind_keyed_step
-from slackwater.operators.keyed import KEY, TIMER, KeyedOperator, KeyedResult
+from slackwater.operators.keyed import KeyedOperator, StoredKeyedOperator, bind_keyed_step
 from slackwater.operators.registry import OPERATOR_TYPES, Columns, OperatorType
-from slackwater.operators.stored_keyed import StoredKeyedOperator
 
 
 class Nth(KeyedStep):

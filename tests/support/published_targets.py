@@ -16,7 +16,7 @@ from tests.support.states import target_of
 from slackwater.config import toml
 from slackwater.connectors.target import TargetWriter
 from slackwater.core.schema import Field
-from slackwater.operators.compile import compile_window
+from slackwater.operators.registry import compile_window
 
 CONFIG = """name = "p"
 [connections.lake]

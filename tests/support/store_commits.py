@@ -12,7 +12,7 @@ from slackwater.config.window import Aggregation, Window
 from slackwater.core.schema import Field
 from slackwater.state.commit import Commit
 from slackwater.state.protocol import Snapshot
-from slackwater.windows.aggregations import Agg
+from slackwater.windows.aggregations import bind_aggregation
 from slackwater.windows.session_intervals import CompiledSessionWindow
 from slackwater.windows.state_rows import CLEAN, TOMBSTONE
 
@@ -24,7 +24,7 @@ def commit(epoch: int, **more: object) -> Commit:
 KEY = Field("user", "string")
 COUNT = Aggregation(agg="count", as_="n")
 WINDOW = Window(kind="session", gap_ms=10, max_session_duration_ms=1000, group_by=["user"], aggregations=[COUNT])
-LOGIC = CompiledSessionWindow("p", WINDOW, (KEY,), (Agg(COUNT, None),))
+LOGIC = CompiledSessionWindow("p", WINDOW, (KEY,), (bind_aggregation(COUNT, None),))
 
 
 def rows(*users: str) -> pl.DataFrame:

@@ -18,7 +18,7 @@ from slackwater.core.schema import Field
 from slackwater.engine.epoch_driver import DriverCallbacks, EpochDriver
 from slackwater.engine.observer import PendingPublish
 from slackwater.errors import PublishError, StartError, StateError
-from slackwater.operators.compile import compile_window
+from slackwater.operators.registry import compile_window
 from slackwater.state.commit import BatchId
 from slackwater.state.files.store import FilesStore
 from slackwater.testing.in_process_engine import InProcessEngine

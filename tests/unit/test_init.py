@@ -26,7 +26,7 @@ from slackwater.config.sql import ddl
 from slackwater.core.schema import Field
 from slackwater.core.time import parse_duration_ms, parse_timestamp_us
 from slackwater.errors import StartError
-from slackwater.operators.compile import compile_window
+from slackwater.operators.registry import compile_window
 from slackwater.scaffold import proposals
 from slackwater.scaffold.sample import read_sample
 from slackwater.scaffold.time_columns import find_time_unit, measure_disorder

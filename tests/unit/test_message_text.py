@@ -18,7 +18,7 @@ from slackwater.config.source import Source
 from slackwater.core.humanize import format_duration, plural
 from slackwater.core.schema import Field, polars_to_spark_type
 from slackwater.errors import ConfigError, StartError
-from slackwater.operators.compile import bind_window
+from slackwater.operators.registry import bind_window
 from slackwater.spark import bad_row_reasons
 
 SRC = Path(__file__).resolve().parents[2] / "src" / "slackwater"

@@ -16,7 +16,7 @@ from tests.support import whole_array_step
 from slackwater.config.window import Aggregation, Window
 from slackwater.core import jit
 from slackwater.core.schema import Field
-from slackwater.operators.compile import bind_window
+from slackwater.operators.registry import bind_window
 from slackwater.windows.session_kernel import rows_behind_watermark, session_rules, sort, warm_up
 from slackwater.windows.session_layout import session_heads
 
@@ -92,7 +92,7 @@ def test_kernels_compile_without_a_cache_directory(monkeypatch: pytest.MonkeyPat
 
 def test_importing_slackwater_and_binding_a_window_do_not_load_numba() -> None:
     code = (
-        "import sys, slackwater, slackwater.operators.compile, slackwater.runner.run, slackwater.testing.in_process_engine\n"
+        "import sys, slackwater, slackwater.operators.registry, slackwater.runner.run, slackwater.testing.in_process_engine\n"
         "print('numba' in sys.modules, 'llvmlite' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

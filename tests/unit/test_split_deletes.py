@@ -22,7 +22,7 @@ from slackwater.engine.epoch_driver import DriverCallbacks
 from slackwater.engine.publishing import split_deletes
 from slackwater.errors import StartError
 from slackwater.evolution.commit_from_config import first_commit
-from slackwater.operators.compile import compile_window
+from slackwater.operators.registry import compile_window
 from slackwater.state.commit import Commit
 from slackwater.state.files.store import FilesStore
 from slackwater.testing.in_process_engine import InProcessEngine

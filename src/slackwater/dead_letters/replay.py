@@ -29,11 +29,11 @@ from slackwater.errors import StartError, Topic, raise_unregistered
 from slackwater.operators import storability
 from slackwater.operators.base import Operator
 from slackwater.operators.dead_letters import BAD_GAP, LATE, ORIGIN_FIELDS, UNPUBLISHED
-from slackwater.operators.immediate import ImmediateOperator
 from slackwater.operators.interval_join import IntervalJoinOperator
 from slackwater.operators.keyed import KeyedOperator
 from slackwater.operators.panes import PaneOperator
 from slackwater.operators.sessions import SessionOperator
+from slackwater.operators.stateless import StatelessOperator
 
 Payload = Callable[[pl.DataFrame], Mapping[str, Any]]  # dead letters with `__letter` -> rows by source, for the engine
 
@@ -344,7 +344,7 @@ def _(operator: Operator) -> pl.Expr:
 
 
 @_all_late_together.register
-def _(operator: ImmediateOperator) -> pl.Expr:
+def _(operator: StatelessOperator) -> pl.Expr:
     raise StartError(
         f"{operator.pipeline}: a pipeline without windows or joins has no late rows, so these dead letters belong to another "
         "pipeline; select others with --reason",

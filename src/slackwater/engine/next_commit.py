@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
+from slackwater.config.join import SIDES
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.step_base import effective_allowed_lateness_ms
 from slackwater.connectors.source import Batch, ReplayRecord
@@ -15,8 +16,8 @@ from slackwater.core.lateness_histogram import update_histogram
 from slackwater.engine.engine_interface import IngestOutcome, SourceStats
 from slackwater.engine.status import BufferCounts, Counters, SourceStatus, StageStatus, Status
 from slackwater.errors import StateError, Topic
-from slackwater.operators.base import SIDES, Operator, StageCounts
-from slackwater.operators.reports import EmitReport
+from slackwater.operators.base import Operator
+from slackwater.operators.reports import EmitReport, StageCounts
 from slackwater.state.commit import (
     ClockRecord,
     Commit,

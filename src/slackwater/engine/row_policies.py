@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import polars as pl
 
+from slackwater.config.join import SIDES
 from slackwater.config.pipeline import Pipeline
 from slackwater.connectors.source import Batch
 from slackwater.core.humanize import format_duration, format_iso, plural
@@ -18,7 +19,7 @@ from slackwater.engine import next_commit
 from slackwater.engine.engine_interface import Engine, IngestOutcome
 from slackwater.errors import BadRowError, EpochError, StartError, Topic
 from slackwater.operators import storability
-from slackwater.operators.base import SIDES, Operator, Question, ShardTask
+from slackwater.operators.base import Operator, Question, ShardTask
 from slackwater.operators.dead_letters import LATE, OUTSIDE
 from slackwater.operators.reports import EmitReport, IngestReport
 from slackwater.state.commit import StageState

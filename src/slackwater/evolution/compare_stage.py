@@ -30,7 +30,7 @@ from slackwater.operators.interval_join import IntervalJoinOperator
 from slackwater.operators.registry import find_type_by_kind, find_type_by_step
 from slackwater.operators.window_base import WindowOperator
 from slackwater.state.commit import Commit, StageState
-from slackwater.windows.aggregations import Agg
+from slackwater.windows.aggregations import bind_aggregation
 from slackwater.windows.aggregations.custom import custom_kind
 from slackwater.windows.compiled_window import allowed_lateness_us
 
@@ -326,7 +326,8 @@ def _fingerprint(spec: Aggregation, columns: Mapping[str, Field], is_former: boo
         return None
     first = columns[spec.column] if spec.column else None
     more = tuple(columns[n] for n in spec.further_columns())
-    return Agg(spec, first, more, is_former=is_former).fingerprint()
+    aggregation = bind_aggregation(spec, first, more)
+    return ((aggregation.legacy_form() if is_former else None) or aggregation).fingerprint()
 
 
 def _neutral_problem(spec: Aggregation) -> str | None:

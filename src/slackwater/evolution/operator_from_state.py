@@ -8,8 +8,7 @@ from slackwater.config.window import Window
 from slackwater.errors import StateError, Topic
 from slackwater.evolution import commit_from_config, state_migration
 from slackwater.operators.base import Operator
-from slackwater.operators.compile import bind_window
-from slackwater.operators.registry import find_type_by_kind
+from slackwater.operators.registry import bind_window, find_type_by_kind
 from slackwater.operators.window_base import WindowOperator
 from slackwater.state.commit import Commit, StageState
 

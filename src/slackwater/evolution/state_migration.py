@@ -23,14 +23,13 @@ from slackwater.errors import raise_unregistered
 from slackwater.evolution import commit_from_config
 from slackwater.joins import interval_join
 from slackwater.joins.join_buffers import BufferChange
-from slackwater.operators.base import Operator, StageCounts
+from slackwater.operators.base import NonWindowOperator, Operator
 from slackwater.operators.interval_join import IntervalJoinOperator
-from slackwater.operators.keyed import KeyedOperator
-from slackwater.operators.non_window_base import NonWindowOperator
+from slackwater.operators.keyed import KeyedOperator, StoredKeyedOperator
 from slackwater.operators.panes import PaneOperator
+from slackwater.operators.reports import StageCounts
 from slackwater.operators.sessions import SessionOperator
 from slackwater.operators.stateless import StatelessOperator
-from slackwater.operators.stored_keyed import StoredKeyedOperator
 from slackwater.operators.window_base import WindowOperator
 from slackwater.state.commit import SegmentMeta, StageState
 from slackwater.state.protocol import StateStore

@@ -68,10 +68,10 @@ def _(
     logic: WindowOperator, store: StateStore, snapshot: Snapshot, number: int, shard: int, count: int
 ) -> Iterator[HotKey]:
     rows = snapshot.reader(shard, logic, number).scan()
-    counter = next((a for a in logic.aggs if a.spec.agg == "count" and a.column is None), None)
+    counter = next((a for a in logic.aggs if a.spec.agg == "count" and not a.columns), None)
     events = pl.lit(None, pl.Int64)
     if counter is not None:
-        events = pl.col(counter.kind.part("n")).filter(pl.col("__kind").is_in(OPEN)).sum()
+        events = pl.col(counter.part("n")).filter(pl.col("__kind").is_in(OPEN)).sum()
     grouped = rows.group_by(logic.key_names or ["__kh"]).agg(pl.len().alias("__rows"), events.alias("__events"))
     for by in ("__rows", *(["__events"] if counter is not None else [])):
         for row in grouped.top_k(count, by=by).iter_rows(named=True):

@@ -57,10 +57,10 @@ def unstorable_columns(columns: Sequence[str], pipeline: str, source: str, epoch
     return [f"CAST({sql_by_field.get(f.name, 'NULL')} AS {f.type}) AS {quote_identifier(f.name)}" for f in LETTER]
 
 
-def unstorable_letters(rows: pl.DataFrame, epoch: int, pipeline: str) -> pl.DataFrame:
-    """Build the dead letters of unstorable rows, from a frame with `__unfit`, `__start` (event time, µs) and `_origin`."""
+def build_bad_row_letters(rows: pl.DataFrame, reason: pl.Expr, epoch: int, pipeline: str) -> pl.DataFrame:
+    """Build the dead letters of bad rows, from a frame with `__start` (event time, µs) and `_origin`."""
     computed = {
-        "reason": pl.col("__unfit"),
+        "reason": reason,
         "pipeline": pl.lit(pipeline),
         "epoch": pl.lit(epoch),
         "event_time": _utc_time(pl.col("__start")),
@@ -140,6 +140,34 @@ def write_late_letters(task: ShardTask, rows: pl.DataFrame) -> LetterFile:
     return LetterFile(output=task.state.write_output(letters), reasons={LATE: letters.height})
 
 
+def stage_letters(task: ShardTask, letters: Mapping[str, Sequence[pl.DataFrame]]) -> LetterFile | None:
+    """Stage the dead letters of a shard, which are given by reason. Return None if there are none."""
+    reasons = {reason: sum(frame.height for frame in frames) for reason, frames in letters.items()}
+    if not any(reasons.values()):
+        return None
+    every = pl.concat(frame for frames in letters.values() for frame in frames)
+    return LetterFile(output=task.state.write_output(every), reasons={k: n for k, n in reasons.items() if n})
+
+
+def tag_rows(task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None) -> pl.DataFrame:
+    """Flag the rows of idle sources (`__idle`). If rows have origins, number the rows (`__row`), to find them later."""
+    rows = flag_idle_sources(task, rows)
+    return rows if origins is None else rows.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("__row"))
+
+
+def find_late_letters(
+    task: ShardTask, late: pl.DataFrame, origins: pl.Series | None, time: str = "__start"
+) -> list[pl.DataFrame]:
+    """Return the dead letters of late rows (from `tag_rows`) in a list; empty if they do not become dead letters.
+
+    `time`: the column with the event time (µs).
+    """
+    if task.late is None or origins is None or late.is_empty():
+        return []
+    rows = late.with_columns(pl.col(time).alias("__start"), origins[late["__row"]].alias(ORIGIN))
+    return [task.operator.late_letters(task, rows)]
+
+
 def build_late_letters(
     task: ShardTask,
     rows: pl.DataFrame,
@@ -184,19 +212,6 @@ def group_key_json(keys: Sequence[Field]) -> pl.Expr:
         return pl.lit(None, pl.String)
     typed = pl.struct(pl.col(k.name).cast(k.polars) for k in keys)
     return value_to_json(typed, pl.Struct({k.name: k.polars for k in keys}))
-
-
-def bad_gap_letters(rows: pl.DataFrame, epoch: int, pipeline: str) -> pl.DataFrame:
-    """Build the dead letters of rows without a usable gap, from `__ts` (event time, µs) and `_origin`."""
-    computed = {
-        "reason": pl.lit(BAD_GAP),
-        "pipeline": pl.lit(pipeline),
-        "epoch": pl.lit(epoch),
-        "event_time": _utc_time(pl.col("__ts")),
-    }
-    origin = {f.name: pl.col(ORIGIN).struct.field(f.name) for f in ORIGIN_FIELDS}
-    exprs = {**origin, **computed}
-    return rows.select(exprs.get(f.name, pl.lit(None)).cast(f.polars).alias(f.name) for f in LETTER)
 
 
 def _utc_time(us: pl.Expr) -> pl.Expr:

@@ -9,22 +9,27 @@ from typing import Any, Self
 
 import polars as pl
 
+from slackwater.config.join import SIDES
 from slackwater.core.humanize import plural
+from slackwater.core.lateness_histogram import build_lateness_histogram
 from slackwater.core.schema import parse_field
 from slackwater.errors import CapExceededError
 from slackwater.joins import interval_join
-from slackwater.joins.compiled_join import MATCH, UNMATCHED, CompiledJoin, JoinSide, ShuffleColumns
-from slackwater.joins.compiled_join import build_join_side as side_with
-from slackwater.operators.base import SIDES, ShardTask, StageCounts, flag_idle_sources, is_segment_expired
-from slackwater.operators.dead_letters import LATE, ORIGIN, build_late_letters
-from slackwater.operators.late_row_histogram import count_late_rows_by_lateness
-from slackwater.operators.non_window_base import NonWindowOperator
-from slackwater.operators.reports import EmitReport, IngestReport, LetterFile, SideReport, to_report_value
+from slackwater.joins.compiled_join import (
+    MATCH,
+    UNMATCHED,
+    CompiledJoin,
+    JoinSide,
+    ShuffleColumns,
+    build_join_side,
+)
+from slackwater.operators.base import SAMPLE, NonWindowOperator, ShardTask, is_segment_expired, sample_rows
+from slackwater.operators.dead_letters import LATE, build_late_letters, find_late_letters, stage_letters, tag_rows
+from slackwater.operators.reports import EmitReport, IngestReport, SideReport, StageCounts
 from slackwater.state.commit import Hold, OutputMeta, SegmentMeta, StageState
 from slackwater.watermark import NO_WATERMARK
 
 PLAIN = ("__kh", "__ts")
-SAMPLE = 3
 
 
 class _JoinOutput:
@@ -71,9 +76,7 @@ class IntervalJoinOperator(CompiledJoin, NonWindowOperator):
         """
         if rows.is_empty():
             return IngestReport(shard=task.shard, segments=task.state.metas)
-        rows = flag_idle_sources(task, rows)
-        if origins is not None:
-            rows = rows.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("__row"))
+        rows = tag_rows(task, rows, origins)
         slots, more = ShuffleColumns.from_logic(self), [c for c in (*PLAIN, "__idle", "__row") if c in rows.columns]
         new = {side.which: slots.select_side(rows, side.which, more) for side in self.sides}
         outbox, epoch = _JoinOutput(task), task.state.epoch
@@ -88,7 +91,8 @@ class IntervalJoinOperator(CompiledJoin, NonWindowOperator):
         task.staging("before")
         segments = task.state.write_changes(self, done.changes, task.watermark)
         outputs = outbox.flush()
-        letters = self._stage_letters(task, done.late, origins)
+        frames = [find_late_letters(task, side_rows, origins, "__ts") for side_rows in done.late.values()]
+        letters = stage_letters(task, {LATE: [frame for side_frames in frames for frame in side_frames]})
         task.staging("after")
         tallies = [done.tallies.get(side.which, interval_join.SideCounts()) for side in self.sides]
         late, missing = sum(t.late for t in tallies), self._uncounted(tallies)
@@ -100,13 +104,7 @@ class IntervalJoinOperator(CompiledJoin, NonWindowOperator):
             used=rows.height - late - missing,
             late=late,
             late_idle=sum(t.late_idle for t in tallies),
-            late_by=sum(
-                (
-                    Counter(count_late_rows_by_lateness(self, side_rows, task.watermark))
-                    for side_rows in done.late.values()
-                ),
-                Counter(),
-            ),
+            late_by=sum((self._count_late_by_step(r["__ts"], task.watermark) for r in done.late.values()), Counter()),
             late_sample=self._sample(done.late),
             outputs=outputs,
             reasons={k: n for k, n in reasons.items() if n},
@@ -134,28 +132,11 @@ class IntervalJoinOperator(CompiledJoin, NonWindowOperator):
         sample: list[dict[str, Any]] = []
         for which, rows in late.items():
             side = self.sides[which]
-            names = {f"{side.source}.{k.name}": k.name for k in side.keys}
-            some = rows.head(SAMPLE).select(
-                pl.col("__ts").alias("event_us"), *(pl.col(c).alias(n) for n, c in names.items())
-            )
-            sample += [{k: to_report_value(v) for k, v in row.items()} for row in some.iter_rows(named=True)]
+            sample += sample_rows(rows, "__ts", {f"{side.source}.{k.name}": k.name for k in side.keys})
         return tuple(sample[:SAMPLE])
 
-    def _stage_letters(
-        self, task: ShardTask, late: Mapping[int, pl.DataFrame], origins: pl.Series | None
-    ) -> LetterFile | None:
-        if task.late is None or origins is None:
-            return None
-        columns = pl.col("__ts").alias("__start"), pl.col("^__idle$")
-        frames = [
-            self.late_letters(task, rows.select(*columns, origins[rows["__row"]].alias(ORIGIN)))
-            for rows in late.values()
-            if rows.height
-        ]
-        if not frames:
-            return None
-        letters = pl.concat(frames)
-        return LetterFile(output=task.state.write_output(letters), reasons={LATE: letters.height})
+    def _count_late_by_step(self, times: pl.Series, watermark: int) -> Counter[str]:
+        return Counter(build_lateness_histogram(watermark - self.allowed_us - times.to_numpy()))
 
     def late_letters(self, task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:
         return build_late_letters(task, rows)
@@ -238,4 +219,4 @@ def _side_of(fingerprint: Mapping[str, Any], which: int, allowed_us: int) -> Joi
     keys, columns = ([parse_field(text) for text in fingerprint[part][which]] for part in ("keys", "columns"))
     low, high = fingerprint["bounds_us"]
     outer = SIDES[which] in fingerprint["outer"]
-    return side_with(which, SIDES[which], keys, columns, (), int(low), int(high), allowed_us, outer)
+    return build_join_side(which, SIDES[which], keys, columns, (), int(low), int(high), allowed_us, outer)

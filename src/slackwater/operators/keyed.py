@@ -16,32 +16,32 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, NoReturn, Self
 
 import numpy as np
 import polars as pl
 
 from slackwater.config.keyed_function import KEY, TIME, TIMER, KeyedResult
+from slackwater.config.keyed_step import KeyedStep
+from slackwater.config.message_format import suggest_word_or_list
+from slackwater.config.pipeline import Pipeline
+from slackwater.core.column_names import EVENT_TIME
 from slackwater.core.humanize import plural
 from slackwater.core.lateness_histogram import build_lateness_histogram
-from slackwater.core.schema import Field
+from slackwater.core.schema import Field, parse_field
 from slackwater.core.sorted_arrays import distinct_values
-from slackwater.errors import EpochError
-from slackwater.operators.base import ShardTask, StageCounts, flag_idle_sources, is_segment_expired
-from slackwater.operators.dead_letters import LATE, ORIGIN, build_late_letters
+from slackwater.errors import EpochError, StartError
+from slackwater.operators.base import NonWindowOperator, ShardTask, StateRowOperator, count_idle
+from slackwater.operators.dead_letters import LATE, build_late_letters, find_late_letters, stage_letters, tag_rows
 from slackwater.operators.keyed_state import TimedStateLayout, limit_timer
-from slackwater.operators.non_window_base import NonWindowOperator
-from slackwater.operators.reports import EmitReport, IngestReport, LetterFile, to_report_value
-from slackwater.state.commit import Hold, OutputMeta, SegmentMeta
+from slackwater.operators.reports import EmitReport, IngestReport, StageCounts
+from slackwater.state.commit import Hold, OutputMeta, StageState
 from slackwater.watermark import NO_WATERMARK
-
-EVENT_TIME = "_event_ts"
-_SAMPLE = 3
 
 
 @dataclass(frozen=True)
-class KeyedOperator(TimedStateLayout, NonWindowOperator):
+class KeyedOperator(TimedStateLayout, StateRowOperator, NonWindowOperator):
     """Base class of operators that store rows of state per key.
 
     `fields`: the columns of the rows that the operator reads, without the event time.
@@ -136,18 +136,13 @@ class KeyedOperator(TimedStateLayout, NonWindowOperator):
     def hold_us(self, watermark: int, holds: Iterable[Hold]) -> int:
         return watermark if watermark <= NO_WATERMARK else watermark - self.lag_us
 
-    def input_index(self, source: str) -> int:
-        return 0
-
     # -- on a shard: rows ------------------------------------------------------------------------------------------
 
     def ingest(self, task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport:
         """Advance the keys of `rows`, which has `__kh`, `__ts`, the keys, and all columns under the names of `slot`."""
         if rows.is_empty():
             return IngestReport(shard=task.shard, segments=task.state.metas)
-        total, rows = rows.height, flag_idle_sources(task, rows)
-        if origins is not None:
-            rows = rows.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("__row"))
+        total, rows = rows.height, tag_rows(task, rows, origins)
         is_late = pl.col(TIME) < self.late_before(task.watermark)
         late, rows = rows.filter(is_late), rows.filter(~is_late)
         before = task.state.reader(self).units(distinct_values(np.sort(rows["__kh"].to_numpy())))
@@ -165,7 +160,7 @@ class KeyedOperator(TimedStateLayout, NonWindowOperator):
         task.staging("before")
         segments = task.state.stage(self, change.rows, before, task.since)
         outputs = self._write_output(task, [result.rows])
-        letters = self._stage_letters(task, late, origins)
+        letters = stage_letters(task, {LATE: find_late_letters(task, late, origins, TIME)})
         task.staging("after")
         emitted = sum(o.rows for o in outputs)
         return IngestReport(
@@ -174,9 +169,9 @@ class KeyedOperator(TimedStateLayout, NonWindowOperator):
             rows=total,
             used=rows.height,
             late=late.height,
-            late_idle=int(late["__idle"].sum()) if "__idle" in late.columns else 0,
+            late_idle=count_idle(late),
             late_by=build_lateness_histogram(task.watermark - late[TIME].to_numpy()) if late.height else {},
-            late_sample=self._sample(late),
+            late_sample=self.sample(late, TIME),
             duplicates=result.duplicates,
             groups=change.groups,
             windows=change.windows,
@@ -196,17 +191,6 @@ class KeyedOperator(TimedStateLayout, NonWindowOperator):
         named = (pl.col(slot).alias(f.name) for slot, f in self.slots.items())
         return rows.sort(order, nulls_last=False, maintain_order=True).select(KEY, TIME, *named)
 
-    def _sample(self, late: pl.DataFrame) -> tuple[dict[str, Any], ...]:
-        some = late.head(_SAMPLE).select(pl.col(TIME).alias("event_us"), *self.key_names)
-        return tuple({k: to_report_value(v) for k, v in row.items()} for row in some.iter_rows(named=True))
-
-    def _stage_letters(self, task: ShardTask, late: pl.DataFrame, origins: pl.Series | None) -> LetterFile | None:
-        if task.late is None or origins is None or late.is_empty():
-            return None
-        times = (pl.col(TIME).alias("__start"), pl.col("^__idle$"))
-        letters = self.late_letters(task, late.select(*times, *self.key_names, origins[late["__row"]].alias(ORIGIN)))
-        return LetterFile(output=task.state.write_output(letters), reasons={LATE: letters.height})
-
     def late_letters(self, task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:
         return build_late_letters(task, rows, keys=self.keys)
 
@@ -222,20 +206,9 @@ class KeyedOperator(TimedStateLayout, NonWindowOperator):
 
     # -- on a shard: timers ----------------------------------------------------------------------------------------
 
-    def may_be_due(self, metas: Sequence[SegmentMeta], since: int, watermark: int, early: bool) -> bool:
-        due = self.due_between(since, watermark)
-        return any(due.may_select(m.first_due, m.last_due) for m in metas)
-
-    def is_due(self, task: ShardTask) -> bool:
-        return not self._due_units(task).is_empty()
-
-    def _due_units(self, task: ShardTask) -> pl.DataFrame:
-        """Return all state rows of the units in which a timer is due between the two watermarks of a task."""
-        return task.state.reader(self).due(self.due_between(task.since, task.watermark))
-
     def emit(self, task: ShardTask) -> EmitReport:
         """Expire the rows of state that are due between two watermarks."""
-        units = self._due_units(task)
+        units = self.read_due_units(task)
         if units.is_empty():
             return EmitReport(shard=task.shard, segments=task.state.metas)
         live, rest = self.drop_expired(units, task.since), self.drop_expired(units, task.watermark)
@@ -314,19 +287,8 @@ class KeyedOperator(TimedStateLayout, NonWindowOperator):
     def description(self, data: Mapping[str, Any]) -> dict[str, Any]:
         return {"step": dict(data), "columns": {f.name: f.type for f in self.fields}}
 
-    def counts_after_ingest(self, before: StageCounts, reports: Sequence[IngestReport]) -> StageCounts:
-        return _add_counts(before, reports)
-
-    def counts_after_emit(self, before: StageCounts, reports: Sequence[EmitReport], watermark: int) -> StageCounts:
-        return _add_counts(before, reports)
-
     def open_counts(self, counts: StageCounts) -> tuple[int, int]:
         return 0, sum(counts.groups)
-
-    def live_segments(self, metas: tuple[SegmentMeta, ...], since: int) -> tuple[SegmentMeta, ...]:
-        """Drop the expired segments before the first unexpired one. Dropping others would expose older row versions."""
-        count = next((n for n, meta in enumerate(metas) if not is_segment_expired(meta, since)), len(metas))
-        return metas[count:]
 
     def state_text(self, counts: StageCounts) -> str:
         """Describe the stored state in a short phrase, for users."""
@@ -334,12 +296,74 @@ class KeyedOperator(TimedStateLayout, NonWindowOperator):
         return f"{plural(keys, 'key')} kept" + (f" in {plural(rows, 'row')}" if rows != keys else "")
 
 
-def _add_counts(before: StageCounts, reports: Sequence[IngestReport | EmitReport]) -> StageCounts:
-    groups, windows = list(before.groups), list(before.windows)
-    for r in reports:
-        groups[r.shard] += r.groups
-        windows[r.shard] += r.windows
-    return replace(before, groups=tuple(groups), windows=tuple(windows))
+@dataclass(frozen=True)
+class StoredKeyedOperator(KeyedOperator):
+    """A keyed operator as its state describes it. It can read and rewrite rows of state, but cannot process input.
+
+    Restoring it needs no code of the operator, so a state never decides which code is loaded.
+    """
+
+    stored_kind: str = ""
+    stored_fields: tuple[Field, ...] = ()
+
+    KIND: ClassVar[str] = "keyed"
+
+    @property
+    def kind(self) -> str:
+        return self.stored_kind
+
+    @property
+    def state_fields(self) -> Sequence[Field]:
+        return self.stored_fields
+
+    @classmethod
+    def from_state(cls, pipeline: str, state: StageState) -> Self:
+        """Restore the operator of a stage.
+
+        Raises KeyError, TypeError or ValueError if the state does not describe the operator.
+        """
+        wrote = state.fingerprint
+        keys, stored = (tuple(parse_field(text) for text in wrote[part]) for part in ("keys", "state"))
+        fields = tuple(Field(n, t) for n, t in state.described.get("columns", {}).items())
+        return cls(pipeline, keys, fields, str(wrote["kind"]), stored)
+
+    def advance(self, rows: pl.DataFrame, state: pl.DataFrame, watermark: int) -> NoReturn:
+        raise NotImplementedError("an operator that was restored from a state does not run")
 
 
-__all__ = ["EVENT_TIME", "KEY", "TIME", "TIMER", "KeyedOperator", "KeyedResult"]
+def bind_keyed_step(
+    pipeline: Pipeline, columns: Mapping[str, Mapping[str, Field]]
+) -> tuple[tuple[Field, ...], tuple[Field, ...]]:
+    """Return the key columns of a keyed step, and all of its input columns except the event time.
+
+    Raises StartError, with one line per problem.
+    """
+    step, first = pipeline.transform.step, next(iter(columns.values()))
+    assert isinstance(step, KeyedStep)
+    where, problems = f"{pipeline.name}: {step.CONFIG_PATH}", list[str]()
+    for name in step.keys:
+        if name not in first:
+            problems.append(
+                f'{where}.keys: column "{name}" does not come out of the SQL{suggest_word_or_list(name, first)}'
+            )
+        elif not first[name].is_scalar:
+            problems.append(
+                f'{where}.keys: column "{name}" has type {first[name].type}; expected a scalar type; cast it in the SQL'
+            )
+    fields = tuple(f for f in first.values() if f.name != EVENT_TIME)
+    for field in fields:
+        if field.name.startswith("__"):
+            problems.append(f'{where}: column "{field.name}" has a name that Slackwater reserves; rename it')
+        elif not field.is_result_type:
+            problems.append(
+                f'{where}: column "{field.name}" has type {field.type}, which no target supports; cast it in the SQL, '
+                "or convert it to text with to_json()"
+            )
+    for name in step.added_columns:
+        if name in first:
+            problems.append(
+                f'{where}: the SQL selects a column "{name}", which this step adds itself; rename the column in the SQL'
+            )
+    if problems:
+        raise StartError("\n".join(problems))
+    return tuple(first[k] for k in step.keys), fields

@@ -12,12 +12,19 @@ import polars as pl
 
 from slackwater.config.custom_aggregator import describe_error
 from slackwater.config.keyed import Keyed
-from slackwater.config.keyed_function import KeyedFunction, KeyedFunctionError, load_keyed_function
+from slackwater.config.keyed_function import (
+    KEY,
+    TIME,
+    TIMER,
+    KeyedFunction,
+    KeyedFunctionError,
+    KeyedResult,
+    load_keyed_function,
+)
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.schema import Field
 from slackwater.errors import EpochError, StartError
-from slackwater.operators.compile import bind_keyed_step
-from slackwater.operators.keyed import KEY, TIME, TIMER, KeyedOperator, KeyedResult
+from slackwater.operators.keyed import KeyedOperator, bind_keyed_step
 
 
 @dataclass(frozen=True)

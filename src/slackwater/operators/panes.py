@@ -11,12 +11,13 @@ import polars as pl
 
 from slackwater.core.hashing import mix_bits
 from slackwater.core.humanize import format_iso
+from slackwater.core.lateness_histogram import NEVER, build_lateness_histogram
 from slackwater.core.sorted_arrays import distinct_values, is_in_sorted
 from slackwater.errors import CapExceededError
-from slackwater.operators.base import Recount, ShardTask, StageCounts, flag_idle_sources
+from slackwater.operators.base import Recount, ShardTask, flag_idle_sources
 from slackwater.operators.dead_letters import build_late_letters
-from slackwater.operators.reports import EmitReport, IngestReport
-from slackwater.operators.window_base import WindowOperator, empty_report
+from slackwater.operators.reports import EmitReport, IngestReport, StageCounts
+from slackwater.operators.window_base import WindowOperator
 from slackwater.windows import pane_emission, pane_windows
 from slackwater.windows.pane_windows import CompiledPaneWindow
 from slackwater.windows.state_rows import Int64s
@@ -47,8 +48,9 @@ class PaneOperator(CompiledPaneWindow, WindowOperator):
         rows.
         """
         if rows.is_empty():
-            return empty_report(task)
-        rows = flag_idle_sources(task, rows).with_columns(_units(rows))
+            return IngestReport(shard=task.shard, segments=task.state.metas)
+        units = mix_bits(rows["__kh"].to_numpy(), rows["__start"].to_numpy())
+        rows = flag_idle_sources(task, rows).with_columns(pl.Series("__h", units))
         total, lifted = int(rows["__n"].sum()), rows.height
         behind = int(rows["__n"].filter(rows["__start"] < self.late_before(task.watermark)).sum())
         reader, refused = task.state.reader(self), 0
@@ -67,7 +69,7 @@ class PaneOperator(CompiledPaneWindow, WindowOperator):
         return IngestReport(**report)
 
     def emit(self, task: ShardTask) -> EmitReport:
-        due = self.due(task)
+        due = self.read_due_units(task)
         if due.is_empty():
             return EmitReport(shard=task.shard, segments=task.state.metas)
         if self.revises:
@@ -80,6 +82,14 @@ class PaneOperator(CompiledPaneWindow, WindowOperator):
     def late_letters(self, task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:
         first, count = pane_windows.missed_windows(self, rows["__start"].to_numpy(), task.watermark)
         return build_late_letters(task, rows, pl.Series(count), _window_lists(first, count, self.hop_us), self.keys)
+
+    def count_late_by_step(self, late: pl.DataFrame, watermark: int) -> dict[str, int]:
+        """Count the late rows of panes. A row is late once the last window of its pane has left the state."""
+        start, rows = late["__start"].to_numpy(), late["__n"].to_numpy()
+        if self.has_forgotten(watermark):
+            return {NEVER: int(rows.sum())}
+        last = pane_windows.last_window(self, start) + self.duration_us
+        return build_lateness_histogram(self.horizon(watermark) - last + 1, rows)
 
     # -- in the commit -------------------------------------------------------------------------------------------
 
@@ -133,11 +143,6 @@ class PaneOperator(CompiledPaneWindow, WindowOperator):
             counts[start] = counts.get(start, 0) + n
         totals = pane_windows.window_totals(self, counts, task.watermark)
         return max(totals.values(), default=0) > (task.group_limit or 0)
-
-
-def _units(rows: pl.DataFrame) -> pl.Series:
-    """Return the unit (`__h`) of each lifted pane."""
-    return pl.Series("__h", mix_bits(rows["__kh"].to_numpy(), rows["__start"].to_numpy()))
 
 
 def _window_lists(first: Int64s, count: Int64s, hop: int) -> pl.Series:

@@ -1,8 +1,9 @@
-"""The reports that a shard returns for an epoch."""
+"""The reports that a shard returns for an epoch, and the counts of a stage that result from them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic import Field
@@ -79,7 +80,30 @@ class IngestReport(CommitModel):
     sides: tuple[SideReport, ...] = ()  # joins: left, right
     overflows: OverflowCounts = OverflowCounts()
     holds: tuple[Hold, ...] | None = None  # the new holds of the shard; None if unchanged
-    emitted: EmitReport | None = None  # what was emitted in the same pass; see `operators.ingest_and_emit`
+    emitted: EmitReport | None = None  # what was emitted in the same pass; see `operators.base.ingest_and_emit`
+
+
+@dataclass(frozen=True)
+class StageCounts:
+    """Counts of a stage's state, stored in the commit so that no shard has to be opened.
+
+    Each operator fills in its own fields. `groups` and `windows`: per shard, the number of keys with open sessions, and
+    of open sessions; for keyed stages, of keys and of rows of state. `panes`: for each unexpired pane start, the number
+    of keys per shard. `sides`: for a join, how many rows of each side were buffered, late, matched and so on.
+    """
+
+    groups: tuple[int, ...]
+    windows: tuple[int, ...]
+    panes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    sides: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+    def add(self, reports: Sequence[IngestReport | EmitReport]) -> StageCounts:
+        """Return the counts after these changes of `groups` and `windows`."""
+        groups, windows = list(self.groups), list(self.windows)
+        for report in reports:
+            groups[report.shard] += report.groups
+            windows[report.shard] += report.windows
+        return replace(self, groups=tuple(groups), windows=tuple(windows))
 
 
 def to_report_value(value: object) -> object:

@@ -12,18 +12,19 @@ from typing import Any, Self
 import polars as pl
 
 from slackwater.core.schema import Field
-from slackwater.operators.base import ShardTask, StageCounts
-from slackwater.operators.immediate import ImmediateOperator
-from slackwater.operators.reports import EmitReport, IngestReport
+from slackwater.operators.base import NonWindowOperator, ShardTask
+from slackwater.operators.dead_letters import build_late_letters
+from slackwater.operators.reports import EmitReport, IngestReport, StageCounts
 from slackwater.state.commit import SegmentMeta, StageState
 from slackwater.state.protocol import NoState
+from slackwater.watermark import NO_WATERMARK
 
 ROW = "row"  # the reason of every emitted row
 MOST = 500_000  # maximum number of rows per output
 
 
 @dataclass(frozen=True)
-class StatelessOperator(NoState, ImmediateOperator):
+class StatelessOperator(NoState, NonWindowOperator):
     """Emits rows as the SQL returns them. `fields` are the selected columns, in order."""
 
     pipeline: str
@@ -41,6 +42,13 @@ class StatelessOperator(NoState, ImmediateOperator):
     def reasons(self) -> Sequence[str]:
         return (ROW,)
 
+    def late_before(self, watermark: int) -> int:
+        return NO_WATERMARK
+
+    @property
+    def emits_late_rows(self) -> bool:
+        return True
+
     # -- on a shard ----------------------------------------------------------------------------------------------
 
     def slot(self, position: int) -> str:
@@ -57,19 +65,23 @@ class StatelessOperator(NoState, ImmediateOperator):
         task.staging("before")
         outputs = tuple(task.state.write_output(part) for part in frame.iter_slices(MOST))
         task.staging("after")
-        return IngestReport(
-            shard=task.shard,
-            segments=(),
-            rows=rows.height,
-            used=rows.height,
-            outputs=outputs,
-            reasons={ROW: rows.height},
-        )
+        counts = {"rows": rows.height, "used": rows.height, "reasons": {ROW: rows.height}}
+        return IngestReport(shard=task.shard, segments=(), outputs=outputs, **counts)
+
+    def may_be_due(self, metas: Sequence[SegmentMeta], since: int, watermark: int, early: bool) -> bool:
+        return False
+
+    def is_due(self, task: ShardTask) -> bool:
+        return False
 
     def emit(self, task: ShardTask) -> EmitReport:
         return EmitReport(shard=task.shard, segments=())
 
+    def late_letters(self, task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:
+        return build_late_letters(task, rows)
+
     def state_text(self, counts: StageCounts) -> str:
+        """Describe the stored state in a short phrase, for users."""
         return "no state"
 
     # -- in the commit -------------------------------------------------------------------------------------------
@@ -84,9 +96,6 @@ class StatelessOperator(NoState, ImmediateOperator):
     @classmethod
     def from_state(cls, pipeline: str, state: StageState) -> Self:
         return cls(pipeline, tuple(Field(n, t) for n, t in state.described.get("columns", {}).items()))
-
-    def counts_after_ingest(self, before: StageCounts, reports: Sequence[IngestReport]) -> StageCounts:
-        return before
 
     def live_segments(self, metas: tuple[SegmentMeta, ...], since: int) -> tuple[SegmentMeta, ...]:
         return ()

@@ -17,10 +17,9 @@ import polars as pl
 from slackwater.core.column_names import quote_identifier
 from slackwater.core.schema import YEARS, Field, ValueLimits
 from slackwater.errors import raise_unregistered
-from slackwater.operators.base import Operator
+from slackwater.operators.base import NonWindowOperator, Operator
 from slackwater.operators.interval_join import IntervalJoinOperator
 from slackwater.operators.keyed import KeyedOperator
-from slackwater.operators.non_window_base import NonWindowOperator
 from slackwater.operators.panes import PaneOperator
 from slackwater.operators.sessions import SessionOperator
 from slackwater.operators.stateless import StatelessOperator

@@ -8,56 +8,26 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import dropwhile
 from typing import Any
 
 import polars as pl
 
+from slackwater.core.column_names import EVENT_TIME
 from slackwater.core.schema import Field
-from slackwater.operators.base import Recount, ShardTask, StageCounts, is_segment_expired
-from slackwater.operators.late_row_histogram import count_late_rows_by_lateness
-from slackwater.operators.reports import EmitReport, IngestReport, OverflowCounts, to_report_value
-from slackwater.state.commit import Hold, OutputMeta, SegmentMeta
+from slackwater.operators.base import SAMPLE, ShardTask, StateRowOperator
+from slackwater.operators.reports import EmitReport, OverflowCounts
+from slackwater.state.commit import Hold, OutputMeta
 from slackwater.windows.compiled_window import CompiledWindow
 from slackwater.windows.epoch_results import EmitResult, IngestResult
 
-EVENT_TIME = "_event_ts"
 Report = dict[str, Any]  # fields of an `IngestReport`
 
 
 @dataclass(frozen=True)
-class WindowOperator(CompiledWindow):
+class WindowOperator(CompiledWindow, StateRowOperator):
     """The operator of a window; subclasses add what is specific to their kind of window."""
-
-    @abstractmethod
-    def ingest(self, task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport: ...
-
-    @abstractmethod
-    def emit(self, task: ShardTask) -> EmitReport: ...
-
-    @abstractmethod
-    def late_before(self, watermark: int) -> int: ...
-
-    @abstractmethod
-    def late_letters(self, task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame: ...
-
-    @abstractmethod
-    def counts_after_ingest(self, before: StageCounts, reports: Sequence[IngestReport]) -> StageCounts: ...
-
-    @abstractmethod
-    def counts_after_emit(self, before: StageCounts, reports: Sequence[EmitReport], watermark: int) -> StageCounts: ...
-
-    @abstractmethod
-    def open_counts(self, counts: StageCounts) -> tuple[int, int]: ...
-
-    @abstractmethod
-    def check_group_limit(self, counts: StageCounts, watermark: int, recount: Recount) -> None: ...
-
-    @property
-    def is_preaggregated(self) -> bool:
-        return False
 
     @property
     @abstractmethod
@@ -80,16 +50,6 @@ class WindowOperator(CompiledWindow):
         end = results[self.window.window_end_column]
         return results.with_columns((end - pl.duration(microseconds=self.last_instant_us)).alias(EVENT_TIME))
 
-    def hold_us(self, watermark: int, holds: Iterable[Hold]) -> int:
-        return watermark  # a window that is open at a watermark never ends before that watermark
-
-    @property
-    def emits_late_rows(self) -> bool:
-        return False
-
-    def read_holds(self, task: ShardTask) -> tuple[Hold, ...]:
-        return ()
-
     def find_shard_holds(self, rows: pl.DataFrame) -> tuple[Hold, ...]:
         """Find the watermark holds of a shard in its state rows."""
         return ()
@@ -111,23 +71,16 @@ class WindowOperator(CompiledWindow):
         """Return the number of groups above which an epoch fails; None if it never fails."""
         return self.window.max_groups_per_window if self.window.on_state_cap == "fail" else None
 
-    def input_index(self, source: str) -> int:
-        return 0
+    @abstractmethod
+    def count_late_by_step(self, late: pl.DataFrame, watermark: int) -> dict[str, int]:
+        """Count the late rows of a shard by the additional lateness that would have kept them.
 
-    def may_be_due(self, metas: Sequence[SegmentMeta], since: int, watermark: int, early: bool) -> bool:
-        due = self.due_between(since, watermark, early)
-        return any(due.may_select(m.first_due, m.last_due) for m in metas)
+        See `core.lateness_histogram`. `late`: rows with `__start`, as in `IngestResult`.
+        """
 
-    def is_due(self, task: ShardTask) -> bool:
-        return not self.due(task).is_empty()
-
-    def due(self, task: ShardTask) -> pl.DataFrame:
-        """Return all state rows of the units in a shard that are due between the two watermarks of a task."""
-        return task.state.reader(self).due(self.due_between(task.since, task.watermark, task.early))
-
-    def live_segments(self, metas: tuple[SegmentMeta, ...], since: int) -> tuple[SegmentMeta, ...]:
-        """Drop the expired segments before the first unexpired one. Dropping others would expose older row versions."""
-        return tuple(dropwhile(lambda meta: is_segment_expired(meta, since), metas))
+    def has_forgotten(self, watermark: int) -> bool:
+        """Return whether windows that this config would still retain have left the state under an earlier config."""
+        return self.horizon(watermark) > watermark - self.retain_us
 
     # -- in the commit -------------------------------------------------------------------------------------------
 
@@ -147,7 +100,7 @@ class WindowOperator(CompiledWindow):
         return {"updates": self.updates, "retain_us": self.retain_us}
 
     def description(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Describe the window, including column types, so that `bind_window` can rebuild the same logic."""
+        """Describe the window, including column types, so that `registry.bind_window` can rebuild the same logic."""
         columns = {f.name: f.type for f in (*self.keys, *(i.source for i in self.inputs))}
         return {"window": data, "columns": columns}
 
@@ -171,7 +124,7 @@ class WindowOperator(CompiledWindow):
             "late": counts.late,
             "late_idle": counts.late_idle,
             "late_windows": counts.late_windows,
-            "late_by": count_late_rows_by_lateness(self, done.late, task.watermark),
+            "late_by": self.count_late_by_step(done.late, task.watermark) if done.late.height else {},
             "refused": counts.refused,
             "groups": counts.groups,
             "windows": counts.windows,
@@ -222,16 +175,4 @@ class WindowOperator(CompiledWindow):
             if beyond is not None:
                 count += int(beyond.sum())
                 sample += [{"aggregation": agg.name, **s} for s in self.sample(rows.filter(beyond), "__start")]
-        return OverflowCounts(count=count, sample=tuple(sample[:3]))
-
-    def sample(self, rows: pl.DataFrame, time: str, limit: int = 3) -> tuple[dict[str, Any], ...]:
-        """Return a few rows for the log: their keys, and their event times (µs) from the column `time`."""
-        return tuple(
-            {**{k: to_report_value(r[k]) for k in self.key_names}, "event_us": to_report_value(r[time])}
-            for r in rows.head(limit).iter_rows(named=True)
-        )
-
-
-def empty_report(task: ShardTask) -> IngestReport:
-    """Return the report of a shard that received no rows."""
-    return IngestReport(shard=task.shard, segments=task.state.metas)
+        return OverflowCounts(count=count, sample=tuple(sample[:SAMPLE]))

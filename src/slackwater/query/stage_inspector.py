@@ -14,11 +14,11 @@ from slackwater.core.lateness_histogram import compute_lateness_stats
 from slackwater.engine import next_commit
 from slackwater.errors import StartError, Topic, raise_unregistered
 from slackwater.operators.base import Operator
-from slackwater.operators.immediate import ImmediateOperator
 from slackwater.operators.interval_join import IntervalJoinOperator
 from slackwater.operators.keyed import KeyedOperator
 from slackwater.operators.panes import PaneOperator
 from slackwater.operators.sessions import SessionOperator
+from slackwater.operators.stateless import StatelessOperator
 from slackwater.operators.window_base import WindowOperator
 from slackwater.query import state_inspection
 from slackwater.query.locate_state import narrow_snapshot
@@ -210,7 +210,7 @@ class StageInspector:
         return OpenState(operator.kind, 0, sum(counts.groups), next_timers, contents=operator.state_text(counts))
 
     @_open_state.register
-    def _(self, operator: ImmediateOperator) -> OpenState:
+    def _(self, operator: StatelessOperator) -> OpenState:
         counts = next_commit.read_stage_counts(self.state)
         contents, keys = operator.state_text(counts), operator.open_counts(counts)[1] or None
         return OpenState(operator.fingerprint["kind"], keys=keys, contents=contents)
@@ -269,7 +269,7 @@ class StageInspector:
         )
 
     @_key_report.register
-    def _(self, operator: ImmediateOperator, texts: state_inspection.Texts) -> KeyReport:
+    def _(self, operator: StatelessOperator, texts: state_inspection.Texts) -> KeyReport:
         raise StartError(
             f"{self.pipeline.name}: --key: no rows are waiting, because rows are emitted in the epoch that reads "
             "them; omit --key",
@@ -301,7 +301,7 @@ class StageInspector:
         self, logic: WindowOperator, rows: pl.DataFrame, last: Callable[[Mapping[str, Any]], int | None] | None = None
     ) -> tuple[OpenWindow, ...]:
         """Return reports on open windows. `last`: returns the time of a window's last event (µs), if known."""
-        count = next((a for a in logic.aggs if a.spec.agg == "count" and a.column is None), None)
+        count = next((a for a in logic.aggs if a.spec.agg == "count" and not a.columns), None)
         counts = [None] * rows.height if count is None else count.finish(rows).to_list()
         windows = []
         for row, n in zip(rows.iter_rows(named=True), counts, strict=True):

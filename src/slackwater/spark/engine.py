@@ -88,8 +88,8 @@ class SparkEngine:
 
         self.hints = FirstRowHints(self.session, self.pipeline, self.rows.times)
         for agg in operator_rows.worker_aggregations(self.logic):
-            if agg.kind.module not in (None, "__main__"):
-                top = sys.modules[agg.kind.module.partition(".")[0]]
+            if agg.module not in (None, "__main__"):
+                top = sys.modules[agg.module.partition(".")[0]]
                 cloudpickle.register_pickle_by_value(top)  # type: ignore[no-untyped-call]
 
     @property

@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING
 from slackwater.connectors import spark_connect
 from slackwater.core.column_names import quote_identifier
 from slackwater.errors import raise_unregistered
-from slackwater.operators.base import Operator
+from slackwater.operators.base import NonWindowOperator, Operator
 from slackwater.operators.interval_join import IntervalJoinOperator
 from slackwater.operators.keyed import KeyedOperator
-from slackwater.operators.non_window_base import NonWindowOperator
 from slackwater.operators.panes import PaneOperator
 from slackwater.operators.sessions import SessionOperator
 from slackwater.operators.stateless import StatelessOperator
 from slackwater.operators.window_base import WindowOperator
 from slackwater.spark import epoch_sql, shard_partitioning
 from slackwater.windows import pane_windows
-from slackwater.windows.aggregations import Agg
+from slackwater.windows.aggregations import AggregationKind
 
 if TYPE_CHECKING:
     import polars as pl
@@ -28,18 +27,18 @@ if TYPE_CHECKING:
 
 
 @singledispatch
-def worker_aggregations(operator: Operator) -> Sequence[Agg]:
+def worker_aggregations(operator: Operator) -> Sequence[AggregationKind]:
     """Return the aggregations whose modules are sent to the workers by value."""
     raise_unregistered(operator, "slackwater.spark.operator_rows.worker_aggregations")
 
 
 @worker_aggregations.register(WindowOperator)
-def _(operator: WindowOperator) -> Sequence[Agg]:
+def _(operator: WindowOperator) -> Sequence[AggregationKind]:
     return operator.aggs
 
 
 @worker_aggregations.register(NonWindowOperator)
-def _(operator: Operator) -> Sequence[Agg]:
+def _(operator: Operator) -> Sequence[AggregationKind]:
     return ()
 
 

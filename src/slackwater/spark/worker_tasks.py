@@ -17,8 +17,8 @@ from slackwater.connectors.source import spark_error_reason
 from slackwater.core.column_names import quote_identifier
 from slackwater.core.dead_letter_schema import LETTER
 from slackwater.errors import EpochError, SlackwaterError
-from slackwater.operators import dead_letters, ingest_and_emit
-from slackwater.operators.base import Operator, Question, ShardTask
+from slackwater.operators import dead_letters
+from slackwater.operators.base import Operator, Question, ShardTask, ingest_and_emit
 from slackwater.operators.reports import LetterFile
 from slackwater.spark import operator_rows
 from slackwater.spark.tuning import worker_memory
@@ -141,9 +141,7 @@ def ingest_task(tasks: Sequence[ShardTask]) -> Task:
         rows = pl.from_arrow(table)
         assert isinstance(rows, pl.DataFrame)
         origins = rows.drop_in_place("__origin") if "__origin" in rows.columns else None
-        return ingest_and_emit.ingest_and_emit(
-            task, operator_rows.to_ingest_rows(task.operator, rows), origins
-        ).model_dump_json()
+        return ingest_and_emit(task, operator_rows.to_ingest_rows(task.operator, rows), origins).model_dump_json()
 
     return run
 
@@ -192,7 +190,7 @@ def count_task(tasks: Sequence[ShardTask], question: Question) -> Task:
 
 
 def _warm_task(loops: bool, table: pa.Table) -> str:
-    from slackwater.operators import compile as every
+    from slackwater.operators import registry as every
 
     if loops:
         compile_session_loops()

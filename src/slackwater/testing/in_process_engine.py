@@ -21,12 +21,11 @@ from slackwater.core.schema import ANYTHING, Field, ValueLimits
 from slackwater.engine.engine_interface import IngestOutcome, SourceStats, UnstorableRows
 from slackwater.errors import raise_unregistered
 from slackwater.joins.compiled_join import ShuffleColumns
-from slackwater.operators import ingest_and_emit, storability
-from slackwater.operators.base import Operator, Question, ShardTask
-from slackwater.operators.dead_letters import ORIGIN, ORIGIN_FIELDS, unstorable_letters, write_late_letters
+from slackwater.operators import storability
+from slackwater.operators.base import NonWindowOperator, Operator, Question, ShardTask, ingest_and_emit
+from slackwater.operators.dead_letters import ORIGIN, ORIGIN_FIELDS, build_bad_row_letters, write_late_letters
 from slackwater.operators.interval_join import IntervalJoinOperator
 from slackwater.operators.keyed import KeyedOperator
-from slackwater.operators.non_window_base import NonWindowOperator
 from slackwater.operators.panes import PaneOperator
 from slackwater.operators.reports import EmitReport, LetterFile
 from slackwater.operators.sessions import SessionOperator
@@ -140,7 +139,7 @@ class InProcessEngine:
         origin_rows, folded = pl.concat(origins) if self.keeps_late else None, self.logic.is_preaggregated
         alongside = None if origin_rows is None or folded else origin_rows[ORIGIN]
         reports = [
-            ingest_and_emit.ingest_and_emit(t, all_rows.filter(m), None if alongside is None else alongside.filter(m))
+            ingest_and_emit(t, all_rows.filter(m), None if alongside is None else alongside.filter(m))
             for t, m in shard_masks
         ]
         if origin_rows is not None and folded:
@@ -171,7 +170,7 @@ class InProcessEngine:
         unfit.append(UnstorableRows(source, counts, samples))
         if task.keeps_bad:
             origins = _origins(source, bad.drop(storability.UNFIT), None).with_columns(bad[storability.UNFIT])
-            letters = unstorable_letters(origins, task.state.epoch, self.logic.pipeline)
+            letters = build_bad_row_letters(origins, pl.col(storability.UNFIT), task.state.epoch, self.logic.pipeline)
             staged.append(LetterFile(output=task.state.write_output(letters), reasons=counts))
         return rows.filter(why.is_null())
 

@@ -18,9 +18,9 @@ from slackwater.connectors.source import Batch
 from slackwater.core.hashing import shard_of
 from slackwater.core.schema import ANYTHING, ValueLimits
 from slackwater.engine.engine_interface import IngestOutcome, SourceStats, UnstorableRows
-from slackwater.operators import ingest_and_emit, storability
-from slackwater.operators.base import Operator, Question, ShardTask
-from slackwater.operators.dead_letters import ORIGIN, OUTSIDE, unstorable_letters, write_late_letters
+from slackwater.operators import storability
+from slackwater.operators.base import Operator, Question, ShardTask, ingest_and_emit
+from slackwater.operators.dead_letters import ORIGIN, OUTSIDE, build_bad_row_letters, write_late_letters
 from slackwater.operators.panes import PaneOperator
 from slackwater.operators.reports import EmitReport, LetterFile
 from slackwater.testing.in_process_engine import NewestSpans, cast_to_declared, lift_inputs
@@ -131,8 +131,7 @@ class LocalSqlEngine:
         owner = pl.Series(shard_of(all_rows["__kh"].to_numpy(), len(tasks)))
         shard_masks = [(t, owner == t.shard) for t in tasks]
         reports = [
-            ingest_and_emit.ingest_and_emit(t, all_rows.filter(m), None if folded else origin[ORIGIN].filter(m))
-            for t, m in shard_masks
+            ingest_and_emit(t, all_rows.filter(m), None if folded else origin[ORIGIN].filter(m)) for t, m in shard_masks
         ]
         if folded and tasks[0].late is not None:
             late = origin.filter(pl.col("__start") < tasks[0].operator.late_before(tasks[0].watermark))
@@ -150,7 +149,7 @@ class LocalSqlEngine:
         return [f"{why}: {value}" for why, value in bad.head(3).select("bad", text).iter_rows()]
 
     def _write_letters(self, rows: pl.DataFrame, task: ShardTask) -> LetterFile:
-        letters = unstorable_letters(rows, task.state.epoch, self.logic.pipeline)
+        letters = build_bad_row_letters(rows, pl.col(storability.UNFIT), task.state.epoch, self.logic.pipeline)
         reasons = dict(rows[storability.UNFIT].value_counts().iter_rows())
         return LetterFile(output=task.state.write_output(letters), reasons=reasons)
 

@@ -18,7 +18,7 @@ import polars as pl
 
 from slackwater.config.window import Window, effective_allowed_lateness_ms
 from slackwater.core.schema import Field
-from slackwater.windows.aggregations import Agg, AggregationInput
+from slackwater.windows.aggregations import AggregationInput, AggregationKind
 from slackwater.windows.epoch_results import EmitResult
 from slackwater.windows.state_rows import HIDDEN, NEVER, REVISED, Int64s, KeyedStateLayout
 
@@ -41,7 +41,7 @@ class CompiledWindow(KeyedStateLayout):
     pipeline: str
     window: Window
     keys: tuple[Field, ...]
-    aggs: tuple[Agg, ...]
+    aggs: tuple[AggregationKind, ...]
     gone_us: int = NEVER
 
     @property

@@ -78,7 +78,7 @@ def complete_accumulators(logic: CompiledWindow, rows: pl.DataFrame) -> pl.DataF
     Missing accumulators start as if they had seen no rows.
     """
     lacking = [a for a in logic.aggs if not set(a.accumulators) <= set(rows.columns)]
-    former = [a for a in lacking if set(replace(a, is_former=True).accumulators) <= set(rows.columns)]
+    former = [a for a in lacking if (f := a.legacy_form()) is not None and set(f.accumulators) <= set(rows.columns)]
     rows = rows.with_columns(c for a in former for c in a.from_legacy(rows))
     added = [a for a in lacking if a not in former]
     if not added:

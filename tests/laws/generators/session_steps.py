@@ -23,7 +23,7 @@ from tests.support import whole_array_step
 from slackwater.config.window import Aggregation, Window
 from slackwater.core.schema import Field
 from slackwater.core.sorted_arrays import distinct_values, is_in_sorted
-from slackwater.operators.compile import bind_window
+from slackwater.operators.registry import bind_window
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows import session_emission, session_ingest, session_state
 from slackwater.windows.epoch_results import IngestResult

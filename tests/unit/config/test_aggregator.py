@@ -14,7 +14,7 @@ import slackwater as sw
 from slackwater.config.custom_aggregator import check_aggregator
 from slackwater.core.schema import Field
 from slackwater.errors import ConfigError, StartError
-from slackwater.windows.aggregations import Agg
+from slackwater.windows.aggregations import bind_aggregation
 
 
 class Nothing(sw.Aggregator):
@@ -91,7 +91,8 @@ def test_the_way_through_toml() -> None:
         ):
             sw.to_toml(python)
         kinds = [
-            Agg(a, None, (Field("amount", "int"),)) for a in (aggregation, pipeline.transform.window.aggregations[0])
+            bind_aggregation(a, None, (Field("amount", "int"),))
+            for a in (aggregation, pipeline.transform.window.aggregations[0])
         ]
         assert {k.fingerprint() for k in kinds} == {"Mean(value=amount int; n bigint, total double)"}
 
@@ -100,7 +101,7 @@ def test_an_attribute_that_merges_depend_on_is_part_of_the_fingerprint() -> None
     def text(k: Any) -> str:
         aggregator = Mean()
         vars(aggregator).update(k=k, cache={})
-        return Agg(
+        return bind_aggregation(
             sw.Aggregation(agg=aggregator, columns={"value": "x"}, as_="y"), None, (Field("x", "double"),)
         ).fingerprint()
 
@@ -112,19 +113,19 @@ def test_an_attribute_that_merges_depend_on_is_part_of_the_fingerprint() -> None
 def test_an_input_column_is_cast_only_without_loss(column: str, fits: bool) -> None:
     spec = sw.Aggregation(agg=Mean, columns={"value": "x"}, as_="y")
     if fits:
-        Agg(spec, None, (Field("x", column),))
+        bind_aggregation(spec, None, (Field("x", column),))
         return
     with pytest.raises(
         StartError, match=r'aggregation "y": Mean\.value takes double, but column "x" is string; cast it in the SQL'
     ):
-        Agg(spec, None, (Field("x", column),))
+        bind_aggregation(spec, None, (Field("x", column),))
 
 
 def test_an_aggregator_that_changed_since_the_check_stops_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = sw.Aggregation(agg=Mean, columns={"value": "x"}, as_="y")
     monkeypatch.setattr(Mean, "output", "nothing")
     with pytest.raises(StartError, match=r'aggregation "y": Mean: output is "nothing", expected a Spark type'):
-        Agg(spec, None, (Field("x", "double"),))
+        bind_aggregation(spec, None, (Field("x", "double"),))
 
 
 def test_a_merge_that_wants_keys_is_checked_without_the_real_keys() -> None:
@@ -138,7 +139,7 @@ def test_fingerprints_of_the_first_release_are_as_they_were() -> None:
     def text(column: str | None = "x", **settings: Any) -> str:
         spec = sw.Aggregation(**settings, column=column, as_="y")
         by = (Field("b", "date"),) if spec.by else ()
-        return Agg(spec, Field("x", "double") if column else None, by).fingerprint()
+        return bind_aggregation(spec, Field("x", "double") if column else None, by).fingerprint()
 
     assert text(None, agg="count") == "count *"
     assert text(agg="count") == "count x double"

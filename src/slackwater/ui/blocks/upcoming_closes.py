@@ -25,8 +25,7 @@ from slackwater.core.humanize import format_brief, format_exact_time, plural
 from slackwater.core.sorted_arrays import Int64s, distinct_values, is_in_sorted
 from slackwater.errors import raise_unregistered
 from slackwater.evolution.operator_from_state import restore_operator
-from slackwater.operators.base import Operator
-from slackwater.operators.non_window_base import NonWindowOperator
+from slackwater.operators.base import NonWindowOperator, Operator
 from slackwater.operators.panes import PaneOperator
 from slackwater.operators.sessions import SessionOperator
 from slackwater.operators.window_base import WindowOperator

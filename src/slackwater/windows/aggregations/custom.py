@@ -26,7 +26,7 @@ from slackwater.windows.aggregations.kind import AggregationKind
 class CustomAggregation(AggregationKind):
     """An aggregation that runs a user's `Aggregator`; `columns` are in the order of its inputs."""
 
-    aggregator: Aggregator = field(default_factory=Aggregator)
+    aggregator: Aggregator = field(default_factory=Aggregator, compare=False)
 
     def problem(self) -> str | None:
         for (name, expected), column in zip(self.aggregator.inputs.items(), self.columns, strict=True):
@@ -50,7 +50,7 @@ class CustomAggregation(AggregationKind):
     def parts(self) -> Mapping[str, pl.DataType]:
         return {name: Field(name, kind).polars for name, kind in self.aggregator.accumulators.items()}
 
-    def _accumulators(self) -> dict[str, pl.Expr]:
+    def _accumulator_columns(self) -> dict[str, pl.Expr]:
         return {name: pl.col(self.part(name)) for name in self.aggregator.accumulators}
 
     def _with_part_names(self, exprs: Sequence[pl.Expr]) -> list[pl.Expr]:
@@ -66,16 +66,12 @@ class CustomAggregation(AggregationKind):
             lifted = rows.select(
                 event_us, *self._with_part_names(build_accumulator_expressions(self.aggregator, "lift", inputs))
             )
-            return lifted.drop(event_us).cast(self._part_types).get_columns()  # type: ignore[arg-type]
-
-    @property
-    def _part_types(self) -> dict[str, pl.DataType]:
-        return {self.part(name): kind for name, kind in self.parts.items()}
+            return lifted.drop(event_us).cast(self.accumulators).get_columns()  # type: ignore[arg-type]
 
     def merge(self) -> Sequence[pl.Expr]:
         keys = ({k: pl.col(k).first() for k in self.keys},) if self.aggregator.wants_keys else ()
         return self._with_part_names(
-            build_accumulator_expressions(self.aggregator, "merge", self._accumulators(), *keys)
+            build_accumulator_expressions(self.aggregator, "merge", self._accumulator_columns(), *keys)
         )
 
     def neutral(self) -> pl.DataFrame:
@@ -95,18 +91,18 @@ class CustomAggregation(AggregationKind):
         """Merge all rows as one group whose keys are NULL."""
         keys = ({k: pl.lit(None) for k in self.keys},) if self.aggregator.wants_keys else ()
         exprs = self._with_part_names(
-            build_accumulator_expressions(self.aggregator, "merge", self._accumulators(), *keys)
+            build_accumulator_expressions(self.aggregator, "merge", self._accumulator_columns(), *keys)
         )
-        return frame.select(exprs).cast(self._part_types)  # type: ignore[arg-type]
+        return frame.select(exprs).cast(self.accumulators)  # type: ignore[arg-type]
 
     def to_stored_form(self, frame: pl.DataFrame) -> pl.DataFrame:
         with self._wrap_errors("merge"):
-            return frame.cast(self._part_types)  # type: ignore[arg-type]
+            return frame.cast(self.accumulators)  # type: ignore[arg-type]
 
     def finish(self, frame: pl.DataFrame) -> pl.Series:
         with self._wrap_errors("finish"):
-            expr = self.aggregator.finish(**self._accumulators()).alias(self.name)
-            first = next(iter(self._part_types))
+            expr = self.aggregator.finish(**self._accumulator_columns()).alias(self.name)
+            first = next(iter(self.accumulators))
             return frame.select(pl.col(first).alias(""), expr)[self.name].cast(self.output.polars)
 
     @contextmanager

@@ -27,7 +27,7 @@ class Extreme(AggregationKind):
     def parts(self) -> Mapping[str, pl.DataType]:
         return {"v": self.column.polars}
 
-    def lift_sql(self, event_us: str) -> Mapping[str, str]:
+    def parts_sql(self, event_us: str) -> Mapping[str, str]:
         return {"v": f"{self.spec.agg}({quote_identifier(self.column.name)})"}
 
     def lift(self, rows: pl.DataFrame, event_us: str) -> Sequence[pl.Expr]:
@@ -69,7 +69,7 @@ class FirstLast(AggregationKind):
     def parts(self) -> Mapping[str, pl.DataType]:
         return {"ts": pl.Int64(), "v": self.column.polars}
 
-    def lift_sql(self, event_us: str) -> Mapping[str, str]:
+    def parts_sql(self, event_us: str) -> Mapping[str, str]:
         v = quote_identifier(self.column.name)
         pair = f"{self._which}(CASE WHEN {v} IS NOT NULL THEN named_struct('ts', {event_us}, 'v', {v}) END)"
         return {"ts": f"{pair}.ts", "v": f"{pair}.v"}
@@ -109,7 +109,7 @@ class ValueBy(AggregationKind):
     def parts(self) -> Mapping[str, pl.DataType]:
         return {"by": self._by.polars, "v": self.column.polars}
 
-    def lift_sql(self, event_us: str) -> Mapping[str, str]:
+    def parts_sql(self, event_us: str) -> Mapping[str, str]:
         v, by = quote_identifier(self.column.name), quote_identifier(self._by.name)
         pair = f"{self._which}(CASE WHEN {by} IS NOT NULL THEN named_struct('by', {by}, 'v', {v}) END)"
         return {"by": f"{pair}.by", "v": f"{pair}.v"}

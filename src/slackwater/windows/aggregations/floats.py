@@ -34,9 +34,7 @@ from slackwater.windows.aggregations.totals import DecimalTotal, IntegerTotal, S
 class FloatTotal(SumKind):
     """The aggregation sum or avg. Its accumulators are `n` and an exact total."""
 
-    @property
-    def output(self) -> Field:
-        return Field(self.name, "double")
+    OUTPUT = "double"
 
     @property
     def parts(self) -> Mapping[str, pl.DataType]:
@@ -62,7 +60,7 @@ class FloatTotal(SumKind):
     def sql_sums(self) -> Mapping[str, str]:
         return self._grid.sums
 
-    def lift_sql(self, event_us: str) -> Mapping[str, str]:
+    def parts_sql(self, event_us: str) -> Mapping[str, str]:
         return {"n": f"count({quote_identifier(self.column.name)})"}
 
     def from_sql(self, rows: pl.DataFrame) -> Sequence[pl.Series]:
@@ -97,9 +95,7 @@ class FloatTotal(SumKind):
 class LegacyFloatTotal(SumKind):
     """The aggregation sum or avg in states of earlier versions: `n`, and a sum that was rounded at every addition."""
 
-    @property
-    def output(self) -> Field:
-        return Field(self.name, "double")
+    OUTPUT = "double"
 
     @property
     def parts(self) -> Mapping[str, pl.DataType]:
@@ -113,11 +109,8 @@ class LegacyFloatTotal(SumKind):
 class _Moments(AggregationKind):
     """Common base class of var and stddev."""
 
-    number = True
-
-    @property
-    def output(self) -> Field:
-        return Field(self.name, "double")
+    NUMERIC = True
+    OUTPUT = "double"
 
     def _from_variance(self, variance: pl.Series) -> pl.Series:
         return variance.sqrt() if self.spec.agg == "stddev" else variance

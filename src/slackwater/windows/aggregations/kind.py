@@ -1,4 +1,4 @@
-"""The interface of an aggregation kind: its inputs, its accumulators, and the three steps from rows to a result.
+"""The interface of an aggregation: its inputs, its accumulators, and the three steps from rows to a result.
 
 rows ── lift ──▶ accumulators ── merge, to_stored_form ──▶ accumulators ── finish ──▶ one output column
         in Spark SQL per pane, or in Polars per row
@@ -77,7 +77,8 @@ class AggregationKind(ABC):
     columns: tuple[Field, ...] = ()
     keys: tuple[str, ...] = ()
 
-    number: ClassVar[bool] = False  # True if the column must be numeric
+    NUMERIC: ClassVar[bool] = False  # True if the column must be numeric
+    OUTPUT: ClassVar[str] = ""  # type of the output column, if it does not depend on the spec and the columns
 
     @property
     def column(self) -> Field:
@@ -101,30 +102,41 @@ class AggregationKind(ABC):
         for column in self.columns:
             if not column.is_scalar:
                 return f'column "{column.name}" has type {column.type}, which has no order'
-        if self.number and self.column.base not in schema.NUMBERS:
+        if self.NUMERIC and self.column.base not in schema.NUMBERS:
             return f'{self.spec.agg} needs a number, but column "{self.column.name}" is {self.column.type}; cast it in the SQL'
         return None
 
     @property
     def inputs(self) -> tuple[AggregationInput, ...]:
+        """Return the columns that rows must carry for this aggregation."""
         return tuple(AggregationInput(c, c, hashed=False) for c in self.columns)
 
     @property
-    @abstractmethod
     def output(self) -> Field:
-        """Return the output column."""
+        """Return the output column with its type."""
+        return Field(self.name, self.OUTPUT)
 
     @property
     @abstractmethod
     def parts(self) -> Mapping[str, pl.DataType]:
         """Return the suffix and type of each accumulator column."""
 
-    def lift_sql(self, event_us: str) -> Mapping[str, str] | None:
-        """Return Spark SQL aggregates over the inputs and `sql_columns`, for a GROUP BY, by suffix.
+    @property
+    def accumulators(self) -> dict[str, pl.DataType]:
+        """Return the name and type of each accumulator column."""
+        return {self.part(part): dtype for part, dtype in self.parts.items()}
 
-        None if rows must be lifted one by one. `event_us`: the SQL of the event time (µs).
-        """
+    def parts_sql(self, event_us: str) -> Mapping[str, str] | None:
+        """Return the SQL of `lift_sql` by suffix; None if rows must be lifted one by one."""
         return None
+
+    def lift_sql(self, event_us: str) -> dict[str, str] | None:
+        """Return Spark SQL aggregates over the inputs and `sql_columns`, by name; None if there is no SQL form.
+
+        `event_us`: the SQL of the event time (µs).
+        """
+        sql_by_part = self.parts_sql(event_us)
+        return None if sql_by_part is None else {self.part(part): sql for part, sql in sql_by_part.items()}
 
     @property
     def sql_columns(self) -> Sequence[str]:
@@ -152,7 +164,7 @@ class AggregationKind(ABC):
     def merge(self) -> Sequence[pl.Expr]:
         """Return expressions that merge the accumulators of a group, for `group_by(…).agg(…)`.
 
-        Kinds whose `merge_adjacent` handles every frame do not implement this method.
+        Call `to_stored_form` on the result. Kinds whose `merge_adjacent` handles every frame do not implement this method.
         """
         raise NotImplementedError(type(self).__name__)
 
@@ -189,19 +201,19 @@ class AggregationKind(ABC):
     def neutral(self) -> pl.DataFrame:
         """Return one row with the accumulators of zero rows; merging it changes nothing.
 
-        Raises AggregatorError if there are no such accumulators.
+        It is the initial value when an aggregation is added to an existing state. Raises AggregatorError if there are no such accumulators.
         """
         row = {i.field.name: pl.Series([None], dtype=i.field.polars) for i in self.inputs}
         frame = pl.DataFrame({"__ts": [0], **row})
-        types = {self.part(part): dtype for part, dtype in self.parts.items()}
-        return frame.select("__ts", *self.lift(frame, "__ts")).select(list(types)).cast(types)  # type: ignore[arg-type]
+        lifted = frame.select("__ts", *self.lift(frame, "__ts")).select(list(self.accumulators))
+        return lifted.cast(self.accumulators)  # type: ignore[arg-type]
 
     def check_limit(self, frame: pl.DataFrame, pipeline: str) -> None:
         """Raise CapExceededError if a group exceeds a limit, or ValueRangeError if its result does not fit its type."""
         return
 
     def overflowed(self, frame: pl.DataFrame) -> pl.Series | None:
-        """Return a mask of the groups whose result overflows its type; None if there are none."""
+        """Return a mask of the groups whose result overflows its type and becomes NULL; None if there are none."""
         return None
 
     def legacy_form(self) -> AggregationKind | None:
@@ -211,6 +223,11 @@ class AggregationKind(ABC):
     def from_legacy(self, rows: pl.DataFrame) -> Sequence[pl.Series]:
         """Convert accumulators stored in the `legacy_form`."""
         raise NotImplementedError(type(self).__name__)
+
+    def as_stored(self, fingerprint: object) -> AggregationKind:
+        """Return this aggregation with the accumulators, current or legacy, of a state with this fingerprint."""
+        former = self.legacy_form()
+        return self if former is None or former.fingerprint() != fingerprint else former
 
     def fingerprint(self) -> str:
         """Return a readable string that covers what the accumulators depend on.

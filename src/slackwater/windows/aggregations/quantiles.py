@@ -18,7 +18,6 @@ import numpy as np
 import polars as pl
 
 from slackwater.config.aggregation import QUANTILE_K
-from slackwater.core.schema import Field
 from slackwater.windows.aggregations.kind import AggregationKind, as_lists, concatenate_lists
 
 _NAN = float("nan")
@@ -31,15 +30,13 @@ class Quantile(AggregationKind):
     serialized sketch.
     """
 
-    number = True
+    NUMERIC = True
 
     @property
     def _k(self) -> int:
         return self.spec.k or QUANTILE_K
 
-    @property
-    def output(self) -> Field:
-        return Field(self.name, "double")
+    OUTPUT = "double"
 
     @property
     def parts(self) -> Mapping[str, pl.DataType]:

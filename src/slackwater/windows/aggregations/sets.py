@@ -25,7 +25,7 @@ class _Values(AggregationKind):
     def parts(self) -> Mapping[str, pl.DataType]:
         return {"set": pl.List(self.column.polars)}
 
-    def lift_sql(self, event_us: str) -> Mapping[str, str]:
+    def parts_sql(self, event_us: str) -> Mapping[str, str]:
         return {"set": f"collect_set({quote_identifier(self.column.name)})"}
 
     def lift(self, rows: pl.DataFrame, event_us: str) -> Sequence[pl.Series]:
@@ -38,9 +38,7 @@ class _Values(AggregationKind):
 class ExactDistinct(_Values):
     """count_distinct with mode = "exact"."""
 
-    @property
-    def output(self) -> Field:
-        return Field(self.name, "bigint")
+    OUTPUT = "bigint"
 
     def finish(self, frame: pl.DataFrame) -> pl.Series:
         return frame[self.part("set")].list.len().fill_null(0).cast(pl.Int64)
@@ -83,15 +81,13 @@ class ApproximateDistinct(AggregationKind):
     def inputs(self) -> tuple[AggregationInput, ...]:
         return (AggregationInput(Field(f"{self.column.name}#hash", "bigint"), self.column, hashed=True),)
 
-    @property
-    def output(self) -> Field:
-        return Field(self.name, "bigint")
+    OUTPUT = "bigint"
 
     @property
     def parts(self) -> Mapping[str, pl.DataType]:
         return {"set": pl.List(pl.Int32())}
 
-    def lift_sql(self, event_us: str) -> Mapping[str, str]:
+    def parts_sql(self, event_us: str) -> Mapping[str, str]:
         return {
             "set": f"collect_set({hyperloglog.coupon_sql(quote_identifier(self.inputs[0].field.name), self.spec.hll_precision)})"
         }

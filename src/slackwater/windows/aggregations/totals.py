@@ -27,15 +27,13 @@ _DIGITS = 38  # precision of the widest decimal type
 class Count(AggregationKind):
     """The aggregation count. Its accumulator `n` counts rows, or values that are not NULL."""
 
-    @property
-    def output(self) -> Field:
-        return Field(self.name, "bigint")
+    OUTPUT = "bigint"
 
     @property
     def parts(self) -> Mapping[str, pl.DataType]:
         return {"n": pl.Int64()}
 
-    def lift_sql(self, event_us: str) -> Mapping[str, str]:
+    def parts_sql(self, event_us: str) -> Mapping[str, str]:
         return {"n": f"count({quote_identifier(self.column.name)})" if self.columns else "count(1)"}
 
     def lift(self, rows: pl.DataFrame, event_us: str) -> Sequence[pl.Expr]:
@@ -59,7 +57,7 @@ class Count(AggregationKind):
 class SumKind(AggregationKind):
     """Base class of sum and avg. The accumulators are `n` and a total, which is 0 if there are no values."""
 
-    number = True
+    NUMERIC = True
 
     def merge(self) -> Sequence[pl.Expr]:
         return [pl.col(self.part(p)).sum() for p in self.parts]
@@ -116,7 +114,7 @@ class IntegerTotal(SumKind):
     def parts(self) -> Mapping[str, pl.DataType]:
         return {"n": pl.Int64(), "hi": pl.Int64(), "lo": pl.Int64()}
 
-    def lift_sql(self, event_us: str) -> Mapping[str, str]:
+    def parts_sql(self, event_us: str) -> Mapping[str, str]:
         v = quote_identifier(self.column.name)
         wide = f"CAST({v} AS BIGINT)"
         return {
@@ -183,7 +181,7 @@ class DecimalTotal(SumKind):
     def array_operations(self) -> Mapping[str, np.ufunc]:
         return {}
 
-    def lift_sql(self, event_us: str) -> Mapping[str, str]:
+    def parts_sql(self, event_us: str) -> Mapping[str, str]:
         v = quote_identifier(self.column.name)
         # `sum` raises if 38 digits are not enough; try_sum returns NULL instead, and also if there are no values
         total = f"CASE WHEN count({v}) = 0 THEN 0 ELSE try_sum({v}) END"
