@@ -30,7 +30,7 @@ from slackwater.state.files.segment_merge_policy import count_segments_to_merge
 from slackwater.state.files.store import FilesStore
 from slackwater.storage import arrow_files
 from slackwater.storage.local import LocalStorage
-from slackwater.windows import hyperloglog
+from slackwater.windows.aggregations import sketches
 from slackwater.windows.state_rows import DueRowFilter
 
 
@@ -57,24 +57,24 @@ def test_key_hashes_spread_and_panes_mix() -> None:
 @pytest.mark.parametrize("distinct", [0, 1, 100, 5_000, 200_000])
 def test_sketches_estimate_within_their_error_in_any_order_and_batching(distinct: int) -> None:
     values = np.random.default_rng(distinct).integers(-(2**63), 2**63 - 1, distinct, dtype=np.int64)
-    coupons = hyperloglog.hash_coupons(pl.Series("c", np.concatenate([values, values[: distinct // 2]])), 14)
+    coupons = sketches.hash_coupons(pl.Series("c", np.concatenate([values, values[: distinct // 2]])), 14)
 
     def sketch(parts: int) -> pl.DataFrame:
         frame = pl.DataFrame({"g": np.zeros(len(coupons), dtype=np.int64), "c": coupons}).with_columns(
             pl.concat_list("c")
         )
         union = [
-            frame.gather_every(parts, n).group_by("g").agg(hyperloglog.merge_sketches(pl.col("c")).alias("c"))
+            frame.gather_every(parts, n).group_by("g").agg(sketches.merge_sketches(pl.col("c")).alias("c"))
             for n in range(parts)
         ]
-        return pl.concat(union).group_by("g").agg(hyperloglog.merge_sketches(pl.col("c")).alias("c"))
+        return pl.concat(union).group_by("g").agg(sketches.merge_sketches(pl.col("c")).alias("c"))
 
     if not distinct:
-        assert hyperloglog.estimate_distinct(pl.Series("c", [[]], dtype=pl.List(pl.Int32)), 14).to_list() == [0]
+        assert sketches.estimate_distinct(pl.Series("c", [[]], dtype=pl.List(pl.Int32)), 14).to_list() == [0]
         return
     once, often = sketch(1), sketch(7)
     assert once.equals(often)
-    (estimate,) = hyperloglog.estimate_distinct(once["c"], 14)
+    (estimate,) = sketches.estimate_distinct(once["c"], 14)
     assert abs(estimate - distinct) <= 3 * 0.0082 * distinct + 0.5
 
 

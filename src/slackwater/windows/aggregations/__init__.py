@@ -7,22 +7,23 @@ An accumulator is one column named `<as>.<part>`. Every merge is associative and
 the order of arrival or on how rows are batched. Every aggregation except `count(*)` skips NULLs. Values are ordered as
 in Spark (NaN above all others).
 
-| aggregation                 | accumulators                                               | module      |
-|-----------------------------|------------------------------------------------------------|-------------|
-| count, count(col)           | `n`                                                        | `totals`    |
-| sum, avg of integers        | `n`, `hi`, `lo`: the sum in 96 bits, `hi * 2^32 + lo`      | `totals`    |
-| sum, avg of floats          | `n`, `sum`, `rest`, `limbs`: the sum without loss          | `floats`    |
-| sum, avg of decimals        | `n`, `sum` (ten more digits, as in Spark; NULL: overflow)  | `totals`    |
-| var, stddev                 | as for floats, and for their squares: `square_sum`, …      | `floats`    |
-| min, max                    | `v`                                                        | `extremes`  |
-| first, last                 | `ts`, `v`: the smallest (largest) pair of time and value   | `extremes`  |
-| min_by, max_by              | `by`, `v`: the smallest (largest) pair of `by` and value   | `extremes`  |
-| count_distinct              | `set`: HLL coupons (approximate), or the values (exact)    | `sets`      |
-| collect_set                 | `set`: the values                                          | `sets`      |
-| collect_list                | `ts`, `values`: parallel lists                             | `lists`     |
-| top_k                       | `values`, `counts`: parallel lists                         | `lists`     |
-| approx_quantile             | `nans`, `values`, `sketch`: a buffer and a KLL sketch      | `quantiles` |
-| a class derived from `Aggregator` | as it declares                                       | `custom`    |
+| aggregation                 | accumulators                                               | module             |
+|-----------------------------|------------------------------------------------------------|--------------------|
+| count, count(col)           | `n`                                                        | `totals`           |
+| sum, avg of integers        | `n`, `hi`, `lo`: the sum in 96 bits, `hi * 2^32 + lo`      | `totals`           |
+| sum, avg of floats          | `n`, `sum`, `rest`, `limbs`: the sum without loss          | `floats`           |
+| sum, avg of decimals        | `n`, `sum` (ten more digits, as in Spark; NULL: overflow)  | `totals`           |
+| var, stddev                 | as for floats, and for their squares: `square_sum`, …      | `floats`           |
+| min, max                    | `v`                                                        | `extremes`         |
+| first, last                 | `ts`, `v`: the smallest (largest) pair of time and value   | `extremes`         |
+| min_by, max_by              | `by`, `v`: the smallest (largest) pair of `by` and value   | `extremes`         |
+| count_distinct, exact       | `set`: the values                                          | `collected_values` |
+| count_distinct, approximate | `set`: HLL coupons                                         | `sketches`         |
+| collect_set                 | `set`: the values                                          | `collected_values` |
+| collect_list                | `ts`, `values`: parallel lists                             | `collected_values` |
+| top_k                       | `values`, `counts`: parallel lists                         | `collected_values` |
+| approx_quantile             | `nans`, `values`, `sketch`: a buffer and a KLL sketch      | `sketches`         |
+| a class derived from `Aggregator` | as it declares                                       | `custom`           |
 """
 
 from __future__ import annotations
@@ -33,13 +34,12 @@ from slackwater.config.aggregation import Aggregation
 from slackwater.config.custom_aggregator import AggregatorError
 from slackwater.core.schema import Field
 from slackwater.errors import StartError, Topic
+from slackwater.windows.aggregations.collected_values import CollectList, CollectSet, ExactDistinct, TopK
 from slackwater.windows.aggregations.custom import custom_kind
 from slackwater.windows.aggregations.extremes import Extreme, FirstLast, ValueBy
 from slackwater.windows.aggregations.floats import Moments, total_kind
 from slackwater.windows.aggregations.kind import AggregationInput, AggregationKind, normalization_sql, normalize_columns
-from slackwater.windows.aggregations.lists import CollectList, TopK
-from slackwater.windows.aggregations.quantiles import Quantile
-from slackwater.windows.aggregations.sets import ApproximateDistinct, CollectSet, ExactDistinct
+from slackwater.windows.aggregations.sketches import ApproximateDistinct, Quantile
 from slackwater.windows.aggregations.totals import Count
 
 Make = Callable[[Aggregation, tuple[Field, ...], tuple[str, ...]], AggregationKind]

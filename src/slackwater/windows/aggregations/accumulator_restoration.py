@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 
 import polars as pl
 
+from slackwater.windows.aggregations.collected_values import CollectSet
 from slackwater.windows.aggregations.extremes import Extreme
 from slackwater.windows.aggregations.floats import FloatTotal
 from slackwater.windows.aggregations.kind import AggregationKind
-from slackwater.windows.aggregations.sets import CollectSet
 from slackwater.windows.aggregations.totals import Count, DecimalTotal, IntegerTotal
 
 _LOW = (1 << 32) - 1

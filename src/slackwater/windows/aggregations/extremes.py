@@ -16,12 +16,19 @@ from slackwater.core.schema import Field
 from slackwater.windows.aggregations.kind import AggregationKind, extreme_value
 
 
-class Extreme(AggregationKind):
-    """The aggregation min or max. Its accumulator is `v`."""
+class _OneValue(AggregationKind):
+    """Base class of aggregations that return one of the values. It is the accumulator `v`."""
 
     @property
     def output(self) -> Field:
         return Field(self.name, self.column.type)
+
+    def finish(self, frame: pl.DataFrame) -> pl.Series:
+        return frame[self.part("v")]
+
+
+class Extreme(_OneValue):
+    """The aggregation min or max. Its accumulator is `v`."""
 
     @property
     def parts(self) -> Mapping[str, pl.DataType]:
@@ -47,11 +54,8 @@ class Extreme(AggregationKind):
             return {}
         return {"v": np.fmin if self.spec.agg == "min" else np.maximum}
 
-    def finish(self, frame: pl.DataFrame) -> pl.Series:
-        return frame[self.part("v")]
 
-
-class FirstLast(AggregationKind):
+class FirstLast(_OneValue):
     """The aggregation first or last. Its accumulators `ts` and `v` hold the extreme pair of event time and value.
 
     NULLs are skipped.
@@ -60,10 +64,6 @@ class FirstLast(AggregationKind):
     @property
     def _which(self) -> str:
         return "min" if self.spec.agg == "first" else "max"
-
-    @property
-    def output(self) -> Field:
-        return Field(self.name, self.column.type)
 
     @property
     def parts(self) -> Mapping[str, pl.DataType]:
@@ -83,11 +83,8 @@ class FirstLast(AggregationKind):
         extreme_ts = ts.min() if self._which == "min" else ts.max()
         return [extreme_ts, extreme_value(v.filter(ts == extreme_ts), self._which, self.column).alias(self.part("v"))]
 
-    def finish(self, frame: pl.DataFrame) -> pl.Series:
-        return frame[self.part("v")]
 
-
-class ValueBy(AggregationKind):
+class ValueBy(_OneValue):
     """The aggregation min_by or max_by. Its accumulators `by` and `v` hold the extreme pair of both columns.
 
     As in Spark, rows whose `by` is NULL are skipped. A value may be NULL; NULL is the smallest value in a tie.
@@ -100,10 +97,6 @@ class ValueBy(AggregationKind):
     @property
     def _by(self) -> Field:
         return self.columns[1]
-
-    @property
-    def output(self) -> Field:
-        return Field(self.name, self.column.type)
 
     @property
     def parts(self) -> Mapping[str, pl.DataType]:
@@ -126,6 +119,3 @@ class ValueBy(AggregationKind):
         if self._which == "min":
             value = pl.when(tied.null_count() == 0).then(value)
         return [extreme_by, value.alias(self.part("v"))]
-
-    def finish(self, frame: pl.DataFrame) -> pl.Series:
-        return frame[self.part("v")]
