@@ -5,6 +5,7 @@ Kept whole and apart: it uses nothing of `slackwater.windows` but the schema and
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from slackwater.core.sorted_arrays import Int64s, distinct_values, is_in_sorted
 from slackwater.watermark import NO_WATERMARK
-from slackwater.windows.epoch_results import IngestResult, ResultCounts
+from slackwater.windows.compiled_window import IngestResult, ResultCounts
 from slackwater.windows.session_intervals import CompiledSessionWindow
 from slackwater.windows.state_rows import FAR
 
@@ -188,7 +189,8 @@ def state_of(
     alone = (pieces_of_run[piece_run] == 1) & ((close > watermark) | published)
     due = np.where(alone, close, np.minimum(run_start + logic.cap_us, first_end[piece_run]))
     kind = np.where(published, np.where(alone, TOLD, LOOSE_TOLD), np.where(alone, SETTLED, LOOSE))
-    merged = logic.merge_groups(
+    merged = merge_groups(
+        logic,
         frame.select("__h", "__kh", *logic.revisions, *logic.key_names, *logic.accumulators),
         piece,
         [pl.col("__h").first(), pl.col("__kh").first()],
@@ -571,3 +573,35 @@ def sorted_by_key(frame: pl.DataFrame, keys: list[str], *then: str) -> tuple[pl.
             changed |= differs.to_numpy()
             changed[0] = True
     return frame, np.cumsum(changed) - 1
+
+
+def merge_groups(
+    logic: CompiledSessionWindow, frame: pl.DataFrame, group: Int64s, carried: Sequence[pl.Expr]
+) -> pl.DataFrame:
+    """Merge rows with equal `group`, by expressions for each group. The groups must be in ascending order.
+
+    A merged row has the keys of the group's first row, the `carried` expressions and the merged accumulators.
+    Raises CapExceededError if a group exceeds a limit of its aggregation, and ValueRangeError if a result does not
+    fit its type.
+    """
+    if frame.is_empty():
+        return frame
+    heads = np.flatnonzero(np.diff(group, prepend=group[0] - 1))
+    merged = frame
+    if len(heads) < frame.height:
+        columns = {c.name: c for a in logic.aggs for c in a.merge_adjacent(frame, heads)}
+        remaining = [a for a in logic.aggs if not set(a.accumulators) <= set(columns)]
+        merged = (
+            frame.with_columns(pl.Series("__g", group).set_sorted())
+            .group_by("__g", maintain_order=True)
+            .agg(*carried, *logic._merged_revisions(frame), *(e for a in remaining for e in a.merge()))
+            .drop("__g")
+        )
+        merged = merged.with_columns(**columns)
+        merged = merged.with_columns(frame[k][heads] for k in logic.key_names)
+        merged = merged.select(c for c in frame.columns if c in merged.columns)
+        for agg in logic.aggs:
+            merged = agg.to_stored_form(merged)
+    for agg in logic.aggs:
+        agg.check_limit(merged, logic.pipeline)
+    return merged

@@ -14,15 +14,15 @@ from tests.laws.generators import session_steps
 from tests.support import whole_array_step
 
 from slackwater.config.window import Aggregation, Window
-from slackwater.core import jit
+from slackwater.core import compiled_sort, jit
 from slackwater.core.schema import Field
 from slackwater.operators.registry import bind_window
-from slackwater.windows.session_kernel import rows_behind_watermark, session_rules, sort, warm_up
+from slackwater.windows.session_kernel import compile_loops, rows_behind_watermark, session_rules
 from slackwater.windows.session_layout import session_heads
 
 LOOPS = [
     loop
-    for module in (session_rules, sort, rows_behind_watermark)
+    for module in (session_rules, compiled_sort, rows_behind_watermark)
     for loop in vars(module).values()
     if isinstance(loop, CPUDispatcher) and loop.targetoptions.get("cache", True)
 ]
@@ -45,10 +45,10 @@ def test_the_order_is_that_of_a_stable_sort(rows: int, keys: int, spread: Any) -
     rng = np.random.default_rng(rows)
     hashes = spread(rng)[rng.integers(keys, size=rows)]
     start, wide = rng.integers(max(rows // 4, 1), size=rows), rng.integers(3, size=rows)
-    order, ordered = sort.sort_intervals(hashes, start, start + wide)
+    order, ordered = compiled_sort.sort_intervals(hashes, start, start + wide)
     assert (order == np.lexsort((start + wide, start, hashes))).all()
     assert (ordered == hashes[order]).all()
-    assert (sort.distinct_hashes(hashes) == np.unique(hashes)).all()
+    assert (compiled_sort.distinct_hashes(hashes) == np.unique(hashes)).all()
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -65,7 +65,7 @@ def test_sessions_are_cut_as_by_whole_arrays(seed: int) -> None:
 
 
 def test_warming_up_compiles_all_that_an_epoch_runs() -> None:
-    warm_up.compile_loops()
+    compile_loops()
     before = {loop.__name__: loop.signatures for loop in LOOPS}
     assert {"sort_intervals", "distinct_hashes", "build_runs", "summarize_keys", "build_fragments"} <= set(before)
     for seed in range(40):
@@ -128,6 +128,6 @@ def test_adjacent_groups_merge_as_scattered_groups_do(values: list[float | None]
     run_starts = np.array(heads)
     group = np.repeat(np.arange(len(run_starts)), np.diff(run_starts, append=6))
     keys = pl.Series("k", ["a"] * 6)
-    expected = logic.merge_groups(parts.with_columns(keys), group, [])
+    expected = whole_array_step.merge_groups(logic, parts.with_columns(keys), group, [])
     merged = logic.merge_runs(parts, run_starts, [keys.gather(run_starts.tolist())])
     assert merged.select(expected.columns).equals(expected)

@@ -1,8 +1,15 @@
-"""Sets of int64 values as sorted arrays. They are faster here than NumPy's hash-based `unique` and `isin`."""
+"""Sets of int64 values as sorted arrays, and rows sorted by key, even if the hashes of different keys collide.
+
+Sorted arrays are faster here than NumPy's hash-based `unique` and `isin`. Keys themselves are compared only if hashes
+collide, that is, if two neighbors with equal hashes have different keys.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
 Int64s = NDArray[np.int64]
@@ -31,3 +38,62 @@ def is_in_sorted(values: Int64s, sorted_values: Int64s) -> NDArray[np.bool_]:
     positions[positions == len(sorted_values)] = 0
     result: NDArray[np.bool_] = sorted_values[positions] == values
     return result
+
+
+# -- rows by key ------------------------------------------------------------------------------------------------------
+
+
+def sorted_by_key(frame: pl.DataFrame, keys: Sequence[str], last: str = "__last") -> tuple[pl.DataFrame, Int64s]:
+    """Sort a frame by (`__kh`, key, `__start`, `last`), and number the keys from 0 in that order."""
+    columns = (frame[column].to_numpy() for column in ("__start", last))
+    order, _, heads = order_by_key(frame["__kh"].to_numpy(), frame.select(keys), *columns)
+    return frame[order], np.repeat(np.arange(len(heads) - 1), np.diff(heads))
+
+
+def order_by_key(hashes: Int64s, keys: pl.DataFrame, start: Int64s, last: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+    """Return the order of rows by (hash, key, start, last), the hashes in that order, and where each key begins.
+
+    The last element of the third array is the number of rows.
+    """
+    from slackwater.core.compiled_sort import sort_intervals
+
+    order, ordered = sort_intervals(*(np.require(column, requirements="W") for column in (hashes, start, last)))
+    changed = np.ones(len(order) + 1, dtype=bool)
+    np.not_equal(ordered[1:], ordered[:-1], out=changed[1:-1])
+    differs = _differs(keys, order)
+    if bool((differs & ~changed[:-1]).any()):
+        frame = keys.with_columns(__kh=pl.Series(hashes), __start=pl.Series(start), __last=pl.Series(last))
+        frame = frame.with_columns(__at=pl.int_range(pl.len())).sort(
+            ["__kh", *keys.columns, "__start", "__last"], maintain_order=True
+        )
+        order = frame["__at"].to_numpy().astype(np.int64)
+        changed[:-1] |= _differs(keys, order)
+    return order, ordered, np.flatnonzero(changed)
+
+
+def distinct_hashes(hashes: Int64s) -> Int64s:
+    """Return the distinct hashes in ascending order. This compiled loop takes a third of the time of `np.unique`."""
+    from slackwater.core.compiled_sort import distinct_hashes
+
+    return distinct_hashes(np.require(hashes, requirements="W"))
+
+
+def order_by_unit(hashes: Int64s, groups: pl.DataFrame) -> tuple[Int64s, Int64s]:
+    """Return a stable order of rows by (hash, group), and the positions in that order at which groups begin."""
+    order = np.argsort(hashes, kind="stable")
+    changed = np.ones(len(order), dtype=bool)
+    changed[1:] = hashes[order[1:]] != hashes[order[:-1]]
+    differs = _differs(groups, order)
+    if bool((differs & ~changed).any()):
+        frame = groups.with_columns(__h=pl.Series(hashes)).with_columns(__at=pl.int_range(pl.len()))
+        order = frame.sort(["__h", *groups.columns], maintain_order=True)["__at"].to_numpy()
+        changed |= _differs(groups, order)
+    return order, np.flatnonzero(changed)
+
+
+def _differs(keys: pl.DataFrame, order: Int64s) -> NDArray[np.bool_]:
+    """Return, for each key in this order, whether it differs from the previous key."""
+    if not keys.width:
+        return np.zeros(len(order), dtype=bool)
+    either = pl.any_horizontal(pl.col(k).ne_missing(pl.col(k).shift(1)) for k in keys.columns)
+    return keys[order].select(either).to_series().to_numpy()

@@ -33,7 +33,8 @@ from slackwater.operators.stateless import StatelessOperator
 from slackwater.operators.window_base import WindowOperator
 from slackwater.state.commit import SegmentMeta, StageState
 from slackwater.state.protocol import StateStore
-from slackwater.windows import session_state, state_conversion
+from slackwater.windows import state_conversion
+from slackwater.windows.session_intervals import count_open_sessions
 from slackwater.windows.state_rows import EMITTED_FRAGMENT, FRAGMENT
 
 
@@ -207,7 +208,7 @@ def _(operator: PaneOperator, parts: Sequence[pl.DataFrame], watermark: int) -> 
 
 @_count_rows.register
 def _(operator: SessionOperator, parts: Sequence[pl.DataFrame], watermark: int) -> StageCounts:
-    counts = [session_state.count_open_sessions(operator, rows, watermark) for rows in parts]
+    counts = [count_open_sessions(operator, rows, watermark) for rows in parts]
     return StageCounts(tuple(keys for keys, _ in counts), tuple(open_ for _, open_ in counts))
 
 

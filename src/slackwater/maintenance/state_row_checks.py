@@ -30,7 +30,8 @@ from slackwater.operators.window_base import WindowOperator
 from slackwater.state.commit import SegmentMeta, StageState
 from slackwater.state.files.join_buffers import describe_segment
 from slackwater.state.protocol import ShardState
-from slackwater.windows import pane_windows, session_state
+from slackwater.windows import pane_windows
+from slackwater.windows.session_intervals import count_open_sessions
 from slackwater.windows.state_rows import (
     CLEAN,
     DIRTY,
@@ -144,7 +145,7 @@ def _(operator: PaneOperator, rows: pl.DataFrame, state: StageState, shard: int)
 
 @check_row_counts.register
 def _(operator: SessionOperator, rows: pl.DataFrame, state: StageState, shard: int) -> Iterator[str]:
-    counts = session_state.count_open_sessions(operator, rows, state.watermark_us)
+    counts = count_open_sessions(operator, rows, state.watermark_us)
     recorded = (state.groups[shard], state.windows[shard])
     if counts != recorded:
         yield (

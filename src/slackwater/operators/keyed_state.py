@@ -20,8 +20,17 @@ import polars as pl
 from slackwater.config.keyed_function import KEY, TIMER, KeyedResult
 from slackwater.core.schema import YEARS, Field
 from slackwater.watermark import NO_WATERMARK
-from slackwater.windows.epoch_results import ExpiryBounds, SegmentStats
-from slackwater.windows.state_rows import FAR, HIDDEN, NEVER, TOMBSTONE, WHOLE, DueRowFilter, KeyedStateLayout
+from slackwater.windows.state_rows import (
+    FAR,
+    HIDDEN,
+    NEVER,
+    TOMBSTONE,
+    WHOLE,
+    DueRowFilter,
+    ExpiryBounds,
+    KeyedStateLayout,
+    SegmentStats,
+)
 
 NO_TIMER = YEARS[1]  # `__due` of a row of state without a timer; Postgres stores it as a time
 

@@ -10,6 +10,7 @@ import polars as pl
 
 from slackwater.core.humanize import plural
 from slackwater.core.lateness_histogram import NEVER, build_lateness_histogram
+from slackwater.core.sorted_arrays import distinct_hashes
 from slackwater.errors import CapExceededError
 from slackwater.operators.base import Recount, ShardTask
 from slackwater.operators.dead_letters import (
@@ -25,8 +26,7 @@ from slackwater.operators.dead_letters import (
 from slackwater.operators.reports import EmitReport, IngestReport, StageCounts
 from slackwater.operators.window_base import WindowOperator
 from slackwater.state.commit import Hold
-from slackwater.windows import session_emission, session_state, session_watermark_holds
-from slackwater.windows.key_order import distinct_hashes
+from slackwater.windows import session_emission
 from slackwater.windows.session_intervals import CompiledSessionWindow
 
 
@@ -39,18 +39,18 @@ class SessionOperator(CompiledSessionWindow, WindowOperator):
         return 0  # an event at the very end of the gap still joins
 
     def hold_us(self, watermark: int, holds: Iterable[Hold]) -> int:
-        return session_watermark_holds.find_lowest_hold(holds, watermark, self.reach_us)
+        return session_emission.find_lowest_hold(holds, watermark, self.reach_us)
 
     def read_holds(self, task: ShardTask) -> tuple[Hold, ...]:
         return self.find_shard_holds(task.state.reader(self).scan().sort("__h", maintain_order=True))
 
     def find_shard_holds(self, rows: pl.DataFrame) -> tuple[Hold, ...]:
-        return session_watermark_holds.bound_holds(session_watermark_holds.find_holds(self, rows))
+        return session_emission.bound_holds(session_emission.find_holds(self, rows))
 
     def find_changed_holds(self, task: ShardTask, state: pl.DataFrame) -> tuple[Hold, ...] | None:
         if task.holds is None or state.is_empty():
             return None
-        return session_watermark_holds.replace_holds(self, task.holds, state)
+        return session_emission.replace_holds(self, task.holds, state)
 
     @property
     def reasons(self) -> Sequence[str]:
@@ -64,6 +64,8 @@ class SessionOperator(CompiledSessionWindow, WindowOperator):
 
         `rows` has `__kh`, `__ts`, the keys, the accumulators, and `__end` if each row has its own gap.
         """
+        from slackwater.windows import session_ingest  # its loops are compiled
+
         if rows.is_empty():
             return IngestReport(shard=task.shard, segments=task.state.metas)
         rows = tag_rows(task, rows, origins)
@@ -73,7 +75,7 @@ class SessionOperator(CompiledSessionWindow, WindowOperator):
             rows, bad = rows.filter(usable), rows.filter(~usable)
         before = task.state.reader(self).units(distinct_hashes(rows["__kh"].to_numpy()))
         room = None if task.group_limit is None else max(task.group_limit - task.groups, 0)
-        done = session_state.ingest_sessions(self, rows, before, task.watermark, room)
+        done = session_ingest.ingest_intervals(self, rows, before, task.watermark, room)
         alone = None
         if self.window.late_data == "standalone" and done.late.height:
             alone = session_emission.emit_standalone_sessions(self, done.late)

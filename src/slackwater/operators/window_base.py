@@ -19,8 +19,7 @@ from slackwater.core.schema import Field
 from slackwater.operators.base import SAMPLE, ShardTask, StateRowOperator
 from slackwater.operators.reports import EmitReport, OverflowCounts
 from slackwater.state.commit import Hold, OutputMeta
-from slackwater.windows.compiled_window import CompiledWindow
-from slackwater.windows.epoch_results import EmitResult, IngestResult
+from slackwater.windows.compiled_window import CompiledWindow, EmitResult, IngestResult
 
 Report = dict[str, Any]  # fields of an `IngestReport`
 

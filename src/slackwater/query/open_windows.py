@@ -12,6 +12,7 @@ from functools import singledispatch
 import numpy as np
 import polars as pl
 
+from slackwater.core.sorted_arrays import sorted_by_key
 from slackwater.errors import raise_unregistered
 from slackwater.operators.base import Operator
 from slackwater.operators.keyed import KeyedOperator
@@ -20,9 +21,7 @@ from slackwater.operators.panes import PaneOperator
 from slackwater.operators.sessions import SessionOperator
 from slackwater.operators.window_base import WindowOperator
 from slackwater.windows import pane_emission, session_emission
-from slackwater.windows.compiled_window import METADATA, CompiledWindow
-from slackwater.windows.epoch_results import EmitResult
-from slackwater.windows.key_order import sorted_by_key
+from slackwater.windows.compiled_window import METADATA, CompiledWindow, EmitResult
 from slackwater.windows.state_rows import DIRTY, EMITTED, EMITTED_FRAGMENT, FAR, FRAGMENT, WHOLE, Int64s
 
 TIMES = pl.Datetime("us", "UTC")
@@ -148,7 +147,7 @@ def _last_events(logic: SessionOperator, sessions: pl.DataFrame, fragments: pl.D
     place = pl.Series("__session", np.arange(sessions.height), dtype=pl.Int64)
     heads = sessions.select(columns).with_columns(place, pl.lit(None, pl.Int64).alias("__last"))
     parts = fragments.select(*columns, pl.lit(None, pl.Int64).alias("__session"), "__last")
-    both, _ = sorted_by_key(pl.concat([heads, parts]), logic.key_names, "__start")
+    both, _ = sorted_by_key(pl.concat([heads, parts]), logic.key_names, last="__start")
     last = both.with_columns(pl.col("__session").forward_fill()).group_by("__session").agg(pl.col("__last").max())
     last_us: Int64s = last.sort("__session")["__last"].to_numpy()
     return last_us

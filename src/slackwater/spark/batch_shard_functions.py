@@ -21,8 +21,8 @@ from slackwater.operators.sessions import SessionOperator
 from slackwater.operators.window_base import WindowOperator
 from slackwater.spark.operator_rows import to_ingest_rows
 from slackwater.watermark import NO_WATERMARK
-from slackwater.windows import pane_emission, pane_windows, session_emission, session_state
-from slackwater.windows.epoch_results import EmitResult
+from slackwater.windows import pane_emission, pane_windows, session_emission
+from slackwater.windows.compiled_window import EmitResult
 from slackwater.windows.state_rows import FAR
 
 if TYPE_CHECKING:
@@ -62,7 +62,10 @@ def _(operator: PaneOperator, rows: pl.DataFrame, end_watermark: int) -> pl.Data
 def _(operator: SessionOperator, rows: pl.DataFrame, end_watermark: int) -> pl.DataFrame:
     if operator.dynamic and rows["__end"].null_count():
         _raise_bad_gaps(operator, rows.filter(rows["__end"].is_null()))
-    done = session_state.ingest_sessions(operator, to_ingest_rows(operator, rows), operator.empty_state(), NO_WATERMARK)
+    from slackwater.windows import session_ingest  # its loops are compiled
+
+    rows = to_ingest_rows(operator, rows)
+    done = session_ingest.ingest_intervals(operator, rows, operator.empty_state(), NO_WATERMARK)
     return _output(operator, session_emission.emit_sessions(operator, done.state, NO_WATERMARK, end_watermark))
 
 

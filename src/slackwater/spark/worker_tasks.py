@@ -199,8 +199,7 @@ def _warm_task(loops: bool, table: pa.Table) -> str:
 
 def compile_session_loops() -> None:
     """Import and compile the loops that build sessions."""
-    from slackwater.windows import session_ingest
-    from slackwater.windows.session_kernel import warm_up
+    from slackwater.windows import session_ingest, session_kernel
 
     assert session_ingest
-    warm_up.compile_loops()
+    session_kernel.compile_loops()

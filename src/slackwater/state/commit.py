@@ -44,7 +44,7 @@ from slackwater.state.commit_record_fields import (
 from slackwater.state.migrations import FORMAT as FORMAT
 from slackwater.watermark import NO_WATERMARK, SourceClock
 
-Hold = tuple[StrictInt | None, Time, Time]  # see `windows.session_watermark_holds`
+Hold = tuple[StrictInt | None, Time, Time]  # see `windows.session_emission`
 LETTERS = "[dead_letter]"  # represents dead letters among the names of targets; no target can have this name
 
 

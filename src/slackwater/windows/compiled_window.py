@@ -2,7 +2,8 @@
 
 `CompiledWindow` has what all windows share: keys, aggregations, the state schema, lifting, merging and finishing.
 `pane_windows.CompiledPaneWindow` (tumbling, hopping) and `session_intervals.CompiledSessionWindow` define how state
-rows combine and when they are due. The columns of a state row are described in `state_rows`.
+rows combine and when they are due. The columns of a state row are described in `state_rows`. `IngestResult` and
+`EmitResult` are what an epoch does to the windows of a shard.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ import polars as pl
 from slackwater.config.window import Window, effective_allowed_lateness_ms
 from slackwater.core.schema import Field
 from slackwater.windows.aggregations import AggregationInput, AggregationKind
-from slackwater.windows.epoch_results import EmitResult
 from slackwater.windows.state_rows import HIDDEN, NEVER, REVISED, Int64s, KeyedStateLayout
 
 METADATA = [Field("_revision", "bigint"), Field("_final_at", "timestamp"), Field("_emit_reason", "string")]
@@ -28,6 +28,44 @@ METADATA = [Field("_revision", "bigint"), Field("_final_at", "timestamp"), Field
 def allowed_lateness_us(window: Window) -> int:
     """Return how long (µs) a window can be corrected after it closes."""
     return 1000 * effective_allowed_lateness_ms(window)
+
+
+@dataclass(frozen=True)
+class ResultCounts:
+    """Counts for one shard and epoch: what happened to its rows, and how its open groups changed."""
+
+    used: int = 0
+    late: int = 0
+    late_idle: int = 0
+    late_windows: int = 0
+    refused: int = 0
+    groups: int = 0  # change in the number of groups: keys with open sessions, or (key, pane)
+    windows: int = 0  # change in the number of open windows
+
+
+@dataclass(frozen=True)
+class IngestResult:
+    """The outcome of merging rows into the units (state rows with equal `__h`) that they touch."""
+
+    state: pl.DataFrame
+    counts: ResultCounts
+    late: pl.DataFrame  # keys, `__start`, and `__n`, `__idle` and `__row` if the rows had them
+    new_groups: dict[int, int]  # panes: start -> number of keys first seen in it
+
+
+@dataclass(frozen=True)
+class EmitResult:
+    """The results that an epoch emits on one shard, and the state rows that it changes.
+
+    `rows` has keys, `__start`, `__end`, `__final`, `__rev`, `__reason` and accumulators. `superseded` has keys,
+    `__start` and `__rev` of results that no longer exist but are still in the target.
+    """
+
+    rows: pl.DataFrame
+    state: pl.DataFrame
+    superseded: pl.DataFrame
+    groups: int = 0
+    windows: int = 0
 
 
 @dataclass(frozen=True)
@@ -145,35 +183,6 @@ class CompiledWindow(KeyedStateLayout):
             return lifted_rows
         return lifted_rows.cast(self.accumulators)  # type: ignore[arg-type]
 
-    def merge_groups(self, frame: pl.DataFrame, group: Int64s, carried: Sequence[pl.Expr]) -> pl.DataFrame:
-        """Merge rows with equal `group`. The groups must be in ascending order.
-
-        A merged row has the keys of the group's first row, the `carried` expressions and the merged accumulators.
-        Raises CapExceededError if a group exceeds a limit of its aggregation, and ValueRangeError if a result does not
-        fit its type.
-        """
-        if frame.is_empty():
-            return frame
-        heads = np.flatnonzero(np.diff(group, prepend=group[0] - 1))
-        merged = frame
-        if len(heads) < frame.height:
-            columns = {c.name: c for a in self.aggs for c in a.merge_adjacent(frame, heads)}
-            remaining = [a for a in self.aggs if not set(a.accumulators) <= set(columns)]
-            merged = (
-                frame.with_columns(pl.Series("__g", group).set_sorted())
-                .group_by("__g", maintain_order=True)
-                .agg(*carried, *self._merged_revisions(frame), *(e for a in remaining for e in a.merge()))
-                .drop("__g")
-            )
-            merged = merged.with_columns(**columns)
-            merged = merged.with_columns(frame[k][heads] for k in self.key_names)
-            merged = merged.select(c for c in frame.columns if c in merged.columns)
-            for agg in self.aggs:
-                merged = agg.to_stored_form(merged)
-        for agg in self.aggs:
-            agg.check_limit(merged, self.pipeline)
-        return merged
-
     def merge_runs(self, parts: pl.DataFrame, heads: Int64s, carried: Sequence[pl.Series]) -> pl.DataFrame:
         """Merge the accumulators (and revisions) of each run of adjacent rows. A single row is returned unchanged.
 
@@ -182,7 +191,8 @@ class CompiledWindow(KeyedStateLayout):
             heads: The position at which each run begins.
             carried: Additional columns with one value per run; at least the keys.
 
-        Raises the same errors as `merge_groups`.
+        Raises CapExceededError if a group exceeds a limit of its aggregation, and ValueRangeError if a result does not
+        fit its type.
         """
         merged = parts[heads]
         if len(heads) < parts.height:

@@ -18,16 +18,17 @@ from functools import singledispatch
 import numpy as np
 import polars as pl
 
-from slackwater.core.sorted_arrays import distinct_values, is_in_sorted
+from slackwater.core.hashing import mix_bits
+from slackwater.core.sorted_arrays import distinct_values, is_in_sorted, order_by_unit
 from slackwater.errors import raise_unregistered
-from slackwater.windows import pane_windows, session_emission, session_state
-from slackwater.windows.compiled_window import CompiledWindow
-from slackwater.windows.epoch_results import EmitResult
-from slackwater.windows.key_order import sorted_by_key
+from slackwater.windows import pane_windows, session_emission
+from slackwater.windows.compiled_window import CompiledWindow, EmitResult
 from slackwater.windows.pane_windows import CompiledPaneWindow
 from slackwater.windows.session_intervals import (
     CompiledSessionWindow,
     IntervalBatch,
+    build_floor_rows,
+    count_open_sessions,
     find_runs,
     first_per_key,
     mark_emitted,
@@ -151,10 +152,12 @@ def _(
         ]
     )
     if versions.height:
-        versions, key = sorted_by_key(versions, logic.key_names, "__start")
-        new = (np.diff(key, prepend=-1) != 0) | (np.diff(versions["__start"].to_numpy(), prepend=0) != 0)
-        carried = [pl.col("__kh").first(), pl.col("__start").first(), pl.col("__was").max()]
-        versions = logic.merge_groups(versions, np.cumsum(new), carried)
+        units = mix_bits(versions["__kh"].to_numpy(), versions["__start"].to_numpy())
+        order, heads = order_by_unit(units, versions.select("__start", *logic.key_names))
+        versions = versions[order]
+        carried = versions.select("__kh", "__start", *logic.key_names)[heads].get_columns()
+        revision = pl.Series("__was", np.maximum.reduceat(versions["__was"].to_numpy(), heads))
+        versions = logic.merge_runs(versions.select(*logic.accumulators), heads, [*carried, revision])
     end = pl.col("__start") + logic.duration_us
     upserts = versions.with_columns(
         end.alias("__end"),
@@ -199,6 +202,8 @@ def _(
     stored ── not in the state ───┼─▶ as if retained forever: ingest  ─▶ emit ─┬─────┘
     rows ── of runs below the cap ┘                                            └─▶ upserts, superseded
     """
+    from slackwater.windows import session_ingest  # its loops are compiled
+
     horizon = logic.horizon(watermark)
     retaining = _retain_forever(logic)
     fields = list(retaining.state_schema)
@@ -209,7 +214,7 @@ def _(
     refused = _refusal_reasons(retaining, rows, held, revived, lost)
     accepted = rows.filter(refused.is_null())
     revived = revived.filter(~_may_be_cut(logic))
-    ingested = session_state.ingest_sessions(retaining, accepted, pl.concat([held, revived]), watermark).state
+    ingested = session_ingest.ingest_intervals(retaining, accepted, pl.concat([held, revived]), watermark).state
     done = session_emission.emit_sessions(retaining, ingested, watermark, watermark)
     settled = pl.Series(is_in_sorted(ingested["__h"].to_numpy(), distinct_values(done.state["__h"].to_numpy())))
     final = pl.concat([ingested.filter(~settled), done.state]).filter(pl.col("__kind") != TOMBSTONE)
@@ -229,7 +234,7 @@ def _(
     after = _drop_gone(logic, after, watermark)
     unit = distinct_values(ingested["__h"].to_numpy())
     before = state.filter(pl.Series(is_in_sorted(state["__h"].to_numpy(), unit)))
-    had, has = (session_state.count_open_sessions(logic, f, watermark) for f in (before, after))
+    had, has = (count_open_sessions(logic, f, watermark) for f in (before, after))
     emptied = before.filter(
         ~pl.Series(is_in_sorted(before["__h"].to_numpy(), distinct_values(after["__h"].to_numpy())))
     )
@@ -338,7 +343,8 @@ def _with_floors(logic: CompiledSessionWindow, staying: pl.DataFrame, past: pl.D
     if everything.is_empty():
         return everything
     unit = IntervalBatch.from_frame(logic, everything)
-    floors = session_state.build_floor_rows(logic, unit.frame, unit.key, unit.floors(logic.reach_us, horizon))
+    keys = unit.frame[first_per_key(unit.key)]
+    floors = build_floor_rows(logic, keys, unit.floors(logic.reach_us, horizon))
     return pl.concat([unit.frame.filter(pl.col("__kind") != FLOOR), floors]).sort("__h", maintain_order=True)
 
 

@@ -6,9 +6,8 @@ import numpy as np
 import polars as pl
 
 from slackwater.core.hashing import mix_bits
-from slackwater.core.sorted_arrays import distinct_values, is_in_sorted
-from slackwater.windows.epoch_results import EmitResult
-from slackwater.windows.key_order import order_by_unit
+from slackwater.core.sorted_arrays import distinct_values, is_in_sorted, order_by_unit
+from slackwater.windows.compiled_window import EmitResult
 from slackwater.windows.pane_windows import (
     CompiledPaneWindow,
     first_window,

@@ -29,11 +29,9 @@ import polars as pl
 
 from slackwater.core.hashing import mix_bits
 from slackwater.core.schema import Field
-from slackwater.core.sorted_arrays import distinct_values, is_in_sorted
-from slackwater.windows.compiled_window import CompiledWindow
-from slackwater.windows.epoch_results import ExpiryBounds, IngestResult, ResultCounts, SegmentStats
-from slackwater.windows.key_order import order_by_unit
-from slackwater.windows.state_rows import CLEAN, DIRTY, FAR, NEVER, DueRowFilter, Int64s
+from slackwater.core.sorted_arrays import distinct_values, is_in_sorted, order_by_unit
+from slackwater.windows.compiled_window import CompiledWindow, IngestResult, ResultCounts
+from slackwater.windows.state_rows import CLEAN, DIRTY, FAR, NEVER, DueRowFilter, ExpiryBounds, Int64s, SegmentStats
 from slackwater.windows.window_revisions import NOT_EMITTED, mark_panes_changed, record_missed_emissions
 
 

@@ -7,10 +7,25 @@
 When a session closes, its state is usually read, but not written. Only some units are settled: those with fragments, or
 with a changed session that is emitted and stays in the state. Settling merges the sessions of a unit, emits those that
 are due, and writes the rest back.
+
+Watermark holds are about sessions that may still end behind the watermark. If a session is still open after the watermark has passed its start + cap, none of its rows is at or beyond the cap. A
+later row may be: it then cuts the session, whose result has the event time start + cap.
+
+    gap 3, cap 10      0      7 9   10  11  12         watermark 11: open until 12, and a row at 11 or 12 cuts it at 10
+    session            [──────●─●────┊───▲───)
+
+The same happens if a row behind the watermark keeps a part of a run whole (see `session_kernel.rows_behind_watermark`).
+The preceding session then ends where that part begins, once the watermark has passed its cap.
+
+A hold is (unit, low, due): until the watermark reaches `due`, a result of this unit may have the event time `low`. It
+applies while the watermark is between the two. Holds are rare, since a session must come within a gap of the cap. A
+shard keeps at most `MOST` of them and merges the rest into one hold without a unit. The merged hold may hold the
+watermark back more than necessary, but never by more than the longest gap.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,20 +33,24 @@ import polars as pl
 
 from slackwater.core.sorted_arrays import distinct_values, is_in_sorted
 from slackwater.watermark import NO_WATERMARK
-from slackwater.windows.epoch_results import EmitResult
+from slackwater.windows.compiled_window import EmitResult
 from slackwater.windows.session_intervals import (
     Bools,
     CompiledSessionWindow,
     IntervalBatch,
+    build_floor_rows,
     find_runs,
     first_per_key,
     mark_emitted,
+    reach_so_far,
     reduce_per_key,
     select_rows,
 )
-from slackwater.windows.session_layout import build_layout, session_heads
-from slackwater.windows.session_state import build_floor_rows, build_session_state
+from slackwater.windows.session_layout import build_layout, build_session_state, session_heads
 from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FAR, FRAGMENT, OPEN, TOMBSTONE, WHOLE, Int64s
+
+Hold = tuple[int | None, int, int]
+MOST = 64  # holds per shard
 
 
 def emit_sessions(
@@ -85,16 +104,18 @@ def emit_standalone_sessions(logic: CompiledSessionWindow, late: pl.DataFrame) -
     session = np.cumsum(session_heads(unit.start, unit.last, unit.end, run, logic.cap_us)) - 1
     heads = first_per_key(session)
     end = np.minimum(np.maximum.reduceat(unit.end, heads), unit.start[heads] + logic.cap_us)
-    merged = logic.merge_groups(
-        unit.frame.select("__kh", *logic.key_names, *logic.accumulators), session, [pl.col("__kh").first()]
+    carried = unit.frame.select("__kh", *logic.key_names)[heads].get_columns()
+    return (
+        logic.merge_runs(unit.frame.select(*logic.accumulators), heads, carried)
+        .with_columns(
+            pl.Series("__start", unit.start[heads]),
+            pl.Series("__end", end),
+            pl.Series("__final", end),
+            pl.lit(1, pl.Int64).alias("__rev"),
+            pl.lit("standalone").alias("__reason"),
+        )
+        .select(_columns(logic))
     )
-    return merged.with_columns(
-        pl.Series("__start", unit.start[heads]),
-        pl.Series("__end", end),
-        pl.Series("__final", end),
-        pl.lit(1, pl.Int64).alias("__rev"),
-        pl.lit("standalone").alias("__reason"),
-    ).select(_columns(logic))
 
 
 def _columns(logic: CompiledSessionWindow) -> list[str]:
@@ -144,11 +165,9 @@ def _settle(logic: CompiledSessionWindow, units: pl.DataFrame, since: int, water
     # without corrections, reducing the gap delayed an earlier close to this epoch
     open_before = ~is_cut & ((since <= reach) | (logic.retain_us == 0 and not logic.updates))
     reasons = np.where(is_cut & over, "cap", np.where(over, np.where(open_before, "close", "late"), "update"))
-    merged = logic.merge_groups(
-        unit.frame.select("__h", "__kh", *logic.revisions, *logic.key_names, *logic.accumulators),
-        session,
-        [pl.col("__h").first(), pl.col("__kh").first()],
-    ).with_columns(
+    parts = unit.frame.select(*logic.revisions, *logic.accumulators)
+    carried = unit.frame.select("__h", "__kh", *logic.key_names)[heads].get_columns()
+    merged = logic.merge_runs(parts, heads, carried).with_columns(
         pl.Series("__start", start),
         pl.Series("__end", end),
         pl.Series("__final", end + np.where(is_cut, 0, logic.allowed_us)),
@@ -211,7 +230,7 @@ def _remaining_state(
     heads = first_per_key(whole.key)
     parts = [state]
     if len(alone):
-        parts.append(build_floor_rows(logic, whole.frame[heads[alone]], alone, floors))
+        parts.append(build_floor_rows(logic, whole.frame[heads[alone]], floors[alone]))
     if len(gone):
         dead = whole.frame[heads[gone]].with_columns(pl.lit(TOMBSTONE, pl.Int8).alias("__kind"))
         parts.append(dead.select(logic.state_schema.keys()))
@@ -225,3 +244,56 @@ def _superseded(logic: CompiledSessionWindow, merged: pl.DataFrame, emitted: Boo
         return gone
     identity = ["__kh", *logic.key_names, "__start"]
     return gone.join(merged.select(identity), on=identity, how="anti", nulls_equal=True)
+
+
+# -- watermark holds ---------------------------------------------------------------------------------------------------
+
+
+def find_lowest_hold(holds: Iterable[Hold], watermark: int, reach: int) -> int:
+    """Return the lowest event time at which a session may still end. `reach` is the longest gap.
+
+    The rows of an open session extend to the watermark, so it cannot be cut more than one gap behind the watermark.
+    """
+    counting = (max(low, watermark - reach) for _, low, due in holds if low < watermark < due)
+    return min(counting, default=watermark)
+
+
+def find_holds(logic: CompiledSessionWindow, rows: pl.DataFrame) -> list[Hold]:
+    """Find the holds for state rows, which must be sorted by unit and time."""
+    kind, start, last, due = (rows[c].to_numpy() for c in ("__kind", "__start", "__last", "__due"))
+    end = rows["__end"].to_numpy() if logic.dynamic else last + logic.gap_us
+    near_cap = ((kind == WHOLE) | (kind == EMITTED)) & (end > start + logic.cap_us)
+    positions = np.flatnonzero(near_cap)
+    units = rows["__h"].to_numpy()
+    holds = list(
+        zip(units[positions].tolist(), (start[positions] + logic.cap_us).tolist(), due[positions].tolist(), strict=True)
+    )
+    parts = np.flatnonzero((kind == FRAGMENT) | (kind == EMITTED_FRAGMENT))
+    if (last[parts] > start[parts]).any():
+        of_unit = np.cumsum(np.diff(units[parts], prepend=units[parts[0]]) != 0)
+        touches = np.append(
+            False, (of_unit[1:] == of_unit[:-1]) & (start[parts][1:] <= reach_so_far(of_unit, end[parts])[:-1])
+        )
+        positions = parts[touches & (last[parts] > start[parts])]
+        holds += zip(units[positions].tolist(), start[positions].tolist(), due[positions].tolist(), strict=True)
+    return holds
+
+
+def replace_holds(logic: CompiledSessionWindow, holds: Sequence[Hold], rows: pl.DataFrame) -> tuple[Hold, ...]:
+    """Update the holds of a shard after `rows` replaced all rows of their units."""
+    new = find_holds(logic, rows)
+    if not holds:
+        return bound_holds(new)
+    units = rows["__h"].to_numpy()  # sorted
+    held_units = np.array([unit for unit, _, _ in holds if unit is not None], dtype=np.int64)
+    gone = set(held_units[np.isin(held_units, units)].tolist())
+    return bound_holds([*(hold for hold in holds if hold[0] not in gone), *new])
+
+
+def bound_holds(holds: Sequence[Hold]) -> tuple[Hold, ...]:
+    """Reduce holds to at most `MOST`, without weakening them."""
+    in_order = sorted(holds, key=lambda hold: hold[1])
+    if len(in_order) <= MOST:
+        return tuple(in_order)
+    rest = in_order[MOST - 1 :]
+    return (*in_order[: MOST - 1], (None, rest[0][1], max(due for _, _, due in rest)))

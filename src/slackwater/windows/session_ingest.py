@@ -16,15 +16,21 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from slackwater.core.sorted_arrays import distinct_values, find_run_starts, is_in_sorted
+from slackwater.core.sorted_arrays import distinct_values, find_run_starts, is_in_sorted, order_by_key
 from slackwater.watermark import NO_WATERMARK
-from slackwater.windows.epoch_results import IngestResult, ResultCounts
-from slackwater.windows.key_order import order_by_key
-from slackwater.windows.session_intervals import Bools, CompiledSessionWindow, IntervalBatch, is_gone, mark_emitted
+from slackwater.windows.compiled_window import IngestResult, ResultCounts
+from slackwater.windows.session_intervals import (
+    Bools,
+    CompiledSessionWindow,
+    IntervalBatch,
+    build_floor_rows,
+    is_gone,
+    mark_emitted,
+)
 from slackwater.windows.session_kernel import session_rules
 from slackwater.windows.session_kernel.rows_behind_watermark import assign_rows_behind_watermark
 from slackwater.windows.session_layout import mark_still_emitted
-from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FLOOR, FRAGMENT, ROW, WHOLE, Int64s
+from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FRAGMENT, ROW, WHOLE, Int64s
 
 
 def ingest_intervals(
@@ -245,16 +251,9 @@ def _rows(
 def _floors(logic: CompiledSessionWindow, session_input: SessionInput, floors: Int64s) -> pl.DataFrame:
     """Build one FLOOR row for each key with a floor; `floors` has one element per key."""
     keys = np.flatnonzero(floors != session_rules.NONE)
-    if not len(keys):
-        return logic.empty_state()
-    heads, values = session_input.intervals.heads[keys], floors[keys]
-    last = values - logic.gap_us
-    times = {"__start": last, "__last": last, "__due": values + logic.reach_us + 1, "__end": values}
-    nothing = {name: pl.lit(None, dtype) for name, dtype in logic.accumulators.items()}
-    rows = pl.DataFrame(
-        {"__h": session_input.hashes[heads], "__kh": session_input.hashes[heads], **times}
-    ).with_columns(*session_input.key_columns_at(heads), pl.lit(FLOOR, pl.Int8).alias("__kind"), **nothing)
-    return logic.add_revision_columns(rows).select(logic.state_schema.keys())
+    heads = session_input.intervals.heads[keys]
+    rows = pl.DataFrame([pl.Series("__kh", session_input.hashes[heads]), *session_input.key_columns_at(heads)])
+    return build_floor_rows(logic, rows, floors[keys])
 
 
 def _by_hash(fragments: pl.DataFrame, floors: pl.DataFrame) -> pl.DataFrame:

@@ -1,4 +1,25 @@
-"""The compiled session window, and the rows of touched keys (stored and new) as arrays."""
+"""The compiled session window, and the rows of touched keys (stored and new) as arrays.
+
+Session windows are intervals per key, joined by the gap and cut at the cap:
+
+    gap 3, cap 10         0    5    10   15   20
+    rows of one key       ●●●●●●●●●●●●●●    ●●
+    run (joined by gap)   [────────────]    [] a second run: more than the gap apart
+    sessions              [────────][──]    []
+                          start     start + cap: the cut
+
+The session of a row is certain only once the watermark has passed the row. Until then, an earlier row may move the
+start of a run, and with it every cut. Therefore, a unit (one key) contains
+
+* WHOLE rows: one complete session each, which closes at `last + gap` without being written again;
+* FRAGMENT rows: parts of a run that may still be cut. Rows at or above `min(first open start, watermark) + cap` stay
+  separate fragments; everything below can end up in only one session and is merged;
+* EMITTED and EMITTED_FRAGMENT rows: the same, but the target contains them unchanged (only if windows can be revised);
+* at most one FLOOR row: the latest end of the key's sessions that have left the state. Rows at or below it are late.
+
+Once the watermark has passed the close of a WHOLE row, the row counts as emitted. Once the row has expired, it *is* the
+key's floor. Neither transition writes to the state.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +34,9 @@ from numpy.typing import NDArray
 
 from slackwater.core.hashing import session_ids
 from slackwater.core.schema import Field
+from slackwater.core.sorted_arrays import order_by_key, sorted_by_key
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows.compiled_window import CompiledWindow
-from slackwater.windows.epoch_results import ExpiryBounds, SegmentStats
-from slackwater.windows.key_order import order_by_key, sorted_by_key
 from slackwater.windows.state_rows import (
     EMITTED,
     EMITTED_FRAGMENT,
@@ -29,7 +49,9 @@ from slackwater.windows.state_rows import (
     TOMBSTONE,
     WHOLE,
     DueRowFilter,
+    ExpiryBounds,
     Int64s,
+    SegmentStats,
 )
 
 if TYPE_CHECKING:
@@ -166,7 +188,7 @@ class IntervalBatch:
     @classmethod
     def from_frame(cls, logic: CompiledSessionWindow, frame: pl.DataFrame) -> IntervalBatch:
         """Sort a frame of state rows and new rows, and convert its columns to arrays."""
-        frame, key = sorted_by_key(frame, logic.key_names, "__start", "__last")
+        frame, key = sorted_by_key(frame, logic.key_names)
         kind, start, last, due = (frame[c].to_numpy() for c in ("__kind", "__start", "__last", "__due"))
         end = frame["__end"].to_numpy() if logic.dynamic else last + logic.gap_us
         return cls(frame, key, kind, start, last, due, end)
@@ -250,15 +272,8 @@ def select_rows(unit: IntervalBatch, mask: Bools) -> IntervalBatch:
     if mask.all():
         return unit
     index = np.flatnonzero(mask)
-    return IntervalBatch(
-        unit.frame[index],
-        unit.key[index],
-        unit.kind[index],
-        unit.start[index],
-        unit.last[index],
-        unit.due[index],
-        unit.end[index],
-    )
+    columns = ("frame", "key", "kind", "start", "last", "due", "end")
+    return IntervalBatch(**{name: getattr(unit, name)[index] for name in columns})
 
 
 def find_runs(logic: CompiledSessionWindow, unit: IntervalBatch) -> tuple[Int64s, Int64s]:
@@ -282,3 +297,27 @@ def reach_so_far(key: Int64s, end: Int64s) -> Int64s:
     rank[order] = np.arange(len(end))
     best = np.maximum.accumulate(key * len(end) + rank) - key * len(end)
     return end[order][best]
+
+
+def build_floor_rows(logic: CompiledSessionWindow, keys: pl.DataFrame, floors: Int64s) -> pl.DataFrame:
+    """Build one FLOOR row for each key that has a floor. `keys` has `__kh`, the key columns and any others."""
+    has_floor = floors != NO_WATERMARK
+    if not has_floor.any():
+        return logic.empty_state()
+    if not has_floor.all():
+        keys, floors = keys[np.flatnonzero(has_floor)], floors[has_floor]
+    last = floors - logic.gap_us
+    times = {"__start": last, "__last": last, "__due": floors + logic.reach_us + 1, "__end": floors}
+    rows = keys.select("__kh", pl.col("__kh").alias("__h"), *logic.key_names).with_columns(
+        pl.lit(FLOOR, pl.Int8).alias("__kind"),
+        *(pl.Series(name, column) for name, column in times.items()),
+        *(pl.lit(None, dtype).alias(name) for name, dtype in logic.accumulators.items()),
+    )
+    return logic.add_revision_columns(rows).select(logic.state_schema.keys())
+
+
+def count_open_sessions(logic: CompiledSessionWindow, state: pl.DataFrame, watermark: int) -> tuple[int, int]:
+    """Return the number of keys with open or retained sessions, and the number of their intervals, for a whole shard."""
+    whole = pl.col("__kind").is_in([WHOLE, EMITTED]) & (pl.col("__due") > logic.horizon(watermark))
+    still = state.filter(whole | pl.col("__kind").is_in([FRAGMENT, EMITTED_FRAGMENT]))
+    return still.select("__kh", *logic.key_names).unique().height, still.height

@@ -15,8 +15,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
+import polars as pl
 
-from slackwater.windows.session_intervals import Bools, CompiledSessionWindow, IntervalBatch, find_runs, first_per_key
+from slackwater.windows.session_intervals import (
+    Bools,
+    CompiledSessionWindow,
+    IntervalBatch,
+    build_floor_rows,
+    find_runs,
+    first_per_key,
+)
 from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FAR, FRAGMENT, ROW, WHOLE, Int64s
 
 
@@ -108,3 +116,14 @@ def unmark_changed_intervals(
         return unit
     kind = np.where(moved & (unit.kind == EMITTED), WHOLE, unit.kind)
     return replace(unit, kind=np.where(moved & (kind == EMITTED_FRAGMENT), FRAGMENT, kind).astype(np.int8))
+
+
+def build_session_state(
+    logic: CompiledSessionWindow, unit: IntervalBatch, floors: Int64s, watermark: int
+) -> pl.DataFrame:
+    """Build the new state rows of all keys in `unit` (its open and retained intervals), including their floors."""
+    from slackwater.windows import session_ingest  # its loops are compiled
+
+    heads = first_per_key(unit.key)
+    floor_rows = build_floor_rows(logic, unit.frame[heads], floors[unit.key[heads]])
+    return pl.concat([session_ingest.build_session_state_rows(logic, unit, watermark), floor_rows])

@@ -33,13 +33,13 @@ from slackwater.windows.session_intervals import (
     Bools,
     CompiledSessionWindow,
     IntervalBatch,
+    build_floor_rows,
     find_runs,
     first_per_key,
     mark_emitted,
     select_rows,
 )
-from slackwater.windows.session_layout import build_layout, session_heads
-from slackwater.windows.session_state import build_floor_rows, build_session_state
+from slackwater.windows.session_layout import build_layout, build_session_state, session_heads
 from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FRAGMENT, WHOLE, Int64s
 
 
@@ -102,7 +102,7 @@ def _regroup_sessions(
     has_no_session[unit.key] = False
     alone = np.flatnonzero(has_no_session & (floors != NO_WATERMARK))
     if len(alone):
-        parts.append(build_floor_rows(logic, whole.frame[first_per_key(whole.key)[alone]], alone, floors))
+        parts.append(build_floor_rows(logic, whole.frame[first_per_key(whole.key)[alone]], floors[alone]))
     return pl.concat(parts)
 
 
@@ -147,8 +147,8 @@ def _unmark_changed(unit: IntervalBatch, before: Int64s, after: Int64s, ends: Bo
 def _merge_sessions(logic: CompiledSessionWindow, unit: IntervalBatch, session: Int64s) -> IntervalBatch:
     """Merge the intervals of each session into one."""
     heads = first_per_key(session)
-    columns = ["__h", "__kh", *logic.revisions, *logic.key_names, *logic.accumulators]
-    frame = logic.merge_groups(unit.frame.select(columns), session, [pl.col("__h").first(), pl.col("__kh").first()])
+    carried = unit.frame.select("__h", "__kh", *logic.key_names)[heads].get_columns()
+    frame = logic.merge_runs(unit.frame.select(*logic.revisions, *logic.accumulators), heads, carried)
     emitted = np.logical_and.reduceat(unit.emitted, heads)
     last, end = np.maximum.reduceat(unit.last, heads), np.maximum.reduceat(unit.end, heads)
     kind = np.where(emitted, EMITTED, WHOLE).astype(np.int8)

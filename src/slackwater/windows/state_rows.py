@@ -36,7 +36,6 @@ import polars as pl
 from numpy.typing import NDArray
 
 from slackwater.core.schema import Field
-from slackwater.windows.epoch_results import ExpiryBounds, SegmentStats
 
 Int64s = NDArray[np.int64]
 
@@ -64,6 +63,25 @@ FAR = 1 << 62  # later than every time
 NEVER = -FAR  # earlier than every time
 
 Span = tuple[int, int]  # after < time <= upto, in µs
+
+
+class SegmentStats(NamedTuple):
+    """Statistics of a segment's state rows. They show whether any row is due, without reading the rows.
+
+    Each value is a watermark in µs.
+    """
+
+    first_due: int
+    last_due: int
+    close: int
+    dead: int
+
+
+class ExpiryBounds(NamedTuple):
+    """The `__due` (µs) up to which whole rows and floors are no longer needed. A unit expires when all its rows do."""
+
+    whole_upto: int
+    floor_upto: int
 
 
 class DueRowFilter(NamedTuple):

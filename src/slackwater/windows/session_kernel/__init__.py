@@ -1,1 +1,30 @@
-"""Compiled loops that sort the intervals of sessions and join them into runs."""
+"""Compiled loops of session windows. Importing this package takes a third of a second, so it is imported on first use."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from slackwater.core.compiled_sort import distinct_hashes, sort_intervals
+from slackwater.windows.session_kernel.rows_behind_watermark import assign_rows_behind_watermark
+from slackwater.windows.session_kernel.session_rules import (
+    SessionTimes,
+    SortedIntervals,
+    build_fragments,
+    build_runs,
+    cut_sessions,
+    needed_intervals,
+    summarize_keys,
+)
+
+
+def compile_loops() -> None:
+    """Compile all loops for their argument types, or load them from the cache, before the first epoch."""
+    none, kinds, bools = np.empty(0, np.int64), np.empty(0, np.int8), np.empty(0, np.bool_)
+    intervals, times = SortedIntervals(np.zeros(1, np.int64), kinds, none, none, none), SessionTimes(0, 0, 0, 0, 0)
+    sort_intervals(none, none, none)
+    distinct_hashes(none)
+    assign_rows_behind_watermark(intervals, times, build_runs(intervals, times, bools))
+    needed_intervals(intervals, times)
+    summarize_keys(intervals, none, none)
+    cut_sessions(none, none, none, none, 0)
+    build_fragments(intervals, times, none, bools, bools, bools)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from slackwater.core.compiled_sort import merge_sort
 from slackwater.core.jit import compiled
 from slackwater.core.sorted_arrays import Int64s
 from slackwater.windows.session_kernel.session_rules import (
@@ -17,7 +18,6 @@ from slackwater.windows.session_kernel.session_rules import (
     is_behind,
     needs_late_placement,
 )
-from slackwater.windows.session_kernel.sort import merge_sort
 
 
 @compiled
