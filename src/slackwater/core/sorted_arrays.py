@@ -40,6 +40,12 @@ def is_in_sorted(values: Int64s, sorted_values: Int64s) -> NDArray[np.bool_]:
     return result
 
 
+def repeat_positions(counts: Int64s) -> tuple[Int64s, Int64s]:
+    """Repeat each position `counts` times. Return the positions, and the ordinal of each repetition from 0."""
+    positions = np.repeat(np.arange(len(counts)), counts)
+    return positions, np.arange(len(positions)) - np.repeat(np.cumsum(counts) - counts, counts)
+
+
 # -- rows by key ------------------------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ import polars as pl
 from slackwater.core.hashing import mix_bits
 from slackwater.core.humanize import format_iso
 from slackwater.core.lateness_histogram import NEVER, build_lateness_histogram
-from slackwater.core.sorted_arrays import distinct_values, is_in_sorted
+from slackwater.core.sorted_arrays import distinct_values, is_in_sorted, repeat_positions
 from slackwater.errors import CapExceededError
 from slackwater.operators.base import Recount, ShardTask, flag_idle_sources
 from slackwater.operators.dead_letters import build_late_letters
@@ -56,7 +56,7 @@ class PaneOperator(CompiledPaneWindow, WindowOperator):
         reader, refused = task.state.reader(self), 0
         if task.group_limit is not None and self._may_exceed(task, rows):
             live_panes = self.drop_expired(reader.scan(), task.watermark)
-            rows, refused = pane_windows.admit_groups(self, rows, live_panes, task.watermark, task.group_limit)
+            rows, refused = _admit_groups(self, rows, live_panes, task.watermark, task.group_limit)
         before = reader.units(distinct_values(rows["__h"].to_numpy()))
         done = pane_windows.ingest_panes(self, rows, before, task.watermark)
         alone = None
@@ -134,7 +134,9 @@ class PaneOperator(CompiledPaneWindow, WindowOperator):
 
     def groups_in(self, windows: Sequence[int], task: ShardTask) -> Mapping[int, int]:
         """Return the exact number of groups in a shard for each of these windows, which are given by their starts."""
-        return pane_windows.exact_totals(self, task.state.reader(self).scan(), list(windows))
+        state, keys, start = task.state.reader(self).scan(), ["__kh", *self.key_names], pl.col("__start")
+        panes = (state.filter(start.is_between(w, w + self.duration_us, closed="left")) for w in windows)
+        return {w: rows.select(keys).unique().height for w, rows in zip(windows, panes, strict=True)}
 
     def _may_exceed(self, task: ShardTask, rows: pl.DataFrame) -> bool:
         """Return whether any open window could exceed the limit if every lifted row were a new group."""
@@ -151,9 +153,50 @@ def _window_lists(first: Int64s, count: Int64s, hop: int) -> pl.Series:
     A list has at most `WINDOWS_SHOWN` elements. `hop`: the time (µs) between two starts.
     """
     shown = np.minimum(count, WINDOWS_SHOWN)
-    row = np.repeat(np.arange(len(first)), shown)
-    nth = np.arange(len(row)) - np.repeat(np.cumsum(shown) - shown, shown)
+    row, nth = repeat_positions(shown)
     spread = pl.DataFrame({"row": row, "start": first[row] + nth * hop})
     text = pl.col("start").cast(pl.Datetime("us")).dt.strftime('"%Y-%m-%dT%H:%M:%S%.fZ"')
     joined = spread.group_by("row", maintain_order=True).agg(text.str.join(", "))["start"]
     return "[" + joined + "]"
+
+
+def _admit_groups(
+    logic: CompiledPaneWindow, rows: pl.DataFrame, existing: pl.DataFrame, watermark: int, limit: int
+) -> tuple[pl.DataFrame, int]:
+    """Apply `on_state_cap = "drop_new_groups"` in a shard: return admitted rows and the number of refused raw rows.
+
+    Called only if the limit may be reached. `existing` contains all live panes of the shard (`__kh`, `__start`, keys).
+    A group counts in every open window that contains its pane. Groups are admitted in order of (first event time, key),
+    and only if all these windows have room. The loop runs over new groups, not over rows.
+    """
+    names = logic.key_names
+    members: dict[int, set[tuple[object, ...]]] = {}
+    first_open = pane_windows.last_closed(logic, logic.horizon(watermark)) + logic.hop_us
+
+    def windows_of(pane: int) -> range:
+        starts = np.array([pane])
+        low = max(int(pane_windows.first_window(logic, starts)[0]), first_open)
+        return range(low, int(pane_windows.last_window(logic, starts)[0]) + 1, logic.hop_us)
+
+    for *key, pane in existing.select(*names, "__start").iter_rows():
+        for window in windows_of(pane):
+            members.setdefault(window, set()).add(tuple(map(_hashable, key)))
+    ordered = rows.with_row_index("__row").sort(["__first", *names], nulls_last=False)
+    admitted: list[int] = []
+    refused = 0
+    for row, *key, pane, n in ordered.select("__row", *names, "__start", "__n").iter_rows():
+        group = tuple(map(_hashable, key))
+        held = [members.setdefault(w, set()) for w in windows_of(pane)]
+        if all(group in m or len(m) < limit for m in held):
+            admitted.append(row)
+            for m in held:
+                m.add(group)
+        elif held:
+            refused += n
+        else:
+            admitted.append(row)  # late for all its windows: counted as late, not as refused
+    return rows[sorted(admitted)], refused
+
+
+def _hashable(value: object) -> object:
+    return "NaN" if isinstance(value, float) and value != value else value

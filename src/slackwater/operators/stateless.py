@@ -65,8 +65,10 @@ class StatelessOperator(NoState, NonWindowOperator):
         task.staging("before")
         outputs = tuple(task.state.write_output(part) for part in frame.iter_slices(MOST))
         task.staging("after")
-        counts = {"rows": rows.height, "used": rows.height, "reasons": {ROW: rows.height}}
-        return IngestReport(shard=task.shard, segments=(), outputs=outputs, **counts)
+        count = rows.height
+        return IngestReport(
+            shard=task.shard, segments=(), rows=count, used=count, outputs=outputs, reasons={ROW: count}
+        )
 
     def may_be_due(self, metas: Sequence[SegmentMeta], since: int, watermark: int, early: bool) -> bool:
         return False

@@ -19,7 +19,7 @@ import numpy as np
 import polars as pl
 
 from slackwater.core.hashing import mix_bits
-from slackwater.core.sorted_arrays import distinct_values, is_in_sorted, order_by_unit
+from slackwater.core.sorted_arrays import distinct_values, is_in_sorted, order_by_unit, repeat_positions
 from slackwater.errors import raise_unregistered
 from slackwater.windows import pane_windows, session_emission
 from slackwater.windows.compiled_window import CompiledWindow, EmitResult
@@ -120,9 +120,7 @@ def _(logic: CompiledPaneWindow, rows: pl.DataFrame) -> Int64s:
 def _missed_windows(logic: CompiledPaneWindow, rows: pl.DataFrame) -> tuple[Int64s, Int64s]:
     """Return (row, window start) for every window for which a row was late."""
     first = pane_windows.first_window(logic, pane_windows.pane_start(logic, rows["__ts"].to_numpy()))
-    count = rows["__missed"].to_numpy()
-    index = np.repeat(np.arange(len(first)), count)
-    nth = np.arange(len(index)) - np.repeat(np.cumsum(count) - count, count)
+    index, nth = repeat_positions(rows["__missed"].to_numpy())
     return index, first[index] + nth * logic.hop_us
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 
 from slackwater.core.hashing import mix_bits
-from slackwater.core.sorted_arrays import distinct_values, is_in_sorted, order_by_unit
+from slackwater.core.sorted_arrays import distinct_values, is_in_sorted, order_by_unit, repeat_positions
 from slackwater.windows.compiled_window import EmitResult
 from slackwater.windows.pane_windows import (
     CompiledPaneWindow,
@@ -15,9 +15,10 @@ from slackwater.windows.pane_windows import (
     last_closed,
     last_window,
     pane_us,
+    read_revisions,
+    write_revisions,
 )
 from slackwater.windows.state_rows import CLEAN, DIRTY, Int64s
-from slackwater.windows.window_revisions import read_revisions, write_revisions
 
 
 def sibling_units(logic: CompiledPaneWindow, panes: pl.DataFrame, since: int, watermark: int) -> Int64s:
@@ -36,9 +37,7 @@ def sibling_units(logic: CompiledPaneWindow, panes: pl.DataFrame, since: int, wa
 
 def _expand(low: Int64s, high: Int64s, step: int) -> tuple[Int64s, Int64s]:
     """For each row, list the values from low to high in increments of `step`. Return the row indices and the values."""
-    times = np.clip((high - low) // step + 1, 0, None)
-    index = np.repeat(np.arange(len(low)), times)
-    nth = np.arange(len(index)) - np.repeat(np.cumsum(times) - times, times)
+    index, nth = repeat_positions(np.clip((high - low) // step + 1, 0, None))
     return index, low[index] + nth * step
 
 

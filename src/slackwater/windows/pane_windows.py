@@ -16,6 +16,21 @@ lateness.
 If windows can be revised, a changed pane is DIRTY until it is emitted. With `reopen`, only panes of closed windows
 become DIRTY; with `updates`, every changed pane does. The windows of DIRTY panes are merged from all their panes and
 emitted.
+
+If windows overlap, a pane may have a note for each of its windows, which records how many times the window was emitted.
+
+    window 60, hop 20          a late row in pane 40 corrects the two closed windows
+    [0 ─────────── 60)         emitted for the 2nd time         pane 40 notes: 0 and 20 were emitted again
+         [20 ─────────── 80)   emitted for the 2nd time
+              [40 ─────────── 100)  closes later: emitted for the 1st time
+
+The pane of a tumbling window is the window itself: `__rev` is the revision, and there are no notes. A pane of
+hopping windows has a list of notes in `__out`. There is one note for each window that was emitted after the pane had
+changed: `nth << 40 | (revision + 1) << 1 | holds`. `nth` is the position of the window among the windows of the pane.
+`holds` is 1 if the pane has not changed since. The revision of a window is the largest in the notes of its panes.
+
+Closing a window does not write to the state, so the emission at its close is implied (`reopen`), not noted. A pane that
+a late row created after the close was not part of that emission; its revision is -1.
 """
 
 from __future__ import annotations
@@ -26,13 +41,18 @@ from functools import cached_property
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from slackwater.core.hashing import mix_bits
 from slackwater.core.schema import Field
-from slackwater.core.sorted_arrays import distinct_values, is_in_sorted, order_by_unit
+from slackwater.core.sorted_arrays import distinct_values, is_in_sorted, order_by_unit, repeat_positions
 from slackwater.windows.compiled_window import CompiledWindow, IngestResult, ResultCounts
 from slackwater.windows.state_rows import CLEAN, DIRTY, FAR, NEVER, DueRowFilter, ExpiryBounds, Int64s, SegmentStats
-from slackwater.windows.window_revisions import NOT_EMITTED, mark_panes_changed, record_missed_emissions
+
+_NTH, _REVISION = 1 << 40, 1 << 1
+NOT_EMITTED = -1  # the revision of a window that was not emitted at its close, because all its rows came later
+
+NOTE_COLUMNS = {"__row": pl.Int64(), "__start": pl.Int64(), "__rev": pl.Int64(), "__holds": pl.Boolean()}
 
 
 @dataclass(frozen=True)
@@ -240,48 +260,6 @@ def pane_due_times(logic: CompiledPaneWindow, pane: Int64s) -> Int64s:
     return last_window(logic, pane) + logic.duration_us + logic.retain_us
 
 
-def admit_groups(
-    logic: CompiledPaneWindow, rows: pl.DataFrame, existing: pl.DataFrame, watermark: int, limit: int
-) -> tuple[pl.DataFrame, int]:
-    """Apply `on_state_cap = "drop_new_groups"` in a shard: return admitted rows and the number of refused raw rows.
-
-    Called only if the limit may be reached. `existing` contains all live panes of the shard (`__kh`, `__start`, keys).
-    A group counts in every open window that contains its pane. Groups are admitted in order of (first event time, key),
-    and only if all these windows have room. The loop runs over new groups, not over rows.
-    """
-    names = logic.key_names
-    members: dict[int, set[tuple[object, ...]]] = {}
-    first_open = last_closed(logic, logic.horizon(watermark)) + logic.hop_us
-
-    def windows_of(pane: int) -> range:
-        starts = np.array([pane])
-        low = max(int(first_window(logic, starts)[0]), first_open)
-        return range(low, int(last_window(logic, starts)[0]) + 1, logic.hop_us)
-
-    for *key, pane in existing.select(*names, "__start").iter_rows():
-        for window in windows_of(pane):
-            members.setdefault(window, set()).add(tuple(map(_hashable, key)))
-    ordered = rows.with_row_index("__row").sort(["__first", *names], nulls_last=False)
-    admitted: list[int] = []
-    refused = 0
-    for row, *key, pane, n in ordered.select("__row", *names, "__start", "__n").iter_rows():
-        group = tuple(map(_hashable, key))
-        held = [members.setdefault(w, set()) for w in windows_of(pane)]
-        if all(group in m or len(m) < limit for m in held):
-            admitted.append(row)
-            for m in held:
-                m.add(group)
-        elif held:
-            refused += n
-        else:
-            admitted.append(row)  # late for all its windows: counted as late, not as refused
-    return rows[sorted(admitted)], refused
-
-
-def _hashable(value: object) -> object:
-    return "NaN" if isinstance(value, float) and value != value else value
-
-
 def convert_emission(logic: CompiledPaneWindow, state: pl.DataFrame, updates: bool) -> pl.DataFrame:
     """Convert state rows to a new emission mode. `updates`: whether the old mode emitted changed windows early."""
     state = state.with_columns(pl.Series("__due", pane_due_times(logic, state["__start"].to_numpy())))
@@ -308,13 +286,60 @@ def window_totals(logic: CompiledPaneWindow, panes: dict[int, int], watermark: i
     return totals
 
 
-def exact_totals(logic: CompiledPaneWindow, state: pl.DataFrame, windows: list[int]) -> dict[int, int]:
-    """Count the groups of each of these windows (by start) in `state`, the live panes of one shard."""
-    keys = ["__kh", *logic.key_names]
-    return {
-        w: state.filter(pl.col("__start").is_between(w, w + logic.duration_us, closed="left"))
-        .select(keys)
-        .unique()
-        .height
-        for w in windows
-    }
+# -- notes of emissions ------------------------------------------------------------------------------------------------
+
+
+def read_revisions(panes: pl.DataFrame, first: Int64s, hop: int) -> pl.DataFrame:
+    """Read the notes of panes: `__row` (position of the pane), `__start` (of the window), `__rev` and `__holds`.
+
+    `first` is the start of the earliest window of each pane, and `hop` the distance between windows, in µs.
+    """
+    row = np.repeat(np.arange(panes.height), panes["__out"].list.len().to_numpy())
+    note = panes["__out"].explode().drop_nulls().to_numpy()
+    columns = (row, first[row] + note // _NTH * hop, note % _NTH // _REVISION - 1, note % _REVISION == 1)
+    return pl.DataFrame(dict(zip(NOTE_COLUMNS, columns, strict=True)), schema=NOTE_COLUMNS)
+
+
+def write_revisions(panes: pl.DataFrame, notes: pl.DataFrame, first: Int64s, hop: int) -> pl.DataFrame:
+    """Replace the notes of panes; `notes` has the columns that `read_revisions` returns.
+
+    If a window has several notes, the largest revision wins.
+    """
+    row, start, rev = (notes[c].to_numpy() for c in ("__row", "__start", "__rev"))
+    nth = (start - first[row]) // hop
+    note = nth * _NTH + (rev + 1) * _REVISION + notes["__holds"].to_numpy()
+    order = np.lexsort((note, row))
+    row, nth, note = row[order], nth[order], note[order]
+    newest = np.append((row[1:] != row[:-1]) | (nth[1:] != nth[:-1]), True)[: len(row)]
+    lists = pl.DataFrame({"__row": row[newest], "__out": note[newest]}).with_columns(pl.col("__row").set_sorted())
+    lists = lists.group_by("__row", maintain_order=True).agg("__out")
+    if lists.height < panes.height:
+        bare = np.setdiff1d(np.arange(panes.height), lists["__row"].to_numpy(), assume_unique=True)
+        nothing = pl.DataFrame({"__row": bare}).with_columns(pl.lit([], pl.List(pl.Int64)).alias("__out"))
+        lists = pl.concat([lists, nothing]).sort("__row")
+    return panes.with_columns(lists["__out"])
+
+
+def mark_panes_changed(panes: pl.DataFrame, touched: NDArray[np.bool_]) -> pl.DataFrame:
+    """Clear `holds` in all notes of the `touched` panes: they have new rows, so their results in the target are outdated."""
+    undone = pl.col("__out") - pl.col("__out") % _REVISION
+    return panes.with_columns(pl.when(pl.Series(touched)).then(undone).otherwise(pl.col("__out")).alias("__out"))
+
+
+def record_missed_emissions(
+    panes: pl.DataFrame, new: NDArray[np.bool_], first: Int64s, closed: int, hop: int
+) -> pl.DataFrame:
+    """Note in each `new` pane the windows that closed before the pane was created.
+
+    `closed` is the start of the last closed window.
+    """
+    positions = np.flatnonzero(new & (first <= closed))
+    if not len(positions):
+        return panes
+    times = (np.minimum(closed, panes["__start"].to_numpy()[positions]) - first[positions]) // hop + 1
+    index, nth = repeat_positions(times)
+    row = positions[index]
+    rows = {"__row": row, "__start": first[row] + nth * hop, "__rev": NOT_EMITTED, "__holds": False}
+    return write_revisions(
+        panes, pl.concat([read_revisions(panes, first, hop), pl.DataFrame(rows, schema=NOTE_COLUMNS)]), first, hop
+    )
