@@ -82,12 +82,12 @@ class CompiledWindow(KeyedStateLayout):
     aggs: tuple[AggregationKind, ...]
     gone_us: int = NEVER
 
-    @property
+    @cached_property
     def allowed_us(self) -> int:
         """Return how long (µs) a window can be corrected after it closes."""
         return allowed_lateness_us(self.window)
 
-    @property
+    @cached_property
     def retain_us(self) -> int:
         """Return how long (µs) a closed window stays in the state.
 
@@ -95,16 +95,16 @@ class CompiledWindow(KeyedStateLayout):
         """
         return 0 if self.window.emit == "final" else self.allowed_us
 
-    @property
+    @cached_property
     def updates(self) -> bool:
         return self.window.emit == "updates"
 
-    @property
+    @cached_property
     def revises(self) -> bool:
         """Return whether a window may be emitted more than once."""
         return self.updates or self.retain_us > 0
 
-    @property
+    @cached_property
     def revisions(self) -> list[str]:
         """Return the columns of a state row that record its emissions."""
         return ["__rev", "__out"] if self.revises else []

@@ -29,10 +29,10 @@ from slackwater.windows.session_intervals import (
     IntervalBatch,
     build_floor_rows,
     count_open_sessions,
-    find_runs,
     first_per_key,
     mark_emitted,
 )
+from slackwater.windows.session_layout import find_runs
 from slackwater.windows.state_rows import (
     EMITTED,
     FLOOR,
@@ -214,8 +214,9 @@ def _(
     revived = revived.filter(~_may_be_cut(logic))
     ingested = session_ingest.ingest_intervals(retaining, accepted, pl.concat([held, revived]), watermark).state
     done = session_emission.emit_sessions(retaining, ingested, watermark, watermark)
-    settled = pl.Series(is_in_sorted(ingested["__h"].to_numpy(), distinct_values(done.state["__h"].to_numpy())))
-    final = pl.concat([ingested.filter(~settled), done.state]).filter(pl.col("__kind") != TOMBSTONE)
+    final = pl.concat([ingested.filter(~_shares_unit(ingested, done.state)), done.state]).filter(
+        pl.col("__kind") != TOMBSTONE
+    )
     # sessions that no row touched exist only in the target, and stay as they are
     same = ["__kh", *logic.key_names, "__start", "__last", "__rev"]
     idle = revived.join(final, on=same, how="semi", nulls_equal=True)
@@ -223,31 +224,34 @@ def _(
     staying = final.filter(~gone)
     floor = ["__kh", *logic.key_names, "__last"]
     moved = revived.join(idle, on=same, how="anti", nulls_equal=True)
-    past = past.filter(pl.Series(is_in_sorted(past["__h"].to_numpy(), distinct_values(ingested["__h"].to_numpy()))))
-    past = past.join(moved, on=floor, how="anti", nulls_equal=True)
+    past = past.filter(_shares_unit(past, ingested)).join(moved, on=floor, how="anti", nulls_equal=True)
     past = pl.concat([past, idle, final.filter(gone)])
     after = _with_floors(
         logic, staying.select(logic.state_schema.keys()), past.select(logic.state_schema.keys()), horizon
     )
     after = _drop_gone(logic, after, watermark)
-    unit = distinct_values(ingested["__h"].to_numpy())
-    before = state.filter(pl.Series(is_in_sorted(state["__h"].to_numpy(), unit)))
+    before = state.filter(_shares_unit(state, ingested))
     had, has = (count_open_sessions(logic, f, watermark) for f in (before, after))
-    emptied = before.filter(
-        ~pl.Series(is_in_sorted(before["__h"].to_numpy(), distinct_values(after["__h"].to_numpy())))
+    dead = (
+        before.filter(~_shares_unit(before, after))
+        .unique("__h", keep="first")
+        .with_columns(pl.lit(TOMBSTONE, pl.Int8).alias("__kind"))
     )
-    dead = emptied.unique("__h", keep="first").with_columns(pl.lit(TOMBSTONE, pl.Int8).alias("__kind"))
     changed = pl.concat([after, dead.select(logic.state_schema.keys())]).sort("__h", maintain_order=True)
     upserts = done.rows.with_columns((pl.col("__end") + logic.allowed_us).alias("__final"))
     superseded = pl.concat([done.superseded, _emitted_but_open(logic, staying)])
     return LateCorrection(EmitResult(upserts, changed, superseded, has[0] - had[0], has[1] - had[1]), refused)
 
 
+def _shares_unit(frame: pl.DataFrame, other: pl.DataFrame) -> pl.Series:
+    """Return a mask of the state rows whose unit also has rows in the other frame."""
+    return pl.Series(is_in_sorted(frame["__h"].to_numpy(), distinct_values(other["__h"].to_numpy())))
+
+
 def _drop_gone(logic: CompiledSessionWindow, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
     """Drop expired sessions that are stored as fragments, after merging these fragments as in any epoch."""
     done = session_emission.emit_sessions(logic, state, watermark, watermark)
-    visited = pl.Series(is_in_sorted(state["__h"].to_numpy(), distinct_values(done.state["__h"].to_numpy())))
-    return pl.concat([state.filter(~visited), done.state.filter(pl.col("__kind") != TOMBSTONE)])
+    return pl.concat([state.filter(~_shares_unit(state, done.state)), done.state.filter(pl.col("__kind") != TOMBSTONE)])
 
 
 def _emitted_but_open(logic: CompiledSessionWindow, staying: pl.DataFrame) -> pl.DataFrame:
@@ -319,7 +323,7 @@ def _refusal_reasons(
     if frame.is_empty():
         return pl.Series("refused", [], dtype=pl.String)
     unit = IntervalBatch.from_frame(retaining, frame)
-    run, _ = find_runs(retaining, unit)
+    run = find_runs(unit.key, unit.start, unit.end)
     heads = first_per_key(run)
     span = np.maximum.reduceat(unit.last, heads) - unit.start[heads]
     is_stored = unit.frame["__revived"].to_numpy()

@@ -64,7 +64,7 @@ class CompiledPaneWindow(CompiledWindow):
 
     one_by_one: bool = False
 
-    @property
+    @cached_property
     def lifts_in_sql(self) -> bool:
         """Return whether Spark pre-aggregates rows; otherwise the shards lift them.
 
@@ -72,15 +72,15 @@ class CompiledPaneWindow(CompiledWindow):
         """
         return not self.one_by_one and all(a.lift_sql("__ts") is not None for a in self.aggs)
 
-    @property
+    @cached_property
     def duration_us(self) -> int:
         return (self.window.duration_ms or 0) * 1000
 
-    @property
+    @cached_property
     def hop_us(self) -> int:
         return (self.window.hop_ms or self.window.duration_ms or 0) * 1000
 
-    @property
+    @cached_property
     def offset_us(self) -> int:
         return self.window.offset_ms * 1000
 

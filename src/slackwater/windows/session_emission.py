@@ -39,14 +39,12 @@ from slackwater.windows.session_intervals import (
     CompiledSessionWindow,
     IntervalBatch,
     build_floor_rows,
-    find_runs,
     first_per_key,
     mark_emitted,
-    reach_so_far,
     reduce_per_key,
     select_rows,
 )
-from slackwater.windows.session_layout import build_layout, build_session_state, session_heads
+from slackwater.windows.session_layout import build_layout, build_session_state, find_runs, number_sessions
 from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FAR, FRAGMENT, OPEN, TOMBSTONE, WHOLE, Int64s
 
 Hold = tuple[int | None, int, int]
@@ -100,8 +98,7 @@ def emit_sessions(
 def emit_standalone_sessions(logic: CompiledSessionWindow, late: pl.DataFrame) -> pl.DataFrame:
     """Return late rows (from `ingest_sessions`) as separate sessions, marked by `__reason`."""
     unit = IntervalBatch.from_frame(logic, late)
-    run, _ = find_runs(logic, unit)
-    session = np.cumsum(session_heads(unit.start, unit.last, unit.end, run, logic.cap_us)) - 1
+    _, session = number_sessions(unit, logic.cap_us)
     heads = first_per_key(session)
     end = np.minimum(np.maximum.reduceat(unit.end, heads), unit.start[heads] + logic.cap_us)
     carried = unit.frame.select("__kh", *logic.key_names)[heads].get_columns()
@@ -270,10 +267,7 @@ def find_holds(logic: CompiledSessionWindow, rows: pl.DataFrame) -> list[Hold]:
     )
     parts = np.flatnonzero((kind == FRAGMENT) | (kind == EMITTED_FRAGMENT))
     if (last[parts] > start[parts]).any():
-        of_unit = np.cumsum(np.diff(units[parts], prepend=units[parts[0]]) != 0)
-        touches = np.append(
-            False, (of_unit[1:] == of_unit[:-1]) & (start[parts][1:] <= reach_so_far(of_unit, end[parts])[:-1])
-        )
+        touches = np.diff(find_runs(units[parts], start[parts], end[parts]), prepend=-1) == 0
         positions = parts[touches & (last[parts] > start[parts])]
         holds += zip(units[positions].tolist(), start[positions].tolist(), due[positions].tolist(), strict=True)
     return holds

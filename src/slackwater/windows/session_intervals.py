@@ -74,12 +74,12 @@ class CompiledSessionWindow(CompiledWindow):
     rows_from_us: int = NEVER
     revised: bool = False
 
-    @property
+    @cached_property
     def gap_us(self) -> int:
         """Return the fixed gap in µs; 0 if each row has its own gap."""
         return 0 if isinstance(self.window.gap_ms, str) else (self.window.gap_ms or 0) * 1000
 
-    @property
+    @cached_property
     def dynamic(self) -> bool:
         """Return whether each row has its own gap.
 
@@ -88,19 +88,19 @@ class CompiledSessionWindow(CompiledWindow):
         """
         return isinstance(self.window.gap_ms, str)
 
-    @property
+    @cached_property
     def reach_us(self) -> int:
         """Return the largest gap (µs) that a row may have."""
         return self.cap_us if self.dynamic else self.gap_us
 
-    @property
+    @cached_property
     def cap_us(self) -> int:
         """Return the cap: no session lasts this long (µs) or longer."""
         return (self.window.max_session_duration_ms or 0) * 1000
 
-    @property
+    @cached_property
     def revises(self) -> bool:
-        return super().revises or self.revised
+        return self.updates or self.retain_us > 0 or self.revised
 
     @property
     def earlier_settings(self) -> Mapping[str, Any]:
@@ -251,22 +251,6 @@ def reduce_per_key(ufunc: np.ufunc, values: Int64s | Bools, key: Int64s) -> Int6
     return result
 
 
-def reach_before(key: Int64s, start: Int64s, last: Int64s) -> Int64s:
-    """Return, for each interval, the latest event among its key's earlier intervals; NO_WATERMARK for the first.
-
-    Only stored intervals are longer than a point, and they do not overlap. So the last stored interval before a row
-    also has the latest event.
-    """
-    reach = np.full(len(key), NO_WATERMARK)
-    if len(key) < 2:
-        return reach
-    wide = np.where(last > start, np.arange(len(key)), -1)
-    latest = np.maximum.accumulate(wide)[:-1]
-    before = np.where((latest >= 0) & (key[latest] == key[1:]), last[latest], NO_WATERMARK)
-    reach[1:] = np.where(key[1:] == key[:-1], np.maximum(start[:-1], before), NO_WATERMARK)
-    return reach
-
-
 def select_rows(unit: IntervalBatch, mask: Bools) -> IntervalBatch:
     """Select rows by a mask; keys keep their numbers."""
     if mask.all():
@@ -274,29 +258,6 @@ def select_rows(unit: IntervalBatch, mask: Bools) -> IntervalBatch:
     index = np.flatnonzero(mask)
     columns = ("frame", "key", "kind", "start", "last", "due", "end")
     return IntervalBatch(**{name: getattr(unit, name)[index] for name in columns})
-
-
-def find_runs(logic: CompiledSessionWindow, unit: IntervalBatch) -> tuple[Int64s, Int64s]:
-    """Return the number of each interval's run (of touching intervals), and the result of `reach_before`.
-
-    A new run begins where an interval begins after all earlier ones have ended. Intervals that touch belong to one
-    run.
-    """
-    reach = reach_before(unit.key, unit.start, unit.last)
-    if not logic.dynamic:
-        return np.cumsum(unit.start > reach + logic.gap_us) - 1, reach
-    held = reach_so_far(unit.key, unit.end)
-    joined = np.append(False, (unit.key[1:] == unit.key[:-1]) & (unit.start[1:] <= held[:-1]))[: len(held)]
-    return np.cumsum(~joined) - 1, reach
-
-
-def reach_so_far(key: Int64s, end: Int64s) -> Int64s:
-    """Return, for each interval, the largest end among it and all earlier intervals of its key."""
-    order = np.argsort(end, kind="stable")
-    rank = np.empty(len(end), dtype=np.int64)
-    rank[order] = np.arange(len(end))
-    best = np.maximum.accumulate(key * len(end) + rank) - key * len(end)
-    return end[order][best]
 
 
 def build_floor_rows(logic: CompiledSessionWindow, keys: pl.DataFrame, floors: Int64s) -> pl.DataFrame:

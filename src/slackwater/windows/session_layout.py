@@ -22,7 +22,6 @@ from slackwater.windows.session_intervals import (
     CompiledSessionWindow,
     IntervalBatch,
     build_floor_rows,
-    find_runs,
     first_per_key,
 )
 from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FAR, FRAGMENT, ROW, WHOLE, Int64s
@@ -49,14 +48,26 @@ class SessionLayout:
 def build_layout(logic: CompiledSessionWindow, unit: IntervalBatch) -> SessionLayout:
     """Build the layout of a non-empty batch of intervals. Only their keys and times matter."""
     cap = logic.cap_us
-    run, _ = find_runs(logic, unit)
-    session = np.cumsum(session_heads(unit.start, unit.last, unit.end, run, cap)) - 1
+    run, session = number_sessions(unit, cap)
     heads = first_per_key(session)
     start, reach = unit.start[heads], np.maximum.reduceat(unit.end, heads)
     is_cut = np.append((run[heads][1:] == run[heads][:-1]) & (start[1:] <= reach[:-1]), False)
     following = np.append(start[1:], FAR)  # a late row may have moved the next session to before start + cap
     end = np.where(is_cut, np.minimum(np.minimum(reach, start + cap), following), reach)
     return SessionLayout(session, heads, start, reach, is_cut, end)
+
+
+def number_sessions(unit: IntervalBatch, cap: int) -> tuple[Int64s, Int64s]:
+    """Number the runs that the intervals form, and the sessions that they would form if no more rows arrived."""
+    run = find_runs(unit.key, unit.start, unit.end)
+    return run, np.cumsum(session_heads(unit.start, unit.last, unit.end, run, cap)) - 1
+
+
+def find_runs(key: Int64s, start: Int64s, end: Int64s) -> Int64s:
+    """Return the number of each interval's run; see `session_rules.number_runs`."""
+    from slackwater.windows.session_kernel.session_rules import number_runs  # compiled; the loops need writable arrays
+
+    return number_runs(np.array(key), np.array(start), np.array(end))
 
 
 def session_heads(start: Int64s, last: Int64s, end: Int64s, run: Int64s, cap: int) -> Bools:
@@ -112,10 +123,15 @@ def unmark_changed_intervals(
         same &= before.is_cut == after.is_cut[first]
     moved = np.zeros(len(unit.key), dtype=bool)
     moved[stored] = ~same[before.session]
-    if not moved.any():
+    return unmark(unit, moved)
+
+
+def unmark(unit: IntervalBatch, changed: Bools) -> IntervalBatch:
+    """Clear the emitted mark of the changed intervals."""
+    if not changed.any():
         return unit
-    kind = np.where(moved & (unit.kind == EMITTED), WHOLE, unit.kind)
-    return replace(unit, kind=np.where(moved & (kind == EMITTED_FRAGMENT), FRAGMENT, kind).astype(np.int8))
+    kind = np.where(changed & (unit.kind == EMITTED), WHOLE, unit.kind)
+    return replace(unit, kind=np.where(changed & (kind == EMITTED_FRAGMENT), FRAGMENT, kind).astype(np.int8))
 
 
 def build_session_state(

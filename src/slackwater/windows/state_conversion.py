@@ -34,13 +34,12 @@ from slackwater.windows.session_intervals import (
     CompiledSessionWindow,
     IntervalBatch,
     build_floor_rows,
-    find_runs,
     first_per_key,
     mark_emitted,
     select_rows,
 )
-from slackwater.windows.session_layout import build_layout, build_session_state, session_heads
-from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FRAGMENT, WHOLE, Int64s
+from slackwater.windows.session_layout import build_layout, build_session_state, number_sessions, unmark
+from slackwater.windows.state_rows import EMITTED, WHOLE, Int64s
 
 
 def convert_state(former: CompiledWindow, logic: CompiledWindow, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
@@ -114,7 +113,7 @@ def _regroup_intervals(
     before, end = was.session, was.end[was.session]
     if logic.gap_us < former.gap_us:
         # the smaller gap would split fragments apart: merge them into the sessions that they now form
-        whole = _number_sessions(former, unit, logic.cap_us)
+        whole = number_sessions(unit, logic.cap_us)[1]
         unit = _merge_sessions(logic, _unmark_changed(unit, before, whole), whole)
         before, end = np.arange(len(unit.key)), end[first_per_key(whole)]
     if not logic.dynamic:
@@ -122,12 +121,6 @@ def _regroup_intervals(
     now = build_layout(logic, unit)
     unit = _unmark_changed(unit, before, now.session, (end != now.end[now.session]) & (end >= watermark))
     return build_session_state(logic, unit, floors, watermark)
-
-
-def _number_sessions(logic: CompiledSessionWindow, unit: IntervalBatch, cap: int) -> Int64s:
-    """Number the sessions that the intervals would form if no more rows arrived."""
-    run, _ = find_runs(logic, unit)
-    return np.cumsum(session_heads(unit.start, unit.last, unit.end, run, cap)) - 1
 
 
 def _unmark_changed(unit: IntervalBatch, before: Int64s, after: Int64s, ends: Bools | None = None) -> IntervalBatch:
@@ -140,8 +133,7 @@ def _unmark_changed(unit: IntervalBatch, before: Int64s, after: Int64s, ends: Bo
     whole = np.bincount(before)[first] == np.diff(heads, append=len(after))
     changed = ((first != last) | ~whole)[after]
     changed |= False if ends is None else ends
-    kind = np.where(changed & (unit.kind == EMITTED), WHOLE, unit.kind)
-    return replace(unit, kind=np.where(changed & (kind == EMITTED_FRAGMENT), FRAGMENT, kind).astype(np.int8))
+    return unmark(unit, changed)
 
 
 def _merge_sessions(logic: CompiledSessionWindow, unit: IntervalBatch, session: Int64s) -> IntervalBatch:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -121,7 +122,7 @@ class AggregationKind(ABC):
     def parts(self) -> Mapping[str, pl.DataType]:
         """Return the suffix and type of each accumulator column."""
 
-    @property
+    @cached_property
     def accumulators(self) -> dict[str, pl.DataType]:
         """Return the name and type of each accumulator column."""
         return {self.part(part): dtype for part, dtype in self.parts.items()}

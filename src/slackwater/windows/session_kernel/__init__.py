@@ -13,6 +13,7 @@ from slackwater.windows.session_kernel.session_rules import (
     build_runs,
     cut_sessions,
     needed_intervals,
+    number_runs,
     summarize_keys,
 )
 
@@ -26,5 +27,6 @@ def compile_loops() -> None:
     assign_rows_behind_watermark(intervals, times, build_runs(intervals, times, bools))
     needed_intervals(intervals, times)
     summarize_keys(intervals, none, none)
+    number_runs(none, none, none)
     cut_sessions(none, none, none, none, 0)
     build_fragments(intervals, times, none, bools, bools, bools)

@@ -281,6 +281,23 @@ def summarize_keys(intervals: SortedIntervals, positions: Int64s, key: Int64s) -
 
 
 @compiled
+def number_runs(key: Int64s, start: Int64s, end: Int64s) -> Int64s:
+    """Number the runs of intervals, which are sorted by key and time.
+
+    A new run begins where an interval begins after all earlier ones have ended. Intervals that touch belong to one run.
+    """
+    run = np.empty(len(key), np.int64)
+    number, reach = -1, NONE
+    for i in range(len(key)):
+        if i == 0 or key[i] != key[i - 1] or start[i] > reach:
+            number, reach = number + 1, end[i]
+        else:
+            reach = max(reach, end[i])
+        run[i] = number
+    return run
+
+
+@compiled
 def cut_sessions(run: Int64s, start: Int64s, last: Int64s, end: Int64s, cap: int) -> Bools:
     """Return where sessions would begin if no more rows arrived: at the start of each run, and at each cut.
 
