@@ -10,14 +10,15 @@ import pytest
 from slackwater.config.connector_description import CONNECTORS, metadata_columns
 from slackwater.config.source import Source
 from slackwater.config.target import Target
-from slackwater.connectors.connector import Connector, connector_class
+from slackwater.connectors.connector import Connector
+from slackwater.core.connector_table import load_object
 
 
 @pytest.mark.parametrize("kind", CONNECTORS)
 def test_connections_agree_with_the_connectors_of_a_run(kind: str) -> None:
-    connection, system = CONNECTORS[kind].connection, connector_class(kind)
+    connection, system = CONNECTORS[kind].connection, load_object(CONNECTORS[kind].connector)
     assert (system.source is not Connector.source) == connection.READS
-    for method in ("target", "result_reader", "letters"):
+    for method in ("target", "result_reader"):
         assert (getattr(system, method) is not getattr(Connector, method)) == connection.WRITES, method
 
 

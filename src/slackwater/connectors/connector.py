@@ -1,13 +1,14 @@
-"""Base class of the connectors, and the unread input of a source that they can determine without Spark.
+"""Base classes of the connectors, and the unread input of a source that they can determine without Spark.
 
 The config has already been checked, so only operations that the kind of system supports are called.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, NoReturn, TypeVar
 
 from slackwater.config.connection import Connection
 from slackwater.config.connector_description import CONNECTORS
@@ -15,10 +16,14 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
 from slackwater.config.state_differences import KeyChange
 from slackwater.config.target import Target as TargetSpec
-from slackwater.connectors.batch_planning import AnySource
+from slackwater.connectors import spark_connect
+from slackwater.connectors.batch_planning import AnySource, DataFrameSource, connect_not_supported_error
+from slackwater.connectors.payloads import create_payload
+from slackwater.connectors.payloads.base import RawRecords
 from slackwater.connectors.result_reader import ResultReader
 from slackwater.connectors.target import TargetTable, TargetWithMarker, TargetWriter
 from slackwater.connectors.timestamp_parsing import UTC
+from slackwater.core.column_names import quote_identifier
 from slackwater.core.connector_table import load_object
 from slackwater.core.offsets import Offsets
 from slackwater.errors import StartError, Topic
@@ -26,7 +31,7 @@ from slackwater.state.commit import SourceRecord
 from slackwater.state.protocol import Snapshot
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 @dataclass(frozen=True)
@@ -140,11 +145,38 @@ def source_time_zone(pipeline: Pipeline, spec: Source) -> str:
     return next((stage_pipeline.transform.step.event_time_zone for stage_pipeline in readers), None) or UTC
 
 
-def connector_class(kind: str) -> type[Connector[Any]]:
-    """Import the modules for a kind of system, and return its connector class."""
-    connector: type[Connector[Any]] = load_object(CONNECTORS[kind].connector)
-    return connector
-
-
 def connector_for(connection: Connection) -> Connector[Any]:
-    return connector_class(connection.kind)(connection)
+    """Import the modules for a kind of system, and return its connector."""
+    connector_class: type[Connector[Any]] = load_object(CONNECTORS[connection.kind].connector)
+    return connector_class(connection)
+
+
+class RecordFrame(NamedTuple):
+    """A streaming DataFrame of records, with the name of the payload column and SQL for additional columns."""
+
+    frame: DataFrame
+    body: str
+    extra_columns: list[str]
+
+
+class SparkStreamConnector(Connector[C]):
+    """A connector whose sources are read by a Spark connector.
+
+    Such sources cannot seek: only Spark's checkpoint records where to continue.
+    """
+
+    @abstractmethod
+    def records(self, session: SparkSession, spec: Source) -> RecordFrame:
+        """Return the streaming DataFrame of a source's records. Raises StartError if it cannot be created."""
+
+    def source(
+        self, session: SparkSession, pipeline: Pipeline, spec: Source, schema_json: str | None
+    ) -> DataFrameSource:
+        if spark_connect.is_connect(session):
+            raise connect_not_supported_error(pipeline.name, spec.name)
+        records = self.records(session, spec)
+        payload = create_payload(
+            RawRecords(session, spec, records.body, stored_schema=schema_json, zone=source_time_zone(pipeline, spec))
+        )
+        extra_columns = [*records.extra_columns, f"{quote_identifier(records.body)} AS _value"]
+        return DataFrameSource(spec.name, records.frame, lambda rows: payload.decode(rows, extra_columns))

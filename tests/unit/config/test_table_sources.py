@@ -83,12 +83,12 @@ def test_a_table_next_to_a_source_that_spark_plans_is_refused_by_name() -> None:
 
     from slackwater.connectors import batch_planning
     from slackwater.connectors.batch_planning import DataFrameSource
-    from slackwater.connectors.tables.planner import PlannedTableSource
-    from slackwater.connectors.tables.source import TableSnapshot
+    from slackwater.connectors.tables.log import TableSnapshot
+    from slackwater.connectors.tables.source import TableSource
 
     spec = sw.Source(name="t", connection=sw.DeltaConnection(), query="x")
     nothing: Any = None
-    sources = [PlannedTableSource(spec, nothing, TableSnapshot(nothing, nothing)), DataFrameSource("queue", nothing)]
+    sources = [TableSource(spec, nothing, TableSnapshot(nothing, nothing)), DataFrameSource("queue", nothing)]
     streams: Any = SimpleNamespace(sources=sources)
     with pytest.raises(StartError, match=r'source "t" is a table, which is read without .* but source "queue" needs'):
         batch_planning.create_planners(streams, nothing, {})

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from slackwater.config.connection import KinesisConnection, PubSubConnection
 from slackwater.config.source import Source
 from slackwater.connectors.cloud_queues.options import CloudReader, kinesis_options, pubsub_options
-from slackwater.connectors.connector import C
+from slackwater.connectors.connector import RecordFrame, SparkStreamConnector
 from slackwater.connectors.source import spark_error_reason
-from slackwater.connectors.spark_stream import RecordFrame, SparkStreamConnector
 from slackwater.core.column_names import quote_identifier
 from slackwater.errors import StartError
 
@@ -18,19 +17,19 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-class _CloudConnector(SparkStreamConnector[C]):
-    """Base class of connectors for cloud queues. Subclasses return the options of the Spark connector."""
+Q = TypeVar("Q", KinesisConnection, PubSubConnection)
+
+
+class _CloudConnector(SparkStreamConnector[Q]):
+    """Base class of connectors for cloud queues."""
 
     @abstractmethod
-    def reader(self, spec: Source) -> CloudReader: ...
-
-    @property
-    @abstractmethod
-    def options(self) -> dict[str, str]: ...
+    def reader(self, spec: Source) -> CloudReader:
+        """Return the format and options of the Spark connector."""
 
     def records(self, session: SparkSession, spec: Source) -> RecordFrame:
         reader = self.reader(spec)
-        options = {**reader.options, **self.options, **spec.options}
+        options = {**reader.options, **self.connection.options, **spec.options}
         try:
             frame = session.readStream.format(reader.format).options(**options).load()
         except Exception as error:
@@ -54,10 +53,6 @@ class KinesisConnector(_CloudConnector[KinesisConnection]):
             max_records_per_shard=spec.max_messages_per_trigger,
         )
 
-    @property
-    def options(self) -> dict[str, str]:
-        return dict(self.connection.options)
-
 
 class PubSubConnector(_CloudConnector[PubSubConnection]):
     """Connector for Google Pub/Sub subscriptions."""
@@ -69,7 +64,3 @@ class PubSubConnector(_CloudConnector[PubSubConnection]):
             location=self.connection.location,
             max_records_per_batch=spec.max_messages_per_trigger,
         )
-
-    @property
-    def options(self) -> dict[str, str]:
-        return dict(self.connection.options)

@@ -18,7 +18,7 @@ from urllib.parse import unquote
 
 from slackwater.config.config_paths import spark_address
 from slackwater.config.connector_description import absolute_path
-from slackwater.connectors.tables.source import DataFile, TableSnapshot, TableVersion, VersionGoneError
+from slackwater.connectors.tables.log import DataFile, TableSnapshot, TableVersion, VersionGoneError
 from slackwater.core.humanize import plural
 from slackwater.core.offsets import TableOffsets
 from slackwater.errors import StartError, Topic

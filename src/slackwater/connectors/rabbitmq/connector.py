@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from slackwater.config.connection import RabbitMQConnection
 from slackwater.config.source import Source
-from slackwater.connectors.spark_stream import RecordFrame, SparkStreamConnector
+from slackwater.connectors.connector import RecordFrame, SparkStreamConnector
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

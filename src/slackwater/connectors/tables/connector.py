@@ -15,8 +15,8 @@ from slackwater.config.source import Source
 from slackwater.config.state_differences import COMPATIBLE, KeyChange
 from slackwater.connectors.connector import C, Connector
 from slackwater.connectors.source import SourceUnavailableError
-from slackwater.connectors.tables.planner import PlannedTableSource
-from slackwater.connectors.tables.source import TableLog, check_column_changes, find_added_columns
+from slackwater.connectors.tables.log import TableLog, check_column_changes, find_added_columns
+from slackwater.connectors.tables.source import TableSource
 from slackwater.core.humanize import plural
 from slackwater.core.offsets import TableOffsets
 from slackwater.errors import SlackwaterError, StartError, Topic
@@ -36,9 +36,7 @@ class TableConnector(Connector[C]):
         """Return the log of the table that a source reads."""
         raise NotImplementedError
 
-    def source(
-        self, session: SparkSession, pipeline: Pipeline, spec: Source, schema_json: str | None
-    ) -> PlannedTableSource:
+    def source(self, session: SparkSession, pipeline: Pipeline, spec: Source, schema_json: str | None) -> TableSource:
         return _table_source(self.log(spec), spec, schema_json)
 
     def check_source(self, spec: Source) -> None:
@@ -57,7 +55,7 @@ class TableConnector(Connector[C]):
         except Exception as error:
             problem = f"{label}: {log.description} cannot be read ({log.error_reason(error)}); could not determine what changed"
             raise SourceUnavailableError(StartError(problem)) from None
-        source = _with_accepted_columns(PlannedTableSource(spec, log, snapshot), record.columns)
+        source = _with_accepted_columns(TableSource(spec, log, snapshot), record.columns)
         if isinstance(record.offsets, TableOffsets) and not record.offsets.is_unread:
             source.start_offsets(record)
         types = {f.name: f.dataType.simpleString() for f in source.schema.fields}
@@ -77,7 +75,7 @@ class TableConnector(Connector[C]):
         ], types
 
 
-def _table_source(log: TableLog, spec: Source, schema_json: str | None) -> PlannedTableSource:
+def _table_source(log: TableLog, spec: Source, schema_json: str | None) -> TableSource:
     """Return a source for the current version of the table.
 
     `schema_json`: the columns with which it was first read, if any, in Spark's JSON format. Raises StartError if the
@@ -93,7 +91,7 @@ def _table_source(log: TableLog, spec: Source, schema_json: str | None) -> Plann
             f"{label}: {log.description} cannot be read ({log.error_reason(error)}); check the query and the options of the connection",
             Topic.OUTPUT_UNREADABLE,
         ) from None
-    return _with_accepted_columns(PlannedTableSource(spec, log, snapshot), schema_json)
+    return _with_accepted_columns(TableSource(spec, log, snapshot), schema_json)
 
 
 def _columns(schema_json: str) -> StructType:
@@ -102,7 +100,7 @@ def _columns(schema_json: str) -> StructType:
     return StructType.fromJson(json.loads(schema_json))
 
 
-def _with_accepted_columns(source: PlannedTableSource, schema_json: str | None) -> PlannedTableSource:
+def _with_accepted_columns(source: TableSource, schema_json: str | None) -> TableSource:
     """Return the source with the columns that the run reads. Raises StartError if columns do not match the state."""
     if schema_json is None:
         return source
@@ -113,5 +111,5 @@ def _with_accepted_columns(source: PlannedTableSource, schema_json: str | None) 
     if spec.schema_changes == "ignore" and find_added_columns(stored, snapshot.columns):
         names = {f.name.casefold() for f in stored.fields}
         first_columns = StructType([f for f in snapshot.columns.fields if f.name.casefold() in names])
-        return PlannedTableSource(spec, source.log, replace(snapshot, columns=first_columns))
+        return TableSource(spec, source.log, replace(snapshot, columns=first_columns))
     return source

@@ -6,27 +6,40 @@
     later                          ▒▒▒▒▒▒▒▒▒ ▒▒▒▒▒▒▒▒▒         reads the files that each version adds, in a fixed order
 
 An offset is a version and the number of its files that were read. A `TableLog` (`delta.log`, `iceberg.log`) lists
-versions and files, and Spark reads the files. `tables.planner` plans the epochs.
+versions and files, and Spark reads the files. `TablePlanner` plans the epochs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from slackwater.connectors import dead_letter_source_rows, spark_connect
 from slackwater.connectors.files.source import SIZE_MODULUS, escape_pattern
-from slackwater.connectors.source import Seekable, SourceBatch, spark_error_reason
+from slackwater.connectors.source import SelfPlannedSource, SourceBatch, SourceUnavailableError, spark_error_reason
+from slackwater.connectors.tables.log import (
+    DataFile,
+    TableLog,
+    TableSnapshot,
+    TableVersion,
+    VersionGoneError,
+    check_column_changes,
+)
 from slackwater.core.column_names import quote_identifier
+from slackwater.core.humanize import plural
 from slackwater.core.offsets import TableOffsets
-from slackwater.errors import EpochError, NewColumnsError, SlackwaterError, StartError, Topic
+from slackwater.errors import EpochError, SlackwaterError, StartError, Topic
 from slackwater.state.commit import SourceRecord
 from slackwater.state.protocol import StateStore
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
+
+log = logging.getLogger("slackwater")
 
 _NAMED = 3  # the maximum number of files to name for one fingerprint
 _FILE = "__file_read"
@@ -36,102 +49,8 @@ _MISSING_FILE_ERRORS = ("PATH_NOT_FOUND", "FILE_NOT_EXIST", "FileNotFoundExcepti
 
 
 @dataclass(frozen=True)
-class DataFile:
-    """A Parquet file of a table.
-
-    Args:
-        path: The path as Spark expects it, without escapes.
-        size: The size in bytes.
-        values: The values of the partition columns as text. The file itself does not contain these columns.
-    """
-
-    path: str
-    size: int
-    values: Mapping[str, str | None] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class TableVersion:
-    """The changes that one version makes to a table.
-
-    Args:
-        offsets: The offsets after the complete version.
-        files: The files that it adds.
-        rewrites: How the version removes or rewrites rows, as text for messages. None if it only adds rows.
-        rows: The number of rows in `files` if the version removes or rewrites rows; else 0.
-        columns: The columns of the table, if this version changed them.
-    """
-
-    offsets: TableOffsets
-    files: Sequence[DataFile] = ()
-    rewrites: str | None = None
-    rows: int = 0
-    columns: StructType | None = None
-
-
-@dataclass(frozen=True)
-class TableSnapshot:
-    """The current state of a table.
-
-    Args:
-        offsets: The offsets after its newest version.
-        columns: Its columns, with the ids that identify them in files, if any.
-        partitions: The names of the partition columns, which its files do not contain.
-    """
-
-    offsets: TableOffsets
-    columns: StructType
-    partitions: Sequence[str] = ()
-
-
-class VersionGoneError(Exception):
-    """Raised when a version is needed but no longer exists. The message says why."""
-
-
-class TableLog(Protocol):
-    """The versions of a table. Implementations use the library of the table format.
-
-    Its methods may raise VersionGoneError or SlackwaterError. Any other exception means that the table is unavailable.
-    """
-
-    @property
-    def description(self) -> str:
-        """The name of the table in messages."""
-        ...
-
-    @property
-    def retention_advice(self) -> str:
-        """Advice for messages on how to keep versions for longer."""
-        ...
-
-    def snapshot(self) -> TableSnapshot:
-        """Return the current table. Raises StartError if it does not exist or Spark cannot read it correctly."""
-        ...
-
-    def list_files(self, offsets: TableOffsets) -> Sequence[DataFile]:
-        """Return all files of a version, earliest added first, in a stable order."""
-        ...
-
-    def read_version(self, offsets: TableOffsets) -> TableVersion:
-        """Return the changes of one version."""
-        ...
-
-    def versions_after(self, offsets: TableOffsets) -> Iterable[TableVersion]:
-        """Return the versions after these offsets, in order."""
-        ...
-
-    def offsets_before(self, version: int) -> TableOffsets:
-        """Return the offsets just before a version. Raises StartError if that version does not exist."""
-        ...
-
-    def error_reason(self, error: BaseException) -> str:
-        """Return the library's error as one line, without secrets."""
-        ...
-
-
-@dataclass(frozen=True)
-class TableSource(Seekable):
-    """A table as a source, planned by `tables.planner`.
+class TableSource(SelfPlannedSource):
+    """A table as a source.
 
     `snapshot`: the table at the start of the run. All rows have its columns.
     """
@@ -139,6 +58,7 @@ class TableSource(Seekable):
     log: TableLog
     snapshot: TableSnapshot
     _cache: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    kind = "table"
 
     @property
     def where(self) -> str:
@@ -147,6 +67,16 @@ class TableSource(Seekable):
     @property
     def schema(self) -> StructType:
         return _without_ids(self.snapshot.columns)
+
+    def check_connect(self, pipeline: str) -> None:
+        raise StartError(
+            f'{pipeline}: source "{self.name}" is a table, which Slackwater does not read over Spark Connect yet; run '
+            "it with a classic session (SPARK_MASTER)",
+            Topic.SPARK_CONNECT,
+        )
+
+    def planner(self, record: SourceRecord, files: Iterable[Any]) -> TablePlanner:
+        return TablePlanner(self, record)
 
     # -- start offsets -------------------------------------------------------------------------------------------------
 
@@ -324,51 +254,123 @@ def _path_without_scheme(path: str) -> str:
     return (rest if colon and "/" not in scheme else path).lstrip("/")
 
 
-def find_added_columns(earlier: StructType, now: StructType) -> list[str]:
-    """Return the new columns with their types. Names are compared ignoring case, as in Spark."""
-    names = {f.name.casefold() for f in earlier.fields}
-    return [f'"{f.name}" ({f.dataType.simpleString()})' for f in now.fields if f.name.casefold() not in names]
+@dataclass(frozen=True)
+class _PendingFile:
+    """A file to read and the offsets after it. For a skipped version, `file` is None and `lost` is its number of rows."""
+
+    file: DataFile | None
+    offsets_after: TableOffsets
+    lost: int = 0
 
 
-def _changed_columns(earlier: StructType, now: StructType) -> list[str]:
-    """Describe the columns that are missing or have a different type."""
-    types = {f.name.casefold(): f.dataType.simpleString() for f in now.fields}
-    return [
-        f'"{f.name}" is now {types.get(f.name.casefold(), "missing")} (was {f.dataType.simpleString()})'
-        for f in earlier.fields
-        if types.get(f.name.casefold()) != f.dataType.simpleString()
-    ]
+class TablePlanner:
+    """Plans the epochs of a table. `record`: the offsets in the state.
 
-
-def check_column_changes(
-    where: str, earlier: StructType, now: StructType, choice: str | None, since: str, running: bool = False
-) -> None:
-    """Raise StartError if the columns changed in a way that the source does not accept.
-
-    Args:
-        where: The prefix of messages.
-        earlier: The expected columns.
-        now: The current columns.
-        choice: The setting `schema_changes`.
-        since: The versions in which the columns changed, for messages.
-        running: Whether a run is in progress, whose SQL, state and target are bound to the earlier columns. New
-            columns then end the run with NewColumnsError, and the next start accepts them.
+    Raises SlackwaterError if this is not the table that was read before.
     """
-    if wrong := _changed_columns(earlier, now):
-        raise StartError(
-            f"{where}: its columns changed in {since}: {'; '.join(wrong)}; restore them, or start over under another "
-            "name",
-            Topic.TABLE_COLUMNS,
-        )
-    new = ", ".join(find_added_columns(earlier, now))
-    if new and choice in (None, "fail"):
-        raise StartError(
-            f'{where}: new columns in {since}: {new}; set schema_changes to add them ("add") or to leave them out '
-            '("ignore")',
-            Topic.TABLE_COLUMNS,
-        )
-    if new and choice == "add" and running:
-        raise NewColumnsError(
-            f"{where}: new columns in {since}: {new}; all earlier rows are committed, and the next start adds the "
-            "columns"
-        )
+
+    def __init__(self, source: TableSource, record: SourceRecord) -> None:
+        self._source, self._max_files = source, source.spec.max_files_per_trigger
+        self._position = source.start_offsets(record)  # everything up to here is pending or planned
+        self._pending: deque[_PendingFile] = deque()
+        self._is_inside_version = self._position.files is not None  # the version at this position was read in part
+        self._problem: SlackwaterError | None = None
+        self._ended = False
+
+    @property
+    def unplanned_files(self) -> int:
+        return len(self._pending)
+
+    def stop_at_current_end(self) -> None:
+        try:
+            self._find_versions()
+        except SourceUnavailableError as error:
+            raise error.cause from None
+        self._ended = True
+
+    def next(self) -> TableFileBatch | None:
+        if not self._ended and self._problem is None and len(self._pending) < (self._max_files or 1):
+            self._find_versions()
+        if not self._pending:
+            if self._problem is not None:
+                raise self._problem
+            return None
+        selected = [
+            self._pending.popleft() for _ in range(min(self._max_files or len(self._pending), len(self._pending)))
+        ]
+        files = [w.file for w in selected if w.file is not None]
+        return TableFileBatch(self._source, files, selected[-1].offsets_after, sum(w.lost for w in selected))
+
+    def _find_versions(self) -> None:
+        """Append the files of new table versions to the pending files.
+
+        Raises SourceUnavailableError if the table does not respond.
+        """
+        source = self._source
+        try:
+            if self._is_inside_version:
+                self._add_remaining_files()
+            for version in source.log.versions_after(self._position):
+                self._add_version(version)
+        except VersionGoneError as error:
+            self._problem = source.version_gone_error(str(error))
+        except SlackwaterError as error:
+            self._problem = source.with_source_name(error)
+        except Exception as error:
+            raise SourceUnavailableError(
+                EpochError(
+                    f"{source.where} does not answer ({source.log.error_reason(error)}); check that it can be reached"
+                )
+            ) from None
+
+    def _add_remaining_files(self) -> None:
+        """Append the unread files of a version that was read only in part."""
+        offsets, done = self._position, self._position.files or 0
+        end = offsets.fully_read
+        if offsets.content:
+            files = self._source.log.list_files(offsets)
+        else:
+            version = self._source.log.read_version(offsets)
+            self._check(version)
+            files = version.files
+        if done > len(files):
+            raise VersionGoneError(
+                f"{offsets.fully_read} has {plural(len(files), 'file')}, but {done:,} of them were read"
+            )
+        self._add_files(files[done:], offsets, done, end)
+        self._position, self._is_inside_version = end, False
+
+    def _add_version(self, version: TableVersion) -> None:
+        if version.rewrites is not None and self._source.spec.on_rewrite == "skip":
+            log.warning(
+                "%s: %s %s; it is skipped with the %s of its files (on_rewrite)",
+                self._source.where,
+                version.offsets,
+                version.rewrites,
+                plural(version.rows, "row"),
+            )
+            self._pending.append(_PendingFile(None, version.offsets, version.rows))
+        else:
+            self._check(version)
+            self._add_files(version.files, version.offsets, 0, version.offsets)
+        self._position = version.offsets
+
+    def _check(self, version: TableVersion) -> None:
+        source = self._source
+        if version.rewrites is not None:
+            raise EpochError(
+                f"{source.where}: {version.offsets} {version.rewrites}, but rows that were read cannot be taken back; "
+                'read an append-only table, or set on_rewrite = "skip" to skip such versions',
+                Topic.TABLE_HISTORY,
+            )
+        if version.columns is not None:
+            choice = source.spec.schema_changes
+            check_column_changes(
+                source.where, source.schema, version.columns, choice, str(version.offsets), running=True
+            )
+
+    def _add_files(self, files: Sequence[DataFile], offsets: TableOffsets, done: int, end: TableOffsets) -> None:
+        for n, file in enumerate(files, done + 1):
+            self._pending.append(_PendingFile(file, end if n == done + len(files) else replace(offsets, files=n)))
+        if not files and self._pending:  # an empty version: the commit of the previous file covers it
+            self._pending[-1] = replace(self._pending[-1], offsets_after=end)

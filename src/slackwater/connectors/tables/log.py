@@ -1,0 +1,160 @@
+"""The log of a versioned table: its versions and their files, and changes of its columns.
+
+`delta.log` and `iceberg.log` implement it with the library of their format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from slackwater.core.offsets import TableOffsets
+from slackwater.errors import NewColumnsError, StartError, Topic
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A Parquet file of a table.
+
+    Args:
+        path: The path as Spark expects it, without escapes.
+        size: The size in bytes.
+        values: The values of the partition columns as text. The file itself does not contain these columns.
+    """
+
+    path: str
+    size: int
+    values: Mapping[str, str | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TableVersion:
+    """The changes that one version makes to a table.
+
+    Args:
+        offsets: The offsets after the complete version.
+        files: The files that it adds.
+        rewrites: How the version removes or rewrites rows, as text for messages. None if it only adds rows.
+        rows: The number of rows in `files` if the version removes or rewrites rows; else 0.
+        columns: The columns of the table, if this version changed them.
+    """
+
+    offsets: TableOffsets
+    files: Sequence[DataFile] = ()
+    rewrites: str | None = None
+    rows: int = 0
+    columns: StructType | None = None
+
+
+@dataclass(frozen=True)
+class TableSnapshot:
+    """The current state of a table.
+
+    Args:
+        offsets: The offsets after its newest version.
+        columns: Its columns, with the ids that identify them in files, if any.
+        partitions: The names of the partition columns, which its files do not contain.
+    """
+
+    offsets: TableOffsets
+    columns: StructType
+    partitions: Sequence[str] = ()
+
+
+class VersionGoneError(Exception):
+    """Raised when a version is needed but no longer exists. The message says why."""
+
+
+class TableLog(Protocol):
+    """The versions of a table. Implementations use the library of the table format.
+
+    Its methods may raise VersionGoneError or SlackwaterError. Any other exception means that the table is unavailable.
+    """
+
+    @property
+    def description(self) -> str:
+        """The name of the table in messages."""
+        ...
+
+    @property
+    def retention_advice(self) -> str:
+        """Advice for messages on how to keep versions for longer."""
+        ...
+
+    def snapshot(self) -> TableSnapshot:
+        """Return the current table. Raises StartError if it does not exist or Spark cannot read it correctly."""
+        ...
+
+    def list_files(self, offsets: TableOffsets) -> Sequence[DataFile]:
+        """Return all files of a version, earliest added first, in a stable order."""
+        ...
+
+    def read_version(self, offsets: TableOffsets) -> TableVersion:
+        """Return the changes of one version."""
+        ...
+
+    def versions_after(self, offsets: TableOffsets) -> Iterable[TableVersion]:
+        """Return the versions after these offsets, in order."""
+        ...
+
+    def offsets_before(self, version: int) -> TableOffsets:
+        """Return the offsets just before a version. Raises StartError if that version does not exist."""
+        ...
+
+    def error_reason(self, error: BaseException) -> str:
+        """Return the library's error as one line, without secrets."""
+        ...
+
+
+def find_added_columns(earlier: StructType, now: StructType) -> list[str]:
+    """Return the new columns with their types. Names are compared ignoring case, as in Spark."""
+    names = {f.name.casefold() for f in earlier.fields}
+    return [f'"{f.name}" ({f.dataType.simpleString()})' for f in now.fields if f.name.casefold() not in names]
+
+
+def _changed_columns(earlier: StructType, now: StructType) -> list[str]:
+    """Describe the columns that are missing or have a different type."""
+    types = {f.name.casefold(): f.dataType.simpleString() for f in now.fields}
+    return [
+        f'"{f.name}" is now {types.get(f.name.casefold(), "missing")} (was {f.dataType.simpleString()})'
+        for f in earlier.fields
+        if types.get(f.name.casefold()) != f.dataType.simpleString()
+    ]
+
+
+def check_column_changes(
+    where: str, earlier: StructType, now: StructType, choice: str | None, since: str, running: bool = False
+) -> None:
+    """Raise StartError if the columns changed in a way that the source does not accept.
+
+    Args:
+        where: The prefix of messages.
+        earlier: The expected columns.
+        now: The current columns.
+        choice: The setting `schema_changes`.
+        since: The versions in which the columns changed, for messages.
+        running: Whether a run is in progress, whose SQL, state and target are bound to the earlier columns. New
+            columns then end the run with NewColumnsError, and the next start accepts them.
+    """
+    if wrong := _changed_columns(earlier, now):
+        raise StartError(
+            f"{where}: its columns changed in {since}: {'; '.join(wrong)}; restore them, or start over under another "
+            "name",
+            Topic.TABLE_COLUMNS,
+        )
+    new = ", ".join(find_added_columns(earlier, now))
+    if new and choice in (None, "fail"):
+        raise StartError(
+            f'{where}: new columns in {since}: {new}; set schema_changes to add them ("add") or to leave them out '
+            '("ignore")',
+            Topic.TABLE_COLUMNS,
+        )
+    if new and choice == "add" and running:
+        raise NewColumnsError(
+            f"{where}: new columns in {since}: {new}; all earlier rows are committed, and the next start adds the "
+            "columns"
+        )
