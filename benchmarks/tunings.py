@@ -14,9 +14,9 @@ from benchmarks.cases import CASES, SLACKWATER, WARM_UP, quick
 from benchmarks.figures import machine
 from benchmarks.run import Bench
 from benchmarks.worker_process import clean_up_when_ended
-from slackwater.spark.tuning.switches import TUNINGS, VARIABLE
+from slackwater.tunings import VARIABLE
 
-# the case in which a tuning matters most
+# the case in which a tuning matters most; benchmarks.payloads measures json_workers
 CASE_BY_TUNING = {
     "arrow_batch_size": "sessions-1m",
     "class_archive": "tiny-2k",
@@ -40,7 +40,7 @@ def _figures(result: dict[str, Any]) -> dict[str, float]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tunings", description=__doc__)
-    parser.add_argument("tunings", nargs="*", help=f"which ones: {', '.join(TUNINGS)} (all)")
+    parser.add_argument("tunings", nargs="*", help=f"which ones: {', '.join(CASE_BY_TUNING)} (all)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="a twentieth of the size")
     options = parser.parse_args()
@@ -50,7 +50,7 @@ def main() -> int:
     print(f"{'tuning':<18}{'case':<16}{'seconds':>18}{'CPU seconds':>18}{'first row':>18}   (with, without: saved)")
     with tempfile.TemporaryDirectory(prefix="slackwater-tunings-") as root:
         bench = Bench(Path(root), 1, "6g")
-        for tuning in options.tunings or TUNINGS:
+        for tuning in options.tunings or CASE_BY_TUNING:
             case = cases[CASE_BY_TUNING[tuning]]
             stream = quick(case.stream) if options.quick else case.stream
             runs: dict[str, list[dict[str, float]]] = {"": [], tuning: []}

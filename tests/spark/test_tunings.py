@@ -13,7 +13,7 @@ from tests.support.runner import Runner
 from slackwater.errors import StartError
 from slackwater.spark.tuning import arrow_batch_size, source_statistics_collector
 from slackwater.spark.tuning.expression_cache import ExpressionCache
-from slackwater.spark.tuning.switches import TUNINGS, VARIABLE, is_enabled
+from slackwater.tunings import TUNINGS, VARIABLE, is_enabled
 
 README = Path(__file__).parents[2] / "benchmarks" / "README.md"
 

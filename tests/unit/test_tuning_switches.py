@@ -9,7 +9,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark.sql.types import StringType, StructField, StructType
 
+from slackwater.connectors.payloads import json_payload
+from slackwater.connectors.payloads.json_payload import JsonPayload
 from slackwater.operators.reports import IngestReport
 from slackwater.spark.sessions import jvm_class_archive
 from slackwater.spark.tuning import arrow_batch_size, jvm_options, source_statistics_collector, worker_memory
@@ -17,7 +20,7 @@ from slackwater.spark.tuning.arrow_batch_size import ArrowBatchSizer
 from slackwater.spark.tuning.expression_cache import ExpressionCache
 from slackwater.spark.tuning.preaggregation import PreaggregationPolicy
 from slackwater.spark.tuning.source_statistics_collector import SourceStatisticsCollector
-from slackwater.spark.tuning.switches import TUNINGS, VARIABLE
+from slackwater.tunings import TUNINGS, VARIABLE
 
 
 def limits_rows_only() -> bool:
@@ -61,10 +64,16 @@ def counts_in_a_separate_job() -> bool:
     return True
 
 
+def decodes_many_records_in_workers() -> bool:
+    payload = JsonPayload(StructType([StructField("k", StringType())]))
+    return payload.runs_in_workers(json_payload.MANY_RECORDS)
+
+
 EFFECTS: dict[str, Callable[[], bool]] = {
     "arrow_batch_size": limits_rows_only,
     "class_archive": starts_with_the_archive,
     "expression_cache": creates_once,
+    "json_workers": decodes_many_records_in_workers,
     "jvm_options": lambda: bool(jvm_options.jvm_options({})),
     "preaggregation": aggregates_after_the_shuffle,
     "statistics": counts_in_a_separate_job,

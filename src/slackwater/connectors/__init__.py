@@ -2,7 +2,7 @@
 
 Two folders serve several systems: `payloads` decodes records, and `tables` contains what Delta and Iceberg share.
 
-May import: config, core, errors, logging, pyspark, secrets, state, storage.
+May import: config, core, errors, logging, pyspark, secrets, state, storage, tunings.
 """
 
 from __future__ import annotations

@@ -325,7 +325,7 @@ class KafkaSource(SparkPlannedSource):
         records = read.option("endingOffsets", json.dumps(group_by_topic(end))).load()
         if not self.with_headers:
             records = records.selectExpr("*", "CAST(NULL AS ARRAY<STRUCT<key: STRING, value: BINARY>>) AS headers")
-        return self.decode(records)
+        return self.decode(records, count=sum(until - since for since, until in ranges.values()))
 
     def _reader(self, session: SparkSession) -> Any:
         """Return the reader that all epochs share. Options that never change are set once per Spark session."""
@@ -335,10 +335,23 @@ class KafkaSource(SparkPlannedSource):
             self._cache.update(session=session, reader=read)
         return self._cache["reader"]
 
-    def decode(self, records: DataFrame, more: Sequence[str] = ()) -> DataFrame:
-        """Decode records, as Spark reads them from a topic, to rows of this source. `more`: additional columns to keep."""
-        meta = [f"{m[1:]} AS {m}" for m in _META]
-        return self.payload.decode(records, [*meta, "timestamp AS _event_ts", *more])
+    def decode(self, records: DataFrame, more: Sequence[str] = (), count: int | None = None) -> DataFrame:
+        """Decode records, as Spark reads them from a topic, to rows of this source.
+
+        Args:
+            records: The records.
+            more: Additional columns to keep.
+            count: How many records there are, if known.
+        """
+        columns = {m: m[1:] for m in _META}
+        if self.payload.runs_in_workers(
+            count
+        ):  # Spark computes the size of a nested column for every row that it sends
+            to_text = "CASE WHEN headers IS NOT NULL THEN to_json(headers) END"
+            records = records.withColumn("headers", spark_connect.sql_functions(records).expr(to_text))
+            columns["_headers"] = "from_json(headers, 'ARRAY<STRUCT<key: STRING, value: BINARY>>')"
+        meta = [f"{sql} AS {name}" for name, sql in columns.items()]
+        return self.payload.decode(records, [*meta, "timestamp AS _event_ts", *more], count)
 
     def rows_of_letters(self, letters: DataFrame, letter: str, file: str) -> DataFrame:
         return self.decode(letters_to_records(letters, letter), [letter])

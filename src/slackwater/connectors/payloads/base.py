@@ -121,10 +121,10 @@ class Payload(ABC):
     body: str = "value"
     FAILED: ClassVar[str] = "_p IS NULL"  # SQL: true if a record was not decoded
 
-    def decode(self, records: DataFrame, meta: Sequence[str]) -> DataFrame:
+    def decode(self, records: DataFrame, meta: Sequence[str], count: int | None = None) -> DataFrame:
         """Return the payload's columns, the columns of the SQL expressions `meta`, and `_corrupt_record`.
 
-        `_corrupt_record` is NULL for a record that was decoded.
+        `_corrupt_record` is NULL for a record that was decoded. `count`: how many records there are, if known.
         """
         text = f"coalesce(try_validate_utf8(CAST({self.body} AS STRING)), hex({self.body}))"
         return self.with_payload(records).selectExpr(
@@ -132,6 +132,10 @@ class Payload(ABC):
             *meta,
             f"CASE WHEN {self.body} IS NULL THEN 'no value' WHEN {self.FAILED} THEN {text} END AS {CORRUPT}",
         )
+
+    def runs_in_workers(self, count: int | None) -> bool:
+        """Return whether Python workers decode `count` records. None: their number is not known."""
+        return False
 
     @abstractmethod
     def with_payload(self, records: DataFrame) -> DataFrame:
@@ -159,7 +163,7 @@ class RawPayload(Payload):
 
         return cls(StructType([StructField(records.body, BinaryType())]), records.body)
 
-    def decode(self, records: DataFrame, meta: Sequence[str]) -> DataFrame:
+    def decode(self, records: DataFrame, meta: Sequence[str], count: int | None = None) -> DataFrame:
         return records.selectExpr(self.body, *meta)
 
     def with_payload(self, records: DataFrame) -> DataFrame:

@@ -5,21 +5,25 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from slackwater.connectors import spark_connect
-from slackwater.connectors.payloads import json_schema
+from slackwater.connectors.payloads import json_rows, json_schema
 from slackwater.connectors.payloads.base import Payload, RawRecords
+from slackwater.connectors.payloads.json_rows import JsonDecoder
 from slackwater.connectors.source import declared_schema
 from slackwater.connectors.timestamp_parsing import UTC, TextTimestampSchema
 from slackwater.core.column_names import CORRUPT
 from slackwater.core.humanize import plural
 from slackwater.errors import StartError, Topic
+from slackwater.tunings import is_enabled
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
+MANY_RECORDS = 100_000  # a batch with this many records is worth the way to the workers and back
 # columns that sources add to those of the payload
 _INJECTED = frozenset(
     [
@@ -75,15 +79,38 @@ class JsonPayload(Payload):
             ) from None
         return cls(spark_connect.schema_of_ddl(records.session, ddl), records.body, records.zone, in_frame=True)
 
-    def decode(self, records: DataFrame, meta: Sequence[str]) -> DataFrame:
+    def decode(self, records: DataFrame, meta: Sequence[str], count: int | None = None) -> DataFrame:
+        """Return the columns of the records. Many records are decoded by Arrow, and Spark decodes what Arrow cannot."""
+        if self.runs_in_workers(count):
+            records = self._with_arrow_payload(records)
         return self._times.convert(super().decode(records, meta))
 
-    def with_payload(self, records: DataFrame) -> DataFrame:
+    def runs_in_workers(self, count: int | None) -> bool:
+        many = count is not None and count >= MANY_RECORDS
+        return many and not self.in_frame and is_enabled("json_workers") and json_rows.is_supported(self._spark_schema)
+
+    def _with_arrow_payload(self, records: DataFrame) -> DataFrame:
+        from pyspark.sql.types import StructField, StructType
+
+        decoded = json_rows.nullable(self._spark_schema)
+        schema = StructType([*records.schema.fields, StructField(json_rows.DECODED, decoded)])
+        decoder = JsonDecoder(json_rows.arrow_type(decoded), self.body)
+        return records.mapInArrow(partial(json_rows.decode_batches, decoder), schema)
+
+    @property
+    def _spark_schema(self) -> StructType:
+        """The schema for `from_json`."""
         from pyspark.sql.types import StringType, StructField, StructType
 
-        schema = StructType([*self._times.reader_schema.fields, StructField(CORRUPT, StringType())])
+        return StructType([*self._times.reader_schema.fields, StructField(CORRUPT, StringType())])
+
+    def with_payload(self, records: DataFrame) -> DataFrame:
+        schema = self._spark_schema
         options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
         F = spark_connect.sql_functions(records)  # noqa: N806
+        if json_rows.DECODED in records.columns:
+            undecoded = F.expr(f"CASE WHEN {json_rows.DECODED} IS NULL THEN CAST({self.body} AS STRING) END")
+            return records.withColumn("_p", F.coalesce(json_rows.DECODED, F.from_json(undecoded, schema, options)))
         rest = (
             F.when(F.expr(f"{self.writer_id} IS NOT NULL"), F.expr(self.body_after_frame))
             if self.in_frame

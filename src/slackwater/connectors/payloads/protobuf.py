@@ -287,6 +287,9 @@ class ProtobufPayload(Payload):
         decoder, ddl = _decoder_from_registry(records) if path is None else _decoder_from_file(records, Path(path))
         return cls(spark_connect.schema_of_ddl(records.session, ddl), records.body, decoder=decoder)
 
+    def runs_in_workers(self, count: int | None) -> bool:
+        return True
+
     def with_payload(self, records: DataFrame) -> DataFrame:
         from pyspark.sql.types import StructField, StructType
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from slackwater.errors import StartError, Topic
 from slackwater.spark.sessions import spark_jars
-from slackwater.spark.tuning.switches import is_enabled
+from slackwater.tunings import is_enabled
 
 _OPTIONS = "SPARK_SUBMIT_OPTS"
 _LAUNCHER = "SPARK_LAUNCHER_OPTS"

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from slackwater.spark.tuning.switches import is_enabled
+from slackwater.tunings import is_enabled
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from slackwater.connectors import spark_connect
-from slackwater.spark.tuning.switches import is_enabled
+from slackwater.tunings import is_enabled
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

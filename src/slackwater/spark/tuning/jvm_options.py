@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from slackwater.spark.tuning.switches import is_enabled
+from slackwater.tunings import is_enabled
 
 _OPTIMIZE_LATER = {  # five times the defaults
     "Tier4InvocationThreshold": 25_000,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from slackwater.operators.base import Operator
 from slackwater.operators.reports import IngestReport
 from slackwater.spark import operator_rows
-from slackwater.spark.tuning.switches import is_enabled
+from slackwater.tunings import is_enabled
 
 MANY_ROWS_PER_PANE = 32  # measured: pre-aggregation is faster from here on
 SKEW = 1.5  # in average shards (an estimate): without pre-aggregation, a larger shard would delay the others

@@ -18,7 +18,7 @@ from slackwater.connectors.source import spark_error_reason
 from slackwater.core.column_names import CORRUPT
 from slackwater.errors import EpochError
 from slackwater.spark.source_statistics import FINGERPRINT, Facts
-from slackwater.spark.tuning.switches import is_enabled
+from slackwater.tunings import is_enabled
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

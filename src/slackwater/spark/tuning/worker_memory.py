@@ -17,7 +17,7 @@ import gc
 import sys
 import zipimport
 
-from slackwater.spark.tuning.switches import is_enabled
+from slackwater.tunings import is_enabled
 
 # read when Polars is imported, so it is set for the processes that Spark starts
 _ENVIRONMENT = {"_RJEM_MALLOC_CONF": "dirty_decay_ms:60000,muzzy_decay_ms:60000"}

@@ -3,6 +3,8 @@
     SLACKWATER_TUNINGS_OFF=expression_cache,preaggregation slackwater run clicks.toml
 
 The variable turns tunings off, for measurements (`benchmarks.tunings`) and troubleshooting. Users need not set it.
+
+May import: core, errors.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ TUNINGS = (  # benchmarks/README.md says what each of them does
     "arrow_batch_size",
     "class_archive",
     "expression_cache",
+    "json_workers",
     "jvm_options",
     "preaggregation",
     "statistics",
