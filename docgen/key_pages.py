@@ -9,8 +9,9 @@ from typing import Any
 
 from docgen.markdown import MADE, cell, code
 from docgen.message_sources import ROOT
-from slackwater.config import config_key_docs
-from slackwater.config.spec_base import Spec, find_duration_keys
+from slackwater.config.json_schema import table_keys
+from slackwater.config.pipeline import Pipeline
+from slackwater.config.spec_base import find_duration_keys, iterate_specs
 from slackwater.config.stage import Transform
 from slackwater.engine.epoch_driver import PHASES
 from slackwater.engine.status import BufferCounts, Counters, StageStatus, Status
@@ -46,9 +47,9 @@ def keys_page() -> str:
         "duration key also exists with the suffix `_ms`, as a number of milliseconds: `gap_ms = 1800000`.",
     ]
     lines += ["", *(f"- [{code(table) if table else 'At the top'}](#{_anchor(table)})" for table in TABLES.values())]
-    by_name = {spec.__name__: spec for spec in config_key_docs.iterate_specs()}
+    by_name = {spec.__name__: spec for spec in iterate_specs(Pipeline)}
     for name, table in TABLES.items():
-        spec: type[Spec] = by_name[name]
+        spec = by_name[name]
         shape = schema if name == "Pipeline" else schema["$defs"][name.lower()]
         lines += [
             "",
@@ -57,18 +58,14 @@ def keys_page() -> str:
             "| key | values | default | meaning |",
             "|---|---|---|---|",
         ]
-        units = find_duration_keys(spec)
+        units, keys = find_duration_keys(spec), table_keys(spec)
         for key, key_schema in shape["properties"].items():
             if key in units.values():
                 continue
-            text = (
-                key_schema["description"]
-                if key_schema.get("deprecated")
-                else config_key_docs.describe_config_key(spec, units.get(key, key))
-            )
+            text = key_schema["description"] if key_schema.get("deprecated") else keys[units.get(key, key)].text
             default = code(json.dumps(key_schema["default"])) if "default" in key_schema else ""
             lines.append(f"| `{key}` | {_values(key_schema)} | {default} | {cell(text)} |")
-        page, _, anchor = config_key_docs.doc_link(spec).removeprefix("docs/").partition("#")
+        page, _, anchor = spec.DOC_LINK.removeprefix("docs/").partition("#")
         lines += ["", f"More: [{page.removesuffix('.md')}]({page}#{anchor})."]
     return "\n".join(lines) + "\n"
 

@@ -8,7 +8,6 @@ from functools import partial
 from docgen.markdown import MADE, code, links_from_folder
 from docgen.message_sources import CLASSES, messages, mistakes
 from docgen.message_topics import ERRORS, WARNINGS, MessageTopic
-from slackwater.config import config_key_docs
 from slackwater.config.stage import Transform
 from slackwater.errors import Topic
 
@@ -70,10 +69,7 @@ _HEADINGS: Mapping[str, str] = {  # where the keys are documented that a module 
     "custom_aggregator": "aggregations",
     "connection": "connections",
     "ddl": "sources",
-    **{
-        step.__module__.rpartition(".")[2]: config_key_docs.doc_link(step).partition("#")[2]
-        for step in Transform.STEPS.values()
-    },
+    **{step.__module__.rpartition(".")[2]: step.DOC_LINK.partition("#")[2] for step in Transform.STEPS.values()},
     "join_checks": "joins",
     "source": "sources",
     "sql": "transform",

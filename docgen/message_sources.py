@@ -116,7 +116,6 @@ def mistakes() -> dict[str, list[str]]:
             "state_differences",
             "connector_description",
             "json_schema",
-            "config_key_docs",
             "late_row_replay_check",
             "state_size",
         ):

@@ -249,5 +249,5 @@ def test_every_key_of_the_configuration_page_exists() -> None:
 
     page = (ROOT / "docs" / "configuration.md").read_text()
     for spec in (Pipeline, Transform, Source, Lookup, Target, StateStore, Window, Aggregation):
-        for key in set(spec.PARSERS) - {"dataframe"}:
+        for key in set(spec.KEYS) - {"dataframe"}:
             assert key.removesuffix("_ms") in page, f"{spec.__name__}.{key} is not on the page"

@@ -9,13 +9,14 @@ from typing import Any, ClassVar, Self
 
 import polars as pl
 
+from slackwater.config.key import declare_attribute, declare_key
 from slackwater.config.keyed_function import KEY, TIMER, KeyedResult
 from slackwater.config.keyed_step import KeyedStep
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.spec_base import table_parser
 from slackwater.config.stage import Transform
 from slackwater.config.step_base import StepBase, StepSummary
-from slackwater.config.value_parsers import ValueParser, integer_parser, parse_text
+from slackwater.config.value_parsers import integer_parser, parse_text
 from slackwater.core.schema import Field
 from slackwater.operators.keyed import KeyedOperator, StoredKeyedOperator, bind_keyed_step
 from slackwater.operators.registry import OPERATOR_TYPES, Columns, OperatorType
@@ -24,21 +25,15 @@ from slackwater.operators.registry import OPERATOR_TYPES, Columns, OperatorType
 class Nth(KeyedStep):
     """Every n-th row of each key: `Nth(every=3, keys=["user"])`."""
 
-    kind: str = "nth"
-    every: int
-    number_column: str | None = None  # says the how manieth a row is
+    kind: str = declare_attribute(default="nth")
+    every: int = declare_key(
+        integer_parser(1), "Which rows of a key come out: 3 lets the third, the sixth, … through.", required="give it"
+    )
+    number_column: str | None = declare_key(
+        parse_text, "A column more: the how manieth of its key a row is.", default=None
+    )
 
     CONFIG_PATH: ClassVar[str] = "transform.nth"
-    PARSERS: ClassVar[Mapping[str, ValueParser]] = {
-        "every": integer_parser(1),
-        "number_column": parse_text,
-        **KeyedStep.PARSERS,
-    }
-    REQUIRED: ClassVar[tuple[str, ...]] = ("every", "keys")
-    TEXTS: ClassVar[Mapping[str, str]] = {
-        "every": "Which rows of a key come out: 3 lets the third, the sixth, … through.",
-        "number_column": "A column more: the how manieth of its key a row is.",
-    }
 
     @property
     def added_columns(self) -> Mapping[str, str]:
@@ -52,10 +47,9 @@ class Nth(KeyedStep):
 class WithNth(Transform):
     """A transform with a table more."""
 
-    nth: Nth | None = None
+    nth: Nth | None = declare_key(table_parser(Nth), "Every n-th row of each key.", default=None)
 
     STEPS: ClassVar[Mapping[str, type[StepBase]]] = {**Transform.STEPS, "nth": Nth}
-    PARSERS: ClassVar[Mapping[str, ValueParser]] = {**Transform.PARSERS, "nth": table_parser(Nth)}
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ import pytest
 
 from slackwater.config.connection import Connection
 from slackwater.config.connector_description import ConnectorDescription, StartPosition
+from slackwater.config.key import declare_key
 from slackwater.config.source import Source
-from slackwater.config.value_parsers import ValueParser, choice_parser, integer_parser
+from slackwater.config.value_parsers import integer_parser
 from slackwater.connectors import dead_letter_source_rows
 from slackwater.connectors.connector import Connector
 from slackwater.connectors.source import SelfPlannedSource, SourceBatch
@@ -27,10 +28,7 @@ class TicksConnection(Connection):
     """Numbers below `count`, which are seconds since 1970, too."""
 
     kind: Literal["ticks"] = "ticks"
-    count: int
-
-    PARSERS: ClassVar[Mapping[str, ValueParser]] = {"kind": choice_parser("ticks"), "count": integer_parser(0)}
-    REQUIRED: ClassVar[tuple[str, ...]] = ("count",)
+    count: int = declare_key(integer_parser(0), required="how many numbers there are")
     WRITES: ClassVar[bool] = False
 
 

@@ -14,7 +14,9 @@ from tests.support.command import Command
 from tests.support.config_mistakes import BASE, CASES
 from tests.support.doc_pages import anchors
 
-from slackwater.config import config_key_docs, json_schema
+from slackwater.config import json_schema
+from slackwater.config.pipeline import Pipeline
+from slackwater.config.spec_base import find_doc_link, iterate_specs
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -49,8 +51,8 @@ def test_only_check_links_to_the_docs(slackwater: Command, tmp_path: Path, comma
 
 def test_every_section_that_an_error_links_to_exists() -> None:
     """For each line of the table of errors: a page, and a heading on it."""
-    places = {config_key_docs.find_doc_link(line.partition(": ")[0]) for case in CASES for line in case[3:]}
-    places |= {config_key_docs.doc_link(spec) for spec in config_key_docs.iterate_specs()}
+    places = {find_doc_link(Pipeline, line.partition(": ")[0]) for case in CASES for line in case[3:]}
+    places |= {spec.DOC_LINK for spec in iterate_specs(Pipeline)}
     assert len(places) == 12
     for page, _, anchor in (place.partition("#") for place in places):
         assert anchor in anchors((ROOT / page).read_text()), f"{page} has no heading {anchor}"

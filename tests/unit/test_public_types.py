@@ -11,8 +11,8 @@ import pytest
 from tests.support.case_selection import exhaustive
 
 import slackwater as sw
-from slackwater.config.config_key_docs import iterate_specs
-from slackwater.config.spec_base import find_duration_keys
+from slackwater.config.pipeline import Pipeline
+from slackwater.config.spec_base import find_duration_keys, iterate_specs
 
 ROOT = Path(__file__).resolve().parents[2]
 WRONG = """
@@ -86,7 +86,7 @@ def test_pyright_accepts_the_readme_and_the_examples(sources: Path) -> None:
 
 def test_type_checkers_know_every_key_of_a_constructor(sources: Path) -> None:
     """Each key is an argument, a duration is two, and only required keys have no default."""
-    specs = [spec for spec in {*iterate_specs()} if hasattr(sw, spec.__name__)]
+    specs = [spec for spec in {*iterate_specs(Pipeline)} if hasattr(sw, spec.__name__)]
     assert len(specs) == 12
     names = [spec.__name__ for spec in specs]
     (sources / "signatures.py").write_text(
@@ -97,7 +97,7 @@ def test_type_checkers_know_every_key_of_a_constructor(sources: Path) -> None:
     python_names = {"as": "as_", "from": "from_", "class": "class_"}
     for spec, signature in zip(specs, signatures, strict=True):
         arguments = dict(re.findall(r"(?:^|, )(\w+): (?:[^=,\[]|\[[^\]]*\])*?( =)?(?=, \w+:|$)", signature))
-        keys = {python_names.get(key, key): key for key in (*spec.PARSERS, *find_duration_keys(spec))}
+        keys = {python_names.get(key, key): key for key in (*spec.KEYS, *find_duration_keys(spec))}
         assert set(arguments) == set(keys), (spec, signature)
         required = {name for name, default in arguments.items() if not default}
         units = find_duration_keys(spec).values()

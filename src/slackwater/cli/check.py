@@ -8,9 +8,10 @@ import time
 from pathlib import Path
 
 from slackwater import explain
-from slackwater.config import config_key_docs, sql_check, toml
+from slackwater.config import sql_check, toml
 from slackwater.config.join import Join
 from slackwater.config.pipeline import Pipeline
+from slackwater.config.spec_base import find_doc_link
 from slackwater.config.window import Window
 from slackwater.core.humanize import plural
 from slackwater.errors import ConfigError, StartError
@@ -39,7 +40,7 @@ def _names_key(file: Path, line: str) -> bool:
 
 
 def _key_page(line: str) -> str:
-    return config_key_docs.find_doc_link(line.partition(": ")[0])
+    return find_doc_link(Pipeline, line.partition(": ")[0])
 
 
 def _check_config(file: Path, connect: bool) -> None:

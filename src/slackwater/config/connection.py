@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field
-
 from slackwater import secrets
+from slackwater.config.key import Key, Settings, declare_key
 from slackwater.config.message_format import (
     MissingEnvString,
     format_key,
@@ -20,15 +19,12 @@ from slackwater.config.spec_base import Problem, Spec, Values
 from slackwater.config.value_parsers import (
     InvalidTableError,
     InvalidValueError,
-    ValueParser,
     attach_json_schema,
     choice_parser,
     parse_text,
     settings_parser,
 )
 from slackwater.core.connector_table import TABLE, BrokenConnectorError
-
-_options = settings_parser('a table of settings ({ "security.protocol" = "SSL" })')
 
 
 class Connection(Spec):
@@ -44,82 +40,83 @@ class Connection(Spec):
     kind: str
     READS: ClassVar[bool] = True
     WRITES: ClassVar[bool] = True
+    DOC_LINK: ClassVar[str] = "docs/configuration.md#connections"
+
+    @classmethod
+    def declared_keys(cls) -> Mapping[str, Key]:
+        """Return the declared keys and `kind`, whose only value is the default of the attribute."""
+        kind = cls.model_fields["kind"]
+        of_kind = {} if kind.is_required() else {"kind": Key(choice_parser(kind.default), "The kind of system.")}
+        return {**of_kind, **super().declared_keys()}
 
 
-class FilesConnection(Connection):
+class ClientConnection(Connection):
+    """A connection through a client, with the settings of that client."""
+
+    options: Settings = declare_key(
+        settings_parser('a table of settings ({ "security.protocol" = "SSL" })'),
+        "Settings of the client, storage or reader, by the names that it uses.",
+        default_factory=dict,
+        repr=False,
+    )
+
+
+class FilesConnection(ClientConnection):
     """Files on a local disk, or at any path that Spark reads.
 
     `options`: settings for access to targets in an object store, under the names that obstore uses.
     """
 
     kind: Literal["files"] = "files"
-    options: Mapping[str, str] = Field(default_factory=dict, repr=False)
-    PARSERS: ClassVar[Mapping[str, ValueParser]] = {"kind": choice_parser("files"), "options": _options}
 
 
 class ConsoleConnection(Connection):
     """The console, where results are printed; a target only."""
 
     kind: Literal["console"] = "console"
-    PARSERS: ClassVar[Mapping[str, ValueParser]] = {"kind": choice_parser("console")}
     READS: ClassVar[bool] = False
 
 
-class KafkaConnection(Connection):
+class KafkaConnection(ClientConnection):
     """A Kafka cluster. `options`: client settings under their Kafka names (`security.protocol`, `sasl.mechanism`, …).
 
     `schema_registry`: URL of a Confluent-style registry, for Avro, JSON Schema and Protobuf payloads.
     """
 
     kind: Literal["kafka"] = "kafka"
-    bootstrap_servers: str
-    options: Mapping[str, str] = Field(default_factory=dict, repr=False)
-    schema_registry: str | None = None
-
-    PARSERS: ClassVar[Mapping[str, ValueParser]] = {
-        "kind": choice_parser("kafka"),
-        "bootstrap_servers": parse_text,
-        "options": _options,
-        "schema_registry": parse_text,
-    }
-    SUGGESTIONS: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("bootstrap.servers", "brokers", "servers", "url"), "bootstrap_servers"
+    bootstrap_servers: str = declare_key(
+        parse_text,
+        "The brokers of a Kafka cluster: host:port, separated by commas.",
+        required='the brokers, as in "kafka-1:9092,kafka-2:9092"',
+        elsewhere=("bootstrap.servers", "brokers", "servers", "url"),
     )
-    REQUIRED: ClassVar[tuple[str, ...]] = ("bootstrap_servers",)
-
-    @classmethod
-    def missing_hint(cls, key: str) -> str:
-        return 'the brokers, as in "kafka-1:9092,kafka-2:9092"'
+    schema_registry: str | None = declare_key(
+        parse_text, "The URL of a Confluent-style registry, for Avro, JSON Schema and Protobuf payloads.", default=None
+    )
 
 
 class PostgresConnection(Connection):
     """A Postgres database; a target only. Keep the password out of the file: `url = "${WAREHOUSE_URL}"`."""
 
     kind: Literal["postgres"] = "postgres"
-    url: str = Field(repr=False)
-
-    PARSERS: ClassVar[Mapping[str, ValueParser]] = {"kind": choice_parser("postgres"), "url": parse_text}
-    SUGGESTIONS: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("dsn", "uri", "host", "dbname", "database", "password"), "url"
+    url: str = declare_key(
+        parse_text,
+        "The URL, with user and password. Keep it out of the file: ${WAREHOUSE_URL}.",
+        repr=False,
+        required='the database, as in "${WAREHOUSE_URL}" with postgresql://user:password@host/database',
+        elsewhere=("dsn", "uri", "host", "dbname", "database", "password"),
     )
-    REQUIRED: ClassVar[tuple[str, ...]] = ("url",)
+
     READS: ClassVar[bool] = False
 
-    @classmethod
-    def missing_hint(cls, key: str) -> str:
-        return 'the database, as in "${WAREHOUSE_URL}" with postgresql://user:password@host/database'
 
-
-class DeltaConnection(Connection):
+class DeltaConnection(ClientConnection):
     """Delta Lake tables. `options`: storage options of an object store."""
 
     kind: Literal["delta"] = "delta"
-    options: Mapping[str, str] = Field(default_factory=dict)
-
-    PARSERS: ClassVar[Mapping[str, ValueParser]] = {"kind": choice_parser("delta"), "options": _options}
 
 
-class IcebergConnection(Connection):
+class IcebergConnection(ClientConnection):
     """Iceberg tables in a catalog.
 
     `catalog`: the kind of the catalog. `options`: its properties as PyIceberg names them (`uri`, `warehouse`,
@@ -128,25 +125,18 @@ class IcebergConnection(Connection):
     """
 
     kind: Literal["iceberg"] = "iceberg"
-    catalog: str
-    catalog_name: str = "default"
-    options: Mapping[str, str] = Field(default_factory=dict, repr=False)
-
-    PARSERS: ClassVar[Mapping[str, ValueParser]] = {
-        "kind": choice_parser("iceberg"),
-        "catalog": choice_parser("rest", "sql", "glue", "hive"),
-        "catalog_name": parse_text,
-        "options": _options,
-    }
-    SUGGESTIONS: ClassVar[Mapping[str, str]] = {
-        "type": "catalog",
-        **dict.fromkeys(("uri", "url", "warehouse", "token"), "options"),
-    }
-    REQUIRED: ClassVar[tuple[str, ...]] = ("catalog",)
-
-    @classmethod
-    def missing_hint(cls, key: str) -> str:
-        return 'the kind of its catalog: "rest", "sql", "glue" or "hive"'
+    catalog: str = declare_key(
+        choice_parser("rest", "sql", "glue", "hive"),
+        "The kind of catalog (Iceberg).",
+        required='the kind of its catalog: "rest", "sql", "glue" or "hive"',
+        elsewhere=("type",),
+    )
+    catalog_name: str = declare_key(
+        parse_text,
+        "The name of the catalog in PyIceberg (Iceberg). A SQL catalog stores its tables under this name.",
+        default="default",
+    )
+    SUGGESTIONS: ClassVar[Mapping[str, str]] = dict.fromkeys(("uri", "url", "warehouse", "token"), "options")
 
     @classmethod
     def check(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:
@@ -174,60 +164,43 @@ class RabbitMQConnection(Connection):
     """A RabbitMQ broker; a source only."""
 
     kind: Literal["rabbitmq"] = "rabbitmq"
-    url: str = Field(repr=False)
+    url: str = declare_key(
+        parse_text,
+        "The URL, with user and password. Keep it out of the file: ${WAREHOUSE_URL}.",
+        repr=False,
+        required='the broker, as in "${RABBITMQ_URL}" with amqp://user:password@host/vhost',
+        elsewhere=("uri", "host", "password"),
+    )
 
-    PARSERS: ClassVar[Mapping[str, ValueParser]] = {"kind": choice_parser("rabbitmq"), "url": parse_text}
-    SUGGESTIONS: ClassVar[Mapping[str, str]] = dict.fromkeys(("uri", "host", "password"), "url")
-    REQUIRED: ClassVar[tuple[str, ...]] = ("url",)
     WRITES: ClassVar[bool] = False
 
-    @classmethod
-    def missing_hint(cls, key: str) -> str:
-        return 'the broker, as in "${RABBITMQ_URL}" with amqp://user:password@host/vhost'
 
-
-class KinesisConnection(Connection):
+class KinesisConnection(ClientConnection):
     """AWS Kinesis, read through a Spark connector that the user installs; a source only."""
 
     kind: Literal["kinesis"] = "kinesis"
-    region: str
-    endpoint: str | None = None
-    options: Mapping[str, str] = Field(default_factory=dict)
+    region: str = declare_key(
+        parse_text, "The AWS region of the stream (Kinesis).", required='the region, as in "eu-central-1"'
+    )
+    endpoint: str | None = declare_key(
+        parse_text, "An endpoint other than the default of the region (Kinesis).", default=None
+    )
 
-    PARSERS: ClassVar[Mapping[str, ValueParser]] = {
-        "kind": choice_parser("kinesis"),
-        "region": parse_text,
-        "endpoint": parse_text,
-        "options": _options,
-    }
-    REQUIRED: ClassVar[tuple[str, ...]] = ("region",)
     WRITES: ClassVar[bool] = False
 
-    @classmethod
-    def missing_hint(cls, key: str) -> str:
-        return 'the region, as in "eu-central-1"'
 
-
-class PubSubConnection(Connection):
+class PubSubConnection(ClientConnection):
     """Google Pub/Sub, read through a Spark connector that the user installs; a source only."""
 
     kind: Literal["pubsub"] = "pubsub"
-    project: str
-    location: str
-    options: Mapping[str, str] = Field(default_factory=dict)
+    project: str = declare_key(
+        parse_text, "The Google Cloud project, by name or number (Pub/Sub).", required="the project's number or name"
+    )
+    location: str = declare_key(
+        parse_text, "The region or zone (Pub/Sub).", required='the region or zone, as in "europe-west3-a"'
+    )
 
-    PARSERS: ClassVar[Mapping[str, ValueParser]] = {
-        "kind": choice_parser("pubsub"),
-        "project": parse_text,
-        "location": parse_text,
-        "options": _options,
-    }
-    REQUIRED: ClassVar[tuple[str, ...]] = ("project", "location")
     WRITES: ClassVar[bool] = False
-
-    @classmethod
-    def missing_hint(cls, key: str) -> str:
-        return "the project's number or name" if key == "project" else 'the region or zone, as in "europe-west3-a"'
 
 
 def _expected_kinds() -> str:

@@ -7,7 +7,7 @@ parsing. `ConnectorKeys` is their spec: it checks them once the kind is known, a
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from slackwater.config.message_format import format_value
 from slackwater.config.spec_base import Problem, Spec, find_duration_keys
@@ -17,17 +17,12 @@ K = TypeVar("K", bound="ConnectorKeys")
 
 
 class ConnectorKeys(Spec):
-    """The keys that a connector adds to a source or a target: fields, and a parser for each in `PARSERS`.
-
-    `TEXTS`: the sentence about each key that editors show.
-    """
-
-    TEXTS: ClassVar[Mapping[str, str]] = {}
+    """The keys that a connector adds to a source or a target: see `config.key.declare_key`."""
 
     @classmethod
     def spellings(cls) -> set[str]:
         """Return all spellings of the keys. A duration has two: with its unit (`pause`) and in ms (`pause_ms`)."""
-        return {*cls.PARSERS, *find_duration_keys(cls)}
+        return {*cls.KEYS, *find_duration_keys(cls)}
 
     @classmethod
     def from_spec(cls: type[K], spec: Any) -> K:

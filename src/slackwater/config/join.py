@@ -8,16 +8,15 @@ right      ├──────────────┤  its partners       
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
 
+from slackwater.config.key import Milliseconds, OptionalTexts, Texts, WithUnit, declare_key, declare_with_unit
 from slackwater.config.message_format import format_config_duration, format_value, suggest_word_or_list, value_mismatch
 from slackwater.config.spec_base import Problem, Values
-from slackwater.config.step_base import RECOVERY, TIMES, StepBase, effective_allowed_lateness_ms
+from slackwater.config.step_base import StepBase, effective_allowed_lateness_ms
 from slackwater.config.value_parsers import (
-    Duration,
     InvalidValueError,
-    ValueParser,
     attach_json_schema,
     choice_parser,
     duration_parser,
@@ -58,93 +57,86 @@ class Join(StepBase):
     per mistake.
     """
 
-    left_source: str
-    right_source: str
-    left_keys: tuple[str, ...]
-    right_keys: tuple[str, ...]
-    time_window_ms: int | None = None
-    lower_ms: int | None = None
-    upper_ms: int | None = None
-    left_sql: str | None = None
-    right_sql: str | None = None
-    output_left_columns: tuple[str, ...] | None = None
-    output_right_columns: tuple[str, ...] | None = None
-    left_prefix: str = "left_"
-    right_prefix: str = "right_"
-    event_time: str = "later"
-    max_rows_per_key: int = 100_000
+    kind: str = declare_key(
+        choice_parser(*JOIN_TYPES),
+        "Which rows without a partner are emitted: none, those of one side, or those of both.",
+        required=f"expected {' or '.join(map(format_value, dict.fromkeys(JOIN_TYPES.values())))}",
+        elsewhere=("how", "type", "join_type"),
+    )
+    left_source: str = declare_key(
+        parse_text,
+        "The source on the left side, by its name in [[sources]].",
+        required="name the source of the left side",
+    )
+    right_source: str = declare_key(
+        parse_text,
+        "The source on the right side, by its name in [[sources]].",
+        required="name the source of the right side",
+    )
+    left_keys: Texts = declare_key(
+        parse_texts,
+        "The key columns of the left side, in order.",
+        required='name the left columns to compare, as in ["order_id"]',
+    )
+    right_keys: Texts = declare_key(
+        parse_texts,
+        "The key columns of the right side, in the same order as left_keys.",
+        required='name the right columns to compare, as in ["order_id"]',
+    )
+    time_window_ms: Milliseconds[int | None] = declare_key(
+        duration_parser(0), "The maximum time between two partners, in either direction; inclusive.", default=None
+    )
+    time_window: WithUnit = declare_with_unit(default=None)
+    lower_ms: Milliseconds[int | None] = declare_key(
+        duration_parser(), "Instead of time_window: the minimum of right.ts - left.ts; may be negative.", default=None
+    )
+    lower: WithUnit = declare_with_unit(default=None)
+    upper_ms: Milliseconds[int | None] = declare_key(
+        duration_parser(), "Instead of time_window: the maximum of right.ts - left.ts; may be negative.", default=None
+    )
+    upper: WithUnit = declare_with_unit(default=None)
+    late_data: str = declare_key(
+        choice_parser("drop", "dlq", "reopen"),
+        "What happens to late rows: drop and count them, write dead letters, or still join them for allowed_lateness.",
+        default="drop",
+    )
+    allowed_lateness_ms: Milliseconds[int | None] = declare_key(
+        duration_parser(0),
+        'With late_data = "reopen": how far behind the watermark a row may be and still be joined.',
+        default=None,
+    )
+    allowed_lateness: WithUnit = declare_with_unit(default=None)
+    left_sql: str | None = declare_key(parse_text, "Row-wise SQL over `source` for the left side.", default=None)
+    right_sql: str | None = declare_key(parse_text, "Row-wise SQL over `source` for the right side.", default=None)
+    output_left_columns: OptionalTexts = declare_key(
+        parse_texts, "The columns of the left side to emit, in order.", default=None
+    )
+    output_right_columns: OptionalTexts = declare_key(
+        parse_texts, "The columns of the right side to emit, in order.", default=None
+    )
+    left_prefix: str = declare_key(
+        _prefix, "The prefix of the left columns in the output; may be empty.", default="left_"
+    )
+    right_prefix: str = declare_key(
+        _prefix, "The prefix of the right columns in the output; may be empty.", default="right_"
+    )
+    event_time: str = declare_key(
+        choice_parser("later", *SIDES),
+        "The _event_ts of a joined row: the later time of its two rows, or the time of one side.",
+        default="later",
+    )
+    max_rows_per_key: int = declare_key(
+        integer_parser(1), "The maximum number of rows kept per key and side.", default=100_000
+    )
+    on_state_cap: str = declare_key(
+        choice_parser("fail", "drop_oldest"),
+        "What to do at the limit: stop the pipeline, or drop and count the oldest row.",
+        default="fail",
+    )
 
-    if TYPE_CHECKING:  # accepted types of arguments; the attributes hold the parsed values
-
-        def __init__(
-            self,
-            *,
-            kind: str,
-            left_source: str,
-            right_source: str,
-            left_keys: Sequence[str],
-            right_keys: Sequence[str],
-            time_window_ms: Duration | None = None,
-            time_window: str | None = None,
-            lower_ms: Duration | None = None,
-            lower: str | None = None,
-            upper_ms: Duration | None = None,
-            upper: str | None = None,
-            left_sql: str | None = None,
-            right_sql: str | None = None,
-            output_left_columns: Sequence[str] | None = None,
-            output_right_columns: Sequence[str] | None = None,
-            left_prefix: str = "left_",
-            right_prefix: str = "right_",
-            event_time: str = "later",
-            max_rows_per_key: int = 100_000,
-            event_time_column: str = "_event_ts",
-            event_time_unit: str | None = None,
-            event_time_zone: str | None = None,
-            time_mode: str = "event",
-            lateness_ms: Duration = 0,
-            lateness: str | None = None,
-            source_idleness_ms: Duration = 60_000,
-            source_idleness: str | None = None,
-            idle_close_ms: Duration | None = None,
-            idle_close: str | None = None,
-            max_future_ms: Duration = 3_600_000,
-            max_future: str | None = None,
-            max_jump_ms: Duration | None = None,
-            max_jump: str | None = None,
-            late_data: str = "drop",
-            allowed_lateness_ms: Duration | None = None,
-            allowed_lateness: str | None = None,
-            on_state_cap: str = "fail",
-            crash_recovery: str | None = None,
-        ) -> None: ...
+    DOC_LINK: ClassVar[str] = "docs/configuration.md#joins"
 
     CONFIG_PATH: ClassVar[str] = "transform.join"
-    PARSERS: ClassVar[Mapping[str, ValueParser]] = {
-        "kind": choice_parser(*JOIN_TYPES),
-        "left_source": parse_text,
-        "right_source": parse_text,
-        "left_keys": parse_texts,
-        "right_keys": parse_texts,
-        "time_window_ms": duration_parser(0),
-        "lower_ms": duration_parser(),
-        "upper_ms": duration_parser(),
-        **TIMES,
-        "late_data": choice_parser("drop", "dlq", "reopen"),
-        "allowed_lateness_ms": duration_parser(0),
-        "left_sql": parse_text,
-        "right_sql": parse_text,
-        "output_left_columns": parse_texts,
-        "output_right_columns": parse_texts,
-        "left_prefix": _prefix,
-        "right_prefix": _prefix,
-        "event_time": choice_parser("later", *SIDES),
-        "max_rows_per_key": integer_parser(1),
-        "on_state_cap": choice_parser("fail", "drop_oldest"),
-        "crash_recovery": RECOVERY,
-    }
-    SUGGESTIONS: ClassVar[Mapping[str, str]] = dict.fromkeys(("how", "type", "join_type"), "kind")
-    REQUIRED: ClassVar[tuple[str, ...]] = ("kind", "left_source", "right_source", "left_keys", "right_keys")
 
     @property
     def join_type(self) -> str:
@@ -180,15 +172,6 @@ class Join(StepBase):
         by_left = max(0, upper) if left_outer or self.event_time == "left" else 0
         by_right = max(0, -lower) if right_outer or self.event_time == "right" else 0
         return int(effective_allowed_lateness_ms(self)) + max(by_left, by_right)
-
-    @classmethod
-    def missing_hint(cls, key: str) -> str:
-        if key == "kind":
-            return f"expected {' or '.join(format_value(how) for how in dict.fromkeys(JOIN_TYPES.values()))}"
-        side = key.partition("_")[0]
-        if key.endswith("source"):
-            return f"name the source of the {side} side"
-        return f'name the {side} columns to compare, as in ["order_id"]'
 
     @classmethod
     def check(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:

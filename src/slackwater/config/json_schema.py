@@ -1,7 +1,7 @@
 """JSON Schema for a pipeline's TOML, generated from the specs. Editors use it to complete keys and flag mistakes.
 
-    PARSERS, REQUIRED, ALIASES, SUGGESTIONS, defaults of a spec ──▶ one table of `$defs` (sentences: `config_key_docs`)
-    rules between keys (`_rules`)                               ──▶ its `allOf`
+    declared keys of a spec       ──▶ one table of `$defs`
+    rules between keys (`_rules`) ──▶ its `allOf`
 
 The schema accepts everything that `slackwater check` accepts. Only `slackwater check` can verify what the structure of
 the file does not show: references between names, SQL, and comparisons of durations.
@@ -15,11 +15,11 @@ from itertools import combinations
 from typing import Any
 
 from slackwater.config.aggregation import AGGREGATES, Aggregation
-from slackwater.config.config_key_docs import describe_config_key, doc_link
 from slackwater.config.connection import Connection
 from slackwater.config.connector_description import CONNECTORS
 from slackwater.config.custom_aggregator import PATH
 from slackwater.config.join import Join
+from slackwater.config.key import Key
 from slackwater.config.keyed_step import KeyedStep
 from slackwater.config.pipeline import LONGEST_NAME, NAME, Pipeline
 from slackwater.config.source import FRAMED, OF_PAYLOADS, Source
@@ -27,7 +27,7 @@ from slackwater.config.spec_base import Spec, find_duration_keys
 from slackwater.config.stage import Transform
 from slackwater.config.step_base import MOST_STAGES, StepBase
 from slackwater.config.target import OBJECTS, StateStore, Target
-from slackwater.config.window import _KEYS_OF, KINDS_OF_WINDOW, Window
+from slackwater.config.window import KINDS_OF_WINDOW, Window
 from slackwater.core.humanize import format_ms
 
 Schema = dict[str, Any]
@@ -81,16 +81,15 @@ def _duration_text(least: int | None) -> Schema:
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
-def _kinds(spec: type[Spec]) -> Mapping[str, Any]:
-    """Return the parsers of a table's keys. For a connection, merge the parsers of all kinds of connection."""
+def table_keys(spec: type[Spec]) -> Mapping[str, Key]:
+    """Return the keys of a table in a config: with those of connectors, and for a connection those of all kinds."""
     if spec is not Connection:
-        own_parsers = {key: kind for key, kind in spec.PARSERS.items() if key not in spec.PYTHON_ONLY}
-        return own_parsers | {key: keys.PARSERS[key] for key, keys in _connector_keys(spec).items()}
-    parsers: dict[str, Any] = {}
+        own_keys = {key: declared for key, declared in spec.KEYS.items() if not declared.python_only}
+        return own_keys | {key: keys.KEYS[key] for key, keys in _connector_keys(spec).items()}
+    every: dict[str, Key] = {}
     for connector in CONNECTORS.values():
-        for key, kind in connector.connection.PARSERS.items():
-            parsers.setdefault(key, kind)
-    return parsers
+        every |= {key: declared for key, declared in connector.connection.KEYS.items() if key not in every}
+    return every
 
 
 def _connector_keys(spec: type[Spec]) -> Mapping[str, type[Spec]]:
@@ -98,24 +97,17 @@ def _connector_keys(spec: type[Spec]) -> Mapping[str, type[Spec]]:
     specs = [
         c.source_keys if spec is Source else c.own_target_keys if spec is Target else None for c in CONNECTORS.values()
     ]
-    return {key: keys for keys in specs if keys is not None for key in keys.PARSERS}
-
-
-def _owner(spec: type[Spec], key: str) -> type[Spec]:
-    """Return the spec that describes a key: a connector's spec if the connector adds the key."""
-    if spec is Connection:
-        return next((c.connection for c in CONNECTORS.values() if key in c.connection.PARSERS), spec)
-    return _connector_keys(spec).get(key, spec)
+    return {key: keys for keys in specs if keys is not None for key in keys.KEYS}
 
 
 def _table(spec: type[Spec], defs: dict[str, Schema]) -> Schema:
     keys: dict[str, Schema] = {}
     specs = (spec, *_connector_keys(spec).values())
     units = {key: name for one in specs for name, key in find_duration_keys(one).items()}
-    for key, kind in _kinds(spec).items():
-        shape = {"enum": list(CONNECTORS)} if (spec, key) == (Connection, "kind") else kind.shape
+    for key, declared in table_keys(spec).items():
+        shape: Mapping[str, Any] = {"enum": list(CONNECTORS)} if (spec, key) == (Connection, "kind") else declared.shape
         described = {
-            "description": _description(spec, key),
+            "description": _description(spec, key, declared),
             **_value(shape, defs),
             **_default(_connector_keys(spec).get(key, spec), key),
         }
@@ -133,24 +125,21 @@ def _table(spec: type[Spec], defs: dict[str, Schema]) -> Schema:
             "anyOf": [{"type": "string", "pattern": f"^{NAME}$", "maxLength": LONGEST_NAME}, _ENV],
         }
     rules = [_require_key(spec, key) for key in spec.REQUIRED]
-    rules += [
-        {"not": {"required": list(both)}} for key in spec.PARSERS for both in combinations(_spellings(spec, key), 2)
-    ]
+    rules += [{"not": {"required": list(both)}} for key in spec.KEYS for both in combinations(_spellings(spec, key), 2)]
     rules += _rules(spec)
     schema: Schema = {"type": "object", "properties": keys, "additionalProperties": False}
     return schema | ({"allOf": rules} if rules else {})
 
 
-def _description(spec: type[Spec], key: str) -> str:
+def _description(spec: type[Spec], key: str, declared: Key) -> str:
+    if key in _connector_keys(spec):
+        return declared.text
     words = [*dict.fromkeys(w for w, meant in spec.SUGGESTIONS.items() if meant == key)]
     elsewhere = f" Elsewhere called {', '.join(words)}." if words else ""
-    sentence = describe_config_key(_owner(spec, key), key)
-    if key in _connector_keys(spec):
-        return sentence
-    return f"{sentence}{elsewhere} See {doc_link(spec)}"
+    return f"{declared.text}{elsewhere} See {spec.DOC_LINK}"
 
 
-def _with_unit(shape: Schema) -> Schema:
+def _with_unit(shape: Mapping[str, Any]) -> Schema:
     """Return the schema of a key that takes a duration with its unit."""
     name = {None: "duration_text", 0: "duration_text_from_0", 1: "duration_text_above_0"}[shape["duration"]]
     one = {"$ref": f"#/$defs/{name}"}
@@ -158,7 +147,7 @@ def _with_unit(shape: Schema) -> Schema:
 
 
 def _default(spec: type[Spec], key: str) -> Schema:
-    field = spec.model_fields.get(spec.ATTRIBUTES.get(key, key))
+    field = spec.model_fields.get(spec.attribute_of(key))
     if field is None or field.is_required() or key == "kind":
         return {}
     default = field.get_default(call_default_factory=True)
@@ -167,7 +156,7 @@ def _default(spec: type[Spec], key: str) -> Schema:
     return {}
 
 
-def _value(shape: Schema, defs: dict[str, Schema]) -> Schema:
+def _value(shape: Mapping[str, Any], defs: dict[str, Schema]) -> Schema:
     """Return the schema of a key's values. A string may be `${NAME}` instead; a number, flag or table may not."""
     if "of" in shape:
         spec: type[Spec] = shape["of"]
@@ -227,11 +216,11 @@ def _require_value(key: str, *values: str) -> Schema:
 def _rules(spec: type[Spec]) -> list[Schema]:
     rules: list[Schema] = []
     if spec is Connection:
-        every = set(_kinds(Connection))
+        every = set(table_keys(Connection))
         rules.append({"required": ["kind"]})
         for kind, connector in CONNECTORS.items():
             connection = connector.connection
-            then = {"required": list(connection.REQUIRED)} | _forbid_keys(sorted(every - set(connection.PARSERS)))
+            then = {"required": list(connection.REQUIRED)} | _forbid_keys(sorted(every - set(connection.KEYS)))
             rules.append(_if_value({"const": kind}, then, "kind"))
     if issubclass(spec, StepBase):
         rules += _step_rules(spec)
@@ -279,22 +268,20 @@ def _step_rules(spec: type[Spec]) -> list[Schema]:
     own_time = {"event_time_column": {"anyOf": [{"const": "_event_ts"}, _ENV]}, **dict.fromkeys(timed, False)}
     reopens = [{"if": _require_key(spec, "allowed_lateness_ms"), "then": _require_value("late_data", "reopen")}]
     return [
-        *(reopens if "late_data" in spec.PARSERS else ()),
+        *(reopens if "late_data" in spec.KEYS else ()),
         _if_value({"const": "processing"}, {"properties": own_time}, "time_mode"),
     ]
 
 
 def _window_rules() -> list[Schema]:
-    needs = {
-        "session": ["gap_ms", "max_session_duration_ms", "group_by"],
-        "tumbling": ["duration_ms"],
-        "hopping": ["duration_ms", "hop_ms"],
-    }
     rules: list[Schema] = [{"required": ["aggregations"], "properties": {"aggregations": {"minItems": 1}}}]
     for kind in KINDS_OF_WINDOW:
-        others = _spellings(Window, *(key for key, kinds in _KEYS_OF.items() if kind not in kinds))
-        then = {"allOf": [_require_key(Window, key) for key in needs[kind]], **_forbid_keys(others)}
+        kinds = {key: declared.kinds for key, declared in Window.KEYS.items() if declared.kinds}
+        others = _spellings(Window, *(key for key, of_key in kinds.items() if kind not in of_key))
+        needs = [_require_key(Window, key) for key, of_key in kinds.items() if of_key.get(kind)]
+        then = {"allOf": needs, **_forbid_keys(others)}
         if kind == "session":
+            needs.append({"required": ["group_by"]})
             then["properties"]["group_by"] = {"minItems": 1}
         rules.append(_if_value({"const": kind}, then, "kind"))
     no_key = {"not": {"pattern": "^_[Ee][Vv][Ee][Nn][Tt]_[Tt][Ss]$"}}

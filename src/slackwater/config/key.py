@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     class Milliseconds(Converted[int | str | None, _Attribute]):
         """A duration: milliseconds or a text such as "30s" in the constructor, milliseconds in the attribute."""
 
+    class Tables(Converted[Sequence[_Argument] | None, tuple[_Argument, ...]]):
+        """A list of tables."""
+
     class WithUnit(Converted[str | None, None]):
         """The argument for a duration with its unit, as in `gap="30s"`. There is no attribute of this name."""
 else:
@@ -46,6 +49,10 @@ else:
     class Converted:
         def __class_getitem__(cls, types: Any) -> Any:
             return types[-1] if isinstance(types, tuple) else types
+
+    class Tables:
+        def __class_getitem__(cls, table: Any) -> Any:
+            return tuple[table, ...]
 
     Milliseconds = Converted
     WithUnit = ClassVar[None]
@@ -137,13 +144,3 @@ def declare_with_unit(*, default: None) -> Any:
 )
 class SpecMeta(ModelMetaclass):
     """The metaclass of specs. Type checkers derive the constructor of a spec from its declared keys."""
-
-
-def declared_keys(cls: type[BaseModel]) -> dict[str, tuple[str, Key]]:
-    """Return the declared keys of a spec by name, each with its attribute. `as_` is the attribute of the key `as`."""
-    return {
-        name.rstrip("_"): (name, declared)
-        for name, info in cls.model_fields.items()
-        for declared in info.metadata
-        if isinstance(declared, Key)
-    }

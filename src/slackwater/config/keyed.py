@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
 
-from pydantic import Field, PrivateAttr
+from pydantic import PrivateAttr
 
 from slackwater.config.custom_aggregator import PATH, may_import
+from slackwater.config.key import Converted, Milliseconds, WithUnit, declare_attribute, declare_key, declare_with_unit
 from slackwater.config.keyed_function import (
     KeyedFunction,
     KeyedFunctionError,
@@ -16,13 +17,11 @@ from slackwater.config.keyed_function import (
     import_path,
     load_keyed_function,
 )
-from slackwater.config.keyed_step import LATE_ROWS, KeyedStep
+from slackwater.config.keyed_step import LATE_ROWS, LATE_ROWS_TEXT, KeyedStep
 from slackwater.config.spec_base import Problem, Values
 from slackwater.config.step_base import StepSummary
 from slackwater.config.value_parsers import (
-    Duration,
     InvalidValueError,
-    ValueParser,
     attach_json_schema,
     duration_parser,
 )
@@ -55,57 +54,24 @@ def _parse_options(value: Any) -> dict[str, Any]:
 class Keyed(KeyedStep):
     """Runs a keyed operator of your own: a class derived from `KeyedFunction`, in a package that workers can import."""
 
-    kind: str = "keyed"
-    class_: str = Field(alias="class")
-    options: Mapping[str, Any] = Field(default_factory=dict)
-    lag_ms: int = 0
+    class_: Converted[str | type[KeyedFunction], str] = declare_key(
+        _parse_class,
+        'The import path of a class derived from `slackwater.KeyedFunction`: "package.module:Class".',
+        required='give the import path of a class, as in "shop.rules:Fraud"',
+    )
+    options: Mapping[str, Any] = declare_key(_parse_options, "The arguments of its constructor.", default_factory=dict)
+    lag_ms: Milliseconds[int] = declare_key(
+        duration_parser(0),
+        "How far the event time of a result may be behind the watermark. The next stage waits that long.",
+        default=0,
+    )
+    lag: WithUnit = declare_with_unit(default=None)
+    late_data: str = declare_key(LATE_ROWS, LATE_ROWS_TEXT, default="drop")
+    kind: str = declare_attribute(default="keyed")
 
     _may_load: bool = PrivateAttr(default_factory=may_import)  # False if a state describes the step
 
-    if TYPE_CHECKING:  # accepted types of arguments; the attributes hold the parsed values
-
-        def __init__(
-            self,
-            *,
-            class_: str | type[KeyedFunction],
-            keys: Sequence[str],
-            options: Mapping[str, Any] = ...,
-            lag_ms: Duration = 0,
-            lag: str | None = None,
-            event_time_column: str = "_event_ts",
-            event_time_unit: str | None = None,
-            event_time_zone: str | None = None,
-            time_mode: str = "event",
-            lateness_ms: Duration = 0,
-            lateness: str | None = None,
-            source_idleness_ms: Duration = 60_000,
-            source_idleness: str | None = None,
-            idle_close_ms: Duration | None = None,
-            idle_close: str | None = None,
-            max_future_ms: Duration = 3_600_000,
-            max_future: str | None = None,
-            max_jump_ms: Duration | None = None,
-            max_jump: str | None = None,
-            late_data: str = "drop",
-            crash_recovery: str | None = None,
-        ) -> None: ...
-
     CONFIG_PATH: ClassVar[str] = "transform.keyed"
-    PARSERS: ClassVar[Mapping[str, ValueParser]] = {
-        "class": _parse_class,
-        "options": _parse_options,
-        "lag_ms": duration_parser(0),
-        **KeyedStep.PARSERS,
-        "late_data": LATE_ROWS,
-    }
-    ATTRIBUTES: ClassVar[Mapping[str, str]] = {"class": "class_"}
-    REQUIRED: ClassVar[tuple[str, ...]] = ("class", "keys")
-    TEXTS: ClassVar[Mapping[str, str]] = {
-        **KeyedStep.TEXTS,
-        "class": 'The import path of a class derived from `slackwater.KeyedFunction`: "package.module:Class".',
-        "options": "The arguments of its constructor.",
-        "lag_ms": "How far the event time of a result may be behind the watermark. The next stage waits that long.",
-    }
     DOC_LINK: ClassVar[str] = "docs/configuration.md#keyed"
 
     @property
@@ -139,12 +105,6 @@ class Keyed(KeyedStep):
             text = f'"{self.class_}" is named by a state, and reading a state never loads code; pass the config instead'
             raise KeyedFunctionError("class", text)
         return load_keyed_function(self.class_, self.options_json)
-
-    @classmethod
-    def missing_hint(cls, key: str) -> str:
-        return (
-            'give the import path of a class, as in "shop.rules:Fraud"' if key == "class" else super().missing_hint(key)
-        )
 
     @classmethod
     def check(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:

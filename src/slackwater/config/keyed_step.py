@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
+from slackwater.config.key import Texts, declare_key
 from slackwater.config.spec_base import Problem, Values
-from slackwater.config.step_base import RECOVERY, TIMES, StepBase
-from slackwater.config.value_parsers import ValueParser, choice_parser, parse_texts
+from slackwater.config.step_base import StepBase
+from slackwater.config.value_parsers import choice_parser, parse_texts
 
 LATE_ROWS = choice_parser("drop", "dlq")  # for steps that refuse rows behind the watermark
+LATE_ROWS_TEXT = "What happens to late rows: drop and count them, or write dead letters."
 
 
 class KeyedStep(StepBase):
@@ -18,16 +20,14 @@ class KeyedStep(StepBase):
     A subclass defines its `kind` (the name of its table in a config), CONFIG_PATH, its own keys and `summary`.
     """
 
-    keys: tuple[str, ...]
+    keys: Texts = declare_key(
+        parse_texts,
+        "The key columns, from the result of the SQL. Rows with equal values in them belong together.",
+        required='name columns, as in ["user"]',
+        elsewhere=("key", "key_columns", "group_by", "by"),
+    )
 
-    PARSERS: ClassVar[Mapping[str, ValueParser]] = {"keys": parse_texts, **TIMES, "crash_recovery": RECOVERY}
-    REQUIRED: ClassVar[tuple[str, ...]] = ("keys",)
     STATE_KEYS: ClassVar[tuple[str, ...]] = ("keys",)
-    SUGGESTIONS: ClassVar[Mapping[str, str]] = dict.fromkeys(("key", "key_columns", "group_by", "by"), "keys")
-    TEXTS: ClassVar[Mapping[str, str]] = {
-        "keys": "The key columns, from the result of the SQL. Rows with equal values in them belong together.",
-        "late_data": "What happens to late rows: drop and count them, or write dead letters.",
-    }
     DOC_LINK: ClassVar[str] = "docs/configuration.md#transform"
 
     @property
@@ -38,10 +38,6 @@ class KeyedStep(StepBase):
     def result_types(self, types: Mapping[str, str | None]) -> dict[str, str | None]:
         """Return the types of the columns of the results, given those of the rows."""
         return {**types, **self.added_columns}
-
-    @classmethod
-    def missing_hint(cls, key: str) -> str:
-        return 'name columns, as in ["user"]' if key == "keys" else "give it"
 
     @classmethod
     def check(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:

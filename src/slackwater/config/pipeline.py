@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
-
-from pydantic import Field
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, ClassVar, TypeVar
 
 from slackwater.config.connection import Connection, parse_connections
 from slackwater.config.groupable_columns import SEVERAL, GroupableColumns, find_groupable_columns
 from slackwater.config.identifier_checks import check_state_identifiers, check_target_identifiers
 from slackwater.config.join_checks import check_append_only, check_join
+from slackwater.config.key import (
+    Converted,
+    Milliseconds,
+    Settings,
+    Tables,
+    WithUnit,
+    declare_attribute,
+    declare_key,
+    declare_with_unit,
+)
 from slackwater.config.lineage import InputPath, executed_stages, input_paths, stage_inputs
 from slackwater.config.message_format import format_value, suggest_word_or_list, value_mismatch
 from slackwater.config.pipeline_checks import (
@@ -34,8 +42,6 @@ from slackwater.config.stage_checks import check_stages, iterate_all_steps
 from slackwater.config.target import StateStore, Target
 from slackwater.config.target_checks import TARGET_NAME, check_targets, iterate_targets, list_published_stages
 from slackwater.config.value_parsers import (
-    Duration,
-    ValueParser,
     duration_parser,
     parse_text,
     settings_parser,
@@ -57,62 +63,70 @@ class Pipeline(Spec, NotebookRepr):
     `spark`: settings of the Spark session under their Spark names (`spark.jars`, `spark.driver.memory`, …).
     """
 
-    name: str
-    formerly: str | None = None
-    connections: Mapping[str, Connection] = Field(default_factory=dict)
-    sources: tuple[Source, ...]
-    transform: Transform
-    stages: tuple[Stage, ...] = ()
-    target: Target
-    targets: tuple[Target, ...] = ()
-    state_store: StateStore | None = None
-    dead_letter: Target | None = None
-    spark: Mapping[str, str] = Field(default_factory=dict)
-    trigger_interval_ms: int = 0
-    idle_pause_ms: int = 500
-    preset_input_paths: Any = Field(
-        default=(), exclude=True, repr=False
+    name: str = declare_key(
+        parse_text,
+        "The name of the pipeline, its state and its files. It may contain letters, digits, `.`, `_` and `-`.",
+        required="give the pipeline a name",
+    )
+    formerly: str | None = declare_key(
+        parse_text,
+        "The previous name of the pipeline. The first start under the new name takes over its state.",
+        default=None,
+    )
+    connections: Mapping[str, Connection] = declare_key(
+        parse_connections,
+        "The systems to read from and write to, with their addresses, by name: [connections.<name>].",
+        default_factory=dict,
+    )
+    sources: Tables[Source] = declare_key(
+        table_list_parser(Source, "a list of sources ([[sources]])"),
+        "The inputs of the pipeline: [[sources]].",
+        required="define at least one in [[sources]]",
+    )
+    transform: Converted[Transform | None, Transform] = declare_key(
+        table_parser(Transform), "The SQL, and the window or join.", default=None
+    )
+    stages: Tables[Stage] = declare_key(
+        table_list_parser(Stage, "a list of stages ([[stages]])"),
+        "Several stages instead of [transform]. Each reads sources or the output of stages above it: [[stages]].",
+        default=(),
+    )
+    target: Converted[Target | None, Target] = declare_key(
+        table_parser(Target), "Where results are written.", default=None
+    )
+    targets: Tables[Target] = declare_key(
+        table_list_parser(Target, "a list of targets ([[targets]])"),
+        "Several targets instead of [target], each for the output of one stage.",
+        default=(),
+    )
+    state_store: StateStore | None = declare_key(
+        table_parser(StateStore), "Where open windows, offsets and watermarks are stored.", default=None
+    )
+    dead_letter: Target | None = declare_key(
+        table_parser(Target),
+        'Where bad rows (on_error = "dlq") and late rows (late_data = "dlq") are written.',
+        default=None,
+    )
+    spark: Settings = declare_key(
+        settings_parser('a table of Spark settings ({ "spark.driver.memory" = "4g" })'),
+        'Settings of the Spark session, in quotes: "spark.driver.memory" = "4g".',
+        default_factory=dict,
+    )
+    trigger_interval_ms: Milliseconds[int] = declare_key(
+        duration_parser(0), "The interval at which the sources are polled; 0 means no pause.", default=0
+    )
+    trigger_interval: WithUnit = declare_with_unit(default=None)
+    idle_pause_ms: Milliseconds[int] = declare_key(
+        duration_parser(1), "How often an idle pipeline checks its clock.", default=500
+    )
+    idle_pause: WithUnit = declare_with_unit(default=None)
+    preset_input_paths: Any = declare_attribute(
+        default=(), repr=False
     )  # tuple of `InputPath`, set in `stage_pipelines`
 
-    if TYPE_CHECKING:  # accepted types of arguments; the attributes hold the parsed values
+    DOC_LINK: ClassVar[str] = "docs/configuration.md#the-pipeline"
 
-        def __init__(
-            self,
-            *,
-            name: str,
-            formerly: str | None = None,
-            connections: Mapping[str, Connection] = ...,
-            sources: Sequence[Source],
-            transform: Transform | None = None,
-            stages: Sequence[Stage] | None = None,
-            target: Target | None = None,
-            targets: Sequence[Target] | None = None,
-            state_store: StateStore | None = None,
-            dead_letter: Target | None = None,
-            spark: Mapping[str, str | float] = ...,
-            trigger_interval_ms: Duration = 0,
-            trigger_interval: str | None = None,
-            idle_pause_ms: Duration = 500,
-            idle_pause: str | None = None,
-        ) -> None: ...
-
-    PARSERS: ClassVar[Mapping[str, ValueParser]] = {
-        "name": parse_text,
-        "formerly": parse_text,
-        "connections": parse_connections,
-        "sources": table_list_parser(Source, "a list of sources ([[sources]])"),
-        "transform": table_parser(Transform),
-        "stages": table_list_parser(Stage, "a list of stages ([[stages]])"),
-        "target": table_parser(Target),
-        "targets": table_list_parser(Target, "a list of targets ([[targets]])"),
-        "state_store": table_parser(StateStore),
-        "dead_letter": table_parser(Target),
-        "spark": settings_parser('a table of Spark settings ({ "spark.driver.memory" = "4g" })'),
-        "trigger_interval_ms": duration_parser(0),
-        "idle_pause_ms": duration_parser(1),
-    }
     SUGGESTIONS: ClassVar[Mapping[str, str]] = {"window": "transform.window", "join": "transform.join"}
-    REQUIRED: ClassVar[tuple[str, ...]] = ("name", "sources")
 
     @property
     def running_stages(self) -> list[Stage]:
@@ -281,13 +295,6 @@ class Pipeline(Spec, NotebookRepr):
     def label(cls, data: Values) -> str:
         name = data.get("name")
         return name if isinstance(name, str) and re.fullmatch(NAME, name) else "pipeline"
-
-    @classmethod
-    def missing_hint(cls, key: str) -> str:
-        return {
-            "name": "give the pipeline a name",
-            "sources": "define at least one in [[sources]]",
-        }[key]
 
     @classmethod
     def read(cls, data: Values, file: str, path: str, problems: list[str]) -> tuple[Values, set[str]]:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr
 
-from slackwater.config.key import Key, SpecMeta, declared_keys
+from slackwater.config.key import Key, SpecMeta
 from slackwater.config.message_format import (
     EnvDuration,
     EnvString,
@@ -33,9 +33,9 @@ Problem = tuple[str, str]  # (key, what is wrong with it)
 @cache
 def find_duration_keys(cls: type[Spec]) -> Mapping[str, str]:
     """Return the keys that take a duration with its unit, each with the key that takes milliseconds: `gap` -> `gap_ms`."""
-    durations = (key for key, kind in cls.PARSERS.items() if "duration" in getattr(kind, "shape", {}))
+    durations = (key for key, declared in cls.KEYS.items() if "duration" in declared.shape)
     names = {key.removesuffix("_ms"): key for key in durations if key.endswith("_ms")}
-    return {name: key for name, key in names.items() if name not in cls.PARSERS}
+    return {name: key for name, key in names.items() if name not in cls.KEYS}
 
 
 def _under_key(line: str) -> str:
@@ -56,15 +56,11 @@ class Spec(BaseModel, metaclass=SpecMeta):
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, populate_by_name=True)
 
-    KEYS: ClassVar[Mapping[str, Key]] = {}
-    PARSERS: ClassVar[Mapping[str, ValueParser]] = {}  # key -> parser of its value
-    ATTRIBUTES: ClassVar[Mapping[str, str]] = {}  # key -> attribute, if they differ
+    KEYS: ClassVar[Mapping[str, Key]] = {}  # derived from the declared keys, as the next three
     ALIASES: ClassVar[Mapping[str, str]] = {}  # older spelling -> key
     SUGGESTIONS: ClassVar[Mapping[str, str]] = {}  # word of another system -> key, for "did you mean"
-    UNSUPPORTED: ClassVar[Mapping[str, str]] = {}  # key that is not supported yet -> advice, possibly empty
-    PYTHON_ONLY: ClassVar[Mapping[str, str]] = {}  # key that TOML cannot express -> advice
     REQUIRED: ClassVar[tuple[str, ...]] = ()
-    TEXTS: ClassVar[Mapping[str, str]] = {}  # key -> one sentence
+    DOC_LINK: ClassVar[str] = ""  # a page and the heading that describes the keys: "docs/configuration.md#windows"
 
     _wrong: frozenset[str] = PrivateAttr(default=frozenset())  # keys with reported problems, in a partially parsed spec
 
@@ -73,23 +69,35 @@ class Spec(BaseModel, metaclass=SpecMeta):
         super().__pydantic_init_subclass__(**further)
         for name in [name for name in vars(cls) if f"{name}_ms" in cls.model_fields]:
             delattr(cls, name)  # an argument of the constructor (`declare_with_unit`), but no attribute
-        declared = declared_keys(cls)
-        if not declared:
-            return
-        added = {name: k for name, (_, k) in declared.items() if k is not cls.KEYS.get(name)}
-        keys = added | {name: k for name, k in cls.KEYS.items() if name not in added}
-        cls.KEYS = {"kind": keys["kind"]} | keys if "kind" in keys else keys
-        cls.PARSERS = {name: k.parse for name, k in cls.KEYS.items()}
-        cls.ATTRIBUTES = {name: attribute for name, (attribute, _) in declared.items() if name != attribute}
-        cls.ALIASES = {old: name for name, k in cls.KEYS.items() for old in k.aliases}
-        cls.SUGGESTIONS = {**{word: name for name, k in cls.KEYS.items() for word in k.elsewhere}, **cls.SUGGESTIONS}
-        cls.PYTHON_ONLY = {name: k.python_only for name, k in cls.KEYS.items() if k.python_only}
-        cls.REQUIRED = tuple(name for name, k in cls.KEYS.items() if k.required)
-        cls.TEXTS = {name: k.text for name, k in cls.KEYS.items() if k.text}
+        cls.KEYS = cls.declared_keys()
+        cls.ALIASES = {old: name for name, declared in cls.KEYS.items() for old in declared.aliases}
+        words = {word: name for name, k in cls.KEYS.items() for word in k.elsewhere if word not in cls.KEYS}
+        cls.SUGGESTIONS = {**cls.SUGGESTIONS, **words}
+        cls.REQUIRED = tuple(name for name, declared in cls.KEYS.items() if declared.required)
+
+    @classmethod
+    def declared_keys(cls) -> Mapping[str, Key]:
+        """Return the declared keys by name: `kind`, those that this class adds or changes, and the inherited ones.
+
+        The name of a key is that of its attribute. If it is a word of Python, the attribute ends in "_".
+        """
+        declared = {
+            attribute.rstrip("_"): part
+            for attribute, info in cls.model_fields.items()
+            for part in info.metadata
+            if isinstance(part, Key)
+        }
+        order = sorted(declared, key=lambda name: (name != "kind", declared[name] is cls.KEYS.get(name)))
+        return {name: declared[name] for name in order}
+
+    @classmethod
+    def attribute_of(cls, key: str) -> str:
+        """Return the attribute of a key."""
+        return key if key in cls.model_fields else f"{key}_"
 
     def __init__(self, **data: Any) -> None:
         problems: list[str] = []
-        keys = {attribute: key for key, attribute in self.ATTRIBUTES.items()}
+        keys = {self.attribute_of(key): key for key in self.KEYS}
         values, _ = self.read({keys.get(k, k): v for k, v in data.items()}, self.label(data), "", problems)
         if problems:
             raise ConfigError(problems)
@@ -120,13 +128,13 @@ class Spec(BaseModel, metaclass=SpecMeta):
             return data
         blank = {name: None for name, field in cls.model_fields.items() if field.is_required()}
         values: Values = {}
-        wrong = set(cls.PARSERS)
+        wrong = set(cls.KEYS)
         if isinstance(data, Mapping):
             data = dict(data)
             prefix = f"{file}: {path}." if path else f"{file}: "
-            for key in [k for k in cls.PYTHON_ONLY if k in data]:
+            for key in [k for k in data if k in cls.KEYS and cls.KEYS[k].python_only]:
                 del data[key]
-                problems.append(f"{prefix}{key}: is available only in Python; {cls.PYTHON_ONLY[key]}")
+                problems.append(f"{prefix}{key}: is available only in Python; {cls.KEYS[key].python_only}")
             values, wrong = cls.read(data, file, path, problems)
         elif not isinstance(data, MissingEnvString):
             problems.append(f"{file}: {path}: {value_mismatch(data, 'a table')}")
@@ -160,7 +168,7 @@ class Spec(BaseModel, metaclass=SpecMeta):
             elif key not in data and not in_ms:
                 written[key] = name  # how messages name a missing key
         for key, value in data.items():
-            if key in cls.PARSERS:
+            if key in cls.KEYS:
                 at_key = f"{prefix}{written.get(key, key)}"
                 if (
                     written.get(key) in find_duration_keys(cls)
@@ -175,7 +183,7 @@ class Spec(BaseModel, metaclass=SpecMeta):
                     wrong.add(key)
                     continue
                 try:
-                    values[cls.ATTRIBUTES.get(key, key)] = cls.PARSERS[key](value)
+                    values[cls.attribute_of(key)] = cls.KEYS[key].parse(value)
                 except InvalidValueError as error:
                     wrong.add(key)
                     later = cls.unsupported_value(key, value)
@@ -185,12 +193,8 @@ class Spec(BaseModel, metaclass=SpecMeta):
                     problems.append(f"{at_key}: " + (later or value_mismatch(value, expected)))
                 except InvalidTableError as nested:
                     wrong.add(key)
-                    values[cls.ATTRIBUTES.get(key, key)] = nested.draft
+                    values[cls.attribute_of(key)] = nested.draft
                     problems.extend(at_key + _under_key(line) for line in nested.problems)
-            elif key in cls.UNSUPPORTED:
-                advice = cls.UNSUPPORTED[key]
-                wrong.add(key)
-                problems.append(f"{prefix}{key}: not available yet" + (f"; {advice}" if advice else ""))
             elif cls.is_connector_key(str(key)):
                 if isinstance(value, MissingEnvString):
                     wrong.add(key)
@@ -199,16 +203,16 @@ class Spec(BaseModel, metaclass=SpecMeta):
             else:
                 meant = cls.SUGGESTIONS.get(str(key))
                 meant = meant if meant is None else written.get(meant, meant)
-                others = [k for k in cls.PARSERS if in_ms or k not in find_duration_keys(cls).values()]
+                others = [k for k in cls.KEYS if in_ms or k not in find_duration_keys(cls).values()]
                 key_names = [*others, *find_duration_keys(cls)]
-                close = suggest_word(str(key), [*cls.PARSERS, *find_duration_keys(cls)]) or suggest_word_or_list(
+                close = suggest_word(str(key), [*cls.KEYS, *find_duration_keys(cls)]) or suggest_word_or_list(
                     str(key), key_names
                 )
                 hint = f'; did you mean "{meant}"?' if meant else close
                 problems.append(f"{prefix}{format_key(key)}: unknown key{hint}")
         for key in cls.REQUIRED:
             if key not in data and key not in wrong:
-                problems.append(f"{prefix}{written.get(key, key)}: missing; {cls.missing_hint(key)}")
+                problems.append(f"{prefix}{written.get(key, key)}: missing; {cls.KEYS[key].required}")
                 wrong.add(key)
         conflicts = list(cls.check(values, wrong))
         spelled = {key: name for key, name in written.items() if name in find_duration_keys(cls)}
@@ -218,7 +222,7 @@ class Spec(BaseModel, metaclass=SpecMeta):
     @classmethod
     def connector_attributes(cls) -> list[str]:
         """Return the attributes of the keys that only some connectors have."""
-        return [cls.ATTRIBUTES.get(name, name) for name, k in cls.KEYS.items() if k.of_connectors]
+        return [cls.attribute_of(name) for name, declared in cls.KEYS.items() if declared.of_connectors]
 
     @classmethod
     def is_connector_key(cls, key: str) -> bool:
@@ -236,19 +240,14 @@ class Spec(BaseModel, metaclass=SpecMeta):
         """Return the keys whose value differs from the default or comes from the environment, with their values."""
         cls, implied = type(self), self.derived()
         changed: Values = {}
-        for key in cls.PARSERS:
-            attribute = cls.ATTRIBUTES.get(key, key)
+        for key in cls.KEYS:
+            attribute = cls.attribute_of(key)
             field, value = cls.model_fields[attribute], getattr(self, attribute)
             spelled = isinstance(value, EnvString | EnvDuration)
             default = None if field.is_required() else field.get_default(call_default_factory=True)
             if value is not None and (spelled or value != implied.get(attribute, default)):
                 changed[key] = value
         return changed
-
-    @classmethod
-    def missing_hint(cls, key: str) -> str:
-        """Return what to write for a missing key."""
-        return cls.KEYS[key].required
 
     @classmethod
     def unsupported_value(cls, key: str, value: Any) -> str | None:
@@ -294,3 +293,29 @@ def table_list_parser(cls: type[Spec], expected: str) -> ValueParser:
         return specs
 
     return build
+
+
+def iterate_specs(spec: type[Spec]) -> Iterator[type[Spec]]:
+    """Yield a spec, and the specs of all tables that its keys contain."""
+    yield spec
+    for declared in spec.KEYS.values():
+        if "of" in declared.shape:
+            yield from iterate_specs(declared.shape["of"])
+
+
+def find_doc_link(spec: type[Spec], key: str) -> str:
+    """Return the page and heading that describe a key, spelled as in errors: `stage.window.aggregations[0].as`.
+
+    For an unknown key, this is the link of its table.
+    """
+    steps = re.findall(r'"(?:[^"\\]|\\.)*"|[^.\[\]"]+|\[\d+\]', key)
+    table = 0
+    while table < len(steps):
+        declared = spec.KEYS.get(spec.ALIASES.get(steps[table], steps[table]))
+        table += 1
+        if declared is None or "of" not in declared.shape:
+            break
+        spec = declared.shape["of"]
+        if declared.shape.get("type") == "array" or "named" in declared.shape:
+            table += 1  # skip the index or the name
+    return spec.DOC_LINK

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
-
-from pydantic import Field
+from typing import Any, ClassVar
 
 from slackwater.config.dedup import Dedup
 from slackwater.config.join import Join
+from slackwater.config.key import Converted, declare_key
 from slackwater.config.keyed import Keyed
 from slackwater.config.message_format import format_key, format_value, value_mismatch
 from slackwater.config.source import Lookup
@@ -19,7 +18,6 @@ from slackwater.config.step_base import StepBase
 from slackwater.config.value_parsers import (
     InvalidTableError,
     InvalidValueError,
-    ValueParser,
     attach_json_schema,
     choice_parser,
     parse_names,
@@ -66,37 +64,34 @@ class Transform(Spec):
     `formerly`: the previous name of a renamed stage, under which its state is stored.
     """
 
-    sql: str | None = None
-    on_error: str = "fail"
-    window: Window | None = None
-    join: Join | None = None
-    dedup: Dedup | None = None
-    keyed: Keyed | None = None
-    lookups: Mapping[str, Lookup] = Field(default_factory=dict)
-    formerly: str | None = None
+    sql: str | None = declare_key(
+        parse_text,
+        "Row-wise SQL over the view `source`; it must select the columns that the window or join needs, and keep _event_ts. Without a window or join, it defines the results.",
+        default=None,
+    )
+    on_error: str = declare_key(
+        choice_parser("fail", "drop", "dlq"),
+        "What to do with bad rows: stop the pipeline, drop and count them, or send them to [dead_letter].",
+        default="fail",
+    )
+    window: Window | None = declare_key(table_parser(Window), "A window over the rows.", default=None)
+    join: Join | None = declare_key(table_parser(Join), "A join of two sources, instead of a window.", default=None)
+    dedup: Dedup | None = declare_key(
+        table_parser(Dedup), "One row of each key instead of a window; its duplicates are dropped.", default=None
+    )
+    keyed: Keyed | None = declare_key(
+        table_parser(Keyed), "A class of your own, with rows of state per key and timers.", default=None
+    )
+    lookups: Mapping[str, Lookup] = declare_key(
+        _lookups, "Small tables that the SQL may join, by name: [transform.lookups.<name>].", default_factory=dict
+    )
+    formerly: str | None = declare_key(
+        parse_text,
+        "The previous name of a renamed stage. The stage continues with the open windows stored under that name.",
+        default=None,
+    )
 
-    if TYPE_CHECKING:  # accepted types of arguments; the attributes hold the parsed values
-
-        def __init__(
-            self,
-            *,
-            sql: str | None = None,
-            on_error: str = "fail",
-            window: Window | None = None,
-            join: Join | None = None,
-            dedup: Dedup | None = None,
-            keyed: Keyed | None = None,
-            lookups: Mapping[str, Lookup] = ...,
-            formerly: str | None = None,
-        ) -> None: ...
-
-    PARSERS: ClassVar[Mapping[str, ValueParser]] = {
-        "sql": parse_text,
-        "on_error": choice_parser("fail", "drop", "dlq"),
-        **{key: table_parser(step) for key, step in STEPS.items()},
-        "lookups": _lookups,
-        "formerly": parse_text,
-    }
+    DOC_LINK: ClassVar[str] = "docs/configuration.md#transform"
 
     CONFIG_PATH: ClassVar[str] = "transform"  # its path in a config
     STEPS: ClassVar[Mapping[str, type[StepBase]]] = STEPS
@@ -153,31 +148,15 @@ class Stage(Transform):
     stage above it.
     """
 
-    name: str
-    from_: tuple[str, ...] = Field(default=(), alias="from")
+    name: str = declare_key(
+        parse_text, "The name by which other stages refer to this stage.", required="give the stage a name"
+    )
+    from_: Converted[str | Sequence[str], tuple[str, ...]] = declare_key(
+        parse_names,
+        "What the stage reads: a source, a stage above it, or a list of them; by default, the stage directly above.",
+        default=(),
+    )
 
-    if TYPE_CHECKING:  # accepted types of arguments; the attributes hold the parsed values
-
-        def __init__(
-            self,
-            *,
-            name: str,
-            from_: str | Sequence[str] = ...,
-            sql: str | None = None,
-            on_error: str = "fail",
-            window: Window | None = None,
-            join: Join | None = None,
-            dedup: Dedup | None = None,
-            keyed: Keyed | None = None,
-            lookups: Mapping[str, Lookup] = ...,
-            formerly: str | None = None,
-        ) -> None: ...
+    DOC_LINK: ClassVar[str] = "docs/configuration.md#stages"
 
     CONFIG_PATH: ClassVar[str] = "stages"
-    PARSERS: ClassVar[Mapping[str, ValueParser]] = {"name": parse_text, "from": parse_names, **Transform.PARSERS}
-    ATTRIBUTES: ClassVar[Mapping[str, str]] = {"from": "from_"}
-    REQUIRED: ClassVar[tuple[str, ...]] = ("name",)
-
-    @classmethod
-    def missing_hint(cls, key: str) -> str:
-        return "give the stage a name"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from slackwater.config.key import Milliseconds, declare_attribute
 from slackwater.config.step_base import StepBase, StepSummary
 
 _FOREVER_MS = 20_000 * 366 * 86_400_000  # longer than the distance between any two times of rows
@@ -16,8 +17,8 @@ class StatelessStep(StepBase):
     `_event_ts` if the source provides it, otherwise the time of the epoch. It is used only to advance the watermark.
     """
 
-    kind: str = "rows"
-    max_future_ms: int = _FOREVER_MS
+    kind: str = declare_attribute(default="rows")
+    max_future_ms: Milliseconds[int] = declare_attribute(default=_FOREVER_MS)
 
     CONFIG_PATH: ClassVar[str] = "transform.sql"
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, ClassVar, NamedTuple
 
+from slackwater.config.key import Milliseconds, WithUnit, declare_attribute, declare_key, declare_with_unit
 from slackwater.config.message_format import format_config_duration
 from slackwater.config.spec_base import Problem, Spec, Values
 from slackwater.config.value_parsers import (
     InvalidValueError,
-    ValueParser,
     attach_json_schema,
     choice_parser,
     duration_parser,
@@ -38,20 +38,6 @@ def _parse_time_zone(value: Any) -> str:
     return name
 
 
-TIMES: Mapping[str, ValueParser] = {
-    "event_time_column": parse_text,
-    "event_time_unit": choice_parser("s", "ms", "us", "ns"),
-    "event_time_zone": _parse_time_zone,
-    "time_mode": choice_parser("event", "processing"),
-    "lateness_ms": duration_parser(0),
-    "source_idleness_ms": duration_parser(1),
-    "idle_close_ms": duration_parser(1),
-    "max_future_ms": duration_parser(0),
-    "max_jump_ms": duration_parser(1),
-}
-RECOVERY = choice_parser("at_least_once", "persisted", "kafka_eos")
-
-
 class StepSummary(NamedTuple):
     """Short phrases that describe a step, for use within sentences."""
 
@@ -64,19 +50,64 @@ class StepBase(Spec):
     """Base class of the step of a stage: a `Window`, a `Join`, a `KeyedStep` or a `StatelessStep`."""
 
     kind: str
-    event_time_column: str = "_event_ts"
-    event_time_unit: str | None = None
-    event_time_zone: str | None = None
-    time_mode: str = "event"
-    lateness_ms: int = 0
-    source_idleness_ms: int = 60_000
-    idle_close_ms: int | None = None
-    max_future_ms: int = 3_600_000
-    max_jump_ms: int | None = None
-    late_data: str = "drop"
-    allowed_lateness_ms: int | None = None
-    on_state_cap: str = "fail"
-    crash_recovery: str | None = None
+    event_time_column: str = declare_key(
+        parse_text,
+        "The column that holds the event time, or a SQL expression over the row. Without it, Kafka records use their timestamp (`_event_ts`).",
+        default="_event_ts",
+        elsewhere=("timestamp_column", "time_column", "event_time", "timestamp"),
+    )
+    event_time_unit: str | None = declare_key(
+        choice_parser("s", "ms", "us", "ns"),
+        "The unit of integer event times, counted from 1970: seconds, milliseconds, microseconds or nanoseconds.",
+        default=None,
+    )
+    event_time_zone: str | None = declare_key(
+        _parse_time_zone,
+        "The time zone (IANA name) of dates, TIMESTAMP_NTZ, and strings without an offset.",
+        default=None,
+    )
+    time_mode: str = declare_key(
+        choice_parser("event", "processing"),
+        "`event` uses the time in the row, `processing` the clock at the time the row is read.",
+        default="event",
+    )
+    lateness_ms: Milliseconds[int] = declare_key(
+        duration_parser(0),
+        "How far rows may be out of order: the watermark stays this far behind the newest event time.",
+        default=0,
+        elsewhere=("watermark", "watermark_ms", "watermark_delay_ms", "watermark_delay"),
+    )
+    lateness: WithUnit = declare_with_unit(default=None)
+    source_idleness_ms: Milliseconds[int] = declare_key(
+        duration_parser(1),
+        "A source that returns no rows for this long counts as idle and no longer holds the watermark back.",
+        default=60_000,
+    )
+    source_idleness: WithUnit = declare_with_unit(default=None)
+    idle_close_ms: Milliseconds[int | None] = declare_key(
+        duration_parser(1),
+        "Once all sources have been quiet for this long, the watermark advances with the clock; off by default.",
+        default=None,
+    )
+    idle_close: WithUnit = declare_with_unit(default=None)
+    max_future_ms: Milliseconds[int] = declare_key(
+        duration_parser(0), "Rows more than this far ahead of the clock are bad rows.", default=3_600_000
+    )
+    max_future: WithUnit = declare_with_unit(default=None)
+    max_jump_ms: Milliseconds[int | None] = declare_key(
+        duration_parser(1),
+        "How far the newest event time of a source may jump before 100 rows confirm it; off by default.",
+        default=None,
+    )
+    max_jump: WithUnit = declare_with_unit(default=None)
+    crash_recovery: str | None = declare_key(
+        choice_parser("at_least_once", "persisted", "kafka_eos"),
+        "The required delivery guarantee. It is checked against the state store and the target.",
+        default=None,
+    )
+    late_data: str = declare_attribute(default="drop")  # steps that have these three keys declare them
+    allowed_lateness_ms: Milliseconds[int | None] = declare_attribute(default=None)
+    on_state_cap: str = declare_attribute(default="fail")
 
     CONFIG_PATH: ClassVar[str]  # its path in a config
     STATE_KEYS: ClassVar[tuple[str, ...]] = ()  # keys that a stored state depends on; if they change, it cannot be used

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterator
+from typing import Any, ClassVar
 
 from slackwater.config.aggregation import AGGREGATES, Aggregation
+from slackwater.config.key import Milliseconds, Tables, Texts, WithUnit, declare_key, declare_with_unit
 from slackwater.config.message_format import EnvString, format_config_duration, format_value, value_mismatch
 from slackwater.config.spec_base import Problem, Values, table_list_parser
-from slackwater.config.step_base import RECOVERY, TIMES, StepBase, effective_allowed_lateness_ms
+from slackwater.config.step_base import StepBase, effective_allowed_lateness_ms
 from slackwater.config.value_parsers import (
-    Duration,
-    ValueParser,
     attach_json_schema,
     choice_parser,
     duration_parser,
@@ -29,13 +28,6 @@ _NO_COMPLETE = "complete mode is not supported: a result that never closes needs
 METADATA = ("_revision", "_final_at", "_emit_reason")
 MOST_GROUPS = 1_000_000  # default of max_groups_per_window
 KINDS_OF_WINDOW = ("tumbling", "hopping", "session")
-_KEYS_OF = {
-    "duration_ms": ("tumbling", "hopping"),
-    "hop_ms": ("hopping",),
-    "offset_ms": ("tumbling", "hopping"),
-    "gap_ms": ("session",),
-    "max_session_duration_ms": ("session",),
-}
 
 
 _fixed_gap = duration_parser(1)
@@ -63,99 +55,103 @@ class Window(StepBase):
     keys of each kind and their meaning are in docs/semantics.md. Raises ConfigError with one line per mistake.
     """
 
-    duration_ms: int | None = None
-    hop_ms: int | None = None
-    offset_ms: int = 0
-    gap_ms: int | str | None = None
-    max_session_duration_ms: int | None = None
-    group_by: tuple[str, ...] = ()
-    emit: str = "on_close"
-    emit_interval_ms: int = 0
-    emit_metadata: bool = False
-    max_groups_per_window: int | None = None
-    window_start_column: str = "window_start"
-    window_end_column: str = "window_end"
-    aggregations: tuple[Aggregation, ...] = ()
+    kind: str = declare_key(
+        choice_parser(*KINDS_OF_WINDOW),
+        "The kind of window. tumbling: adjacent; hopping: overlapping; session: lasts as long as rows of a key arrive within the gap.",
+        required=f"expected {' or '.join(map(format_value, KINDS_OF_WINDOW))}",
+    )
+    duration_ms: Milliseconds[int | None] = declare_key(
+        duration_parser(1),
+        "The length of a tumbling or hopping window.",
+        default=None,
+        aliases=("width_ms",),
+        elsewhere=("size_ms", "length_ms", "window_ms", "window_size_ms", "width"),
+        kinds=dict.fromkeys(("tumbling", "hopping"), 'needs its length, as in "1m"'),
+    )
+    duration: WithUnit = declare_with_unit(default=None)
+    hop_ms: Milliseconds[int | None] = declare_key(
+        duration_parser(1),
+        "The distance between the starts of hopping windows. A row may belong to at most 100,000 windows.",
+        default=None,
+        elsewhere=("slide_ms", "slide_duration_ms", "slide", "every_ms", "every"),
+        kinds={"hopping": 'needs the distance between window starts, as in "10s"'},
+    )
+    hop: WithUnit = declare_with_unit(default=None)
+    offset_ms: Milliseconds[int] = declare_key(
+        duration_parser(),
+        "Shifts the starts of tumbling and hopping windows.",
+        default=0,
+        kinds={"tumbling": "", "hopping": ""},
+    )
+    offset: WithUnit = declare_with_unit(default=None)
+    gap_ms: Milliseconds[int | str | None] = declare_key(
+        _gap,
+        "A session ends after this much time without rows of its key. May be a SQL expression over the row.",
+        default=None,
+        elsewhere=("timeout_ms", "inactivity_ms", "gap_duration_ms", "timeout", "inactivity"),
+        kinds={"session": 'needs the silence after which a session ends, as in "30m"'},
+    )
+    gap: WithUnit = declare_with_unit(default=None)
+    max_session_duration_ms: Milliseconds[int | None] = declare_key(
+        duration_parser(1),
+        "A session that would last this long or longer is cut.",
+        default=None,
+        kinds={"session": 'needs a limit on its length, as in "12h"'},
+    )
+    max_session_duration: WithUnit = declare_with_unit(default=None)
+    group_by: Texts = declare_key(
+        parse_texts,
+        "The key columns, from the result of the SQL. A session needs at least one.",
+        default=(),
+        elsewhere=("keys", "key", "key_by", "partition_by"),
+    )
+    late_data: str = declare_key(
+        choice_parser("drop", "dlq", "reopen", "standalone"),
+        "What happens to late rows: drop and count them, write dead letters, correct retained windows, or emit separate results.",
+        default="drop",
+    )
+    allowed_lateness_ms: Milliseconds[int | None] = declare_key(
+        duration_parser(0), 'With late_data = "reopen": how long a closed window can still be corrected.', default=None
+    )
+    allowed_lateness: WithUnit = declare_with_unit(default=None)
+    emit: str = declare_key(
+        choice_parser("on_close", "final", "updates"),
+        "When a window is emitted. on_close: when it closes; final: once, when it can no longer change; updates: in every epoch that changes it.",
+        default="on_close",
+        elsewhere=("output_mode", "outputMode"),
+    )
+    emit_interval_ms: Milliseconds[int] = declare_key(
+        duration_parser(0), 'With emit = "updates": the minimum time between two updates of a window.', default=0
+    )
+    emit_interval: WithUnit = declare_with_unit(default=None)
+    emit_metadata: bool = declare_key(
+        parse_flag, "Adds _revision, _final_at and _emit_reason to the results.", default=False
+    )
+    max_groups_per_window: int | None = declare_key(
+        integer_parser(1),
+        "The maximum number of keys of a window (for sessions: keys open at once); 1,000,000 by default.",
+        default=None,
+    )
+    on_state_cap: str = declare_key(
+        choice_parser("fail", "drop_new_groups"),
+        "What to do at the limit: stop the pipeline, or refuse and count rows of new keys.",
+        default="fail",
+    )
+    window_start_column: str = declare_key(
+        parse_text, "The name of the column for the start of the window.", default="window_start"
+    )
+    window_end_column: str = declare_key(
+        parse_text, "The name of the column for the end of the window.", default="window_end"
+    )
+    aggregations: Tables[Aggregation] = declare_key(
+        table_list_parser(Aggregation, "a list of aggregations ([[transform.window.aggregations]])"),
+        "What is computed per window and key: [[transform.window.aggregations]].",
+        default=(),
+    )
 
-    if TYPE_CHECKING:  # accepted types of arguments; the attributes hold the parsed values
-
-        def __init__(
-            self,
-            *,
-            kind: str,
-            duration_ms: Duration | None = None,
-            duration: str | None = None,
-            hop_ms: Duration | None = None,
-            hop: str | None = None,
-            offset_ms: Duration = 0,
-            offset: str | None = None,
-            gap_ms: Duration | None = None,
-            gap: str | None = None,
-            max_session_duration_ms: Duration | None = None,
-            max_session_duration: str | None = None,
-            group_by: Sequence[str] = (),
-            emit: str = "on_close",
-            emit_interval_ms: Duration = 0,
-            emit_interval: str | None = None,
-            emit_metadata: bool = False,
-            max_groups_per_window: int | None = None,
-            window_start_column: str = "window_start",
-            window_end_column: str = "window_end",
-            aggregations: Sequence[Aggregation] = (),
-            event_time_column: str = "_event_ts",
-            event_time_unit: str | None = None,
-            event_time_zone: str | None = None,
-            time_mode: str = "event",
-            lateness_ms: Duration = 0,
-            lateness: str | None = None,
-            source_idleness_ms: Duration = 60_000,
-            source_idleness: str | None = None,
-            idle_close_ms: Duration | None = None,
-            idle_close: str | None = None,
-            max_future_ms: Duration = 3_600_000,
-            max_future: str | None = None,
-            max_jump_ms: Duration | None = None,
-            max_jump: str | None = None,
-            late_data: str = "drop",
-            allowed_lateness_ms: Duration | None = None,
-            allowed_lateness: str | None = None,
-            on_state_cap: str = "fail",
-            crash_recovery: str | None = None,
-        ) -> None: ...
+    DOC_LINK: ClassVar[str] = "docs/configuration.md#windows"
 
     CONFIG_PATH: ClassVar[str] = "transform.window"
-    PARSERS: ClassVar[Mapping[str, ValueParser]] = {
-        "kind": choice_parser(*KINDS_OF_WINDOW),
-        "duration_ms": duration_parser(1),
-        "hop_ms": duration_parser(1),
-        "offset_ms": duration_parser(),
-        "gap_ms": _gap,
-        "max_session_duration_ms": duration_parser(1),
-        **TIMES,
-        "group_by": parse_texts,
-        "late_data": choice_parser("drop", "dlq", "reopen", "standalone"),
-        "allowed_lateness_ms": duration_parser(0),
-        "emit": choice_parser("on_close", "final", "updates"),
-        "emit_interval_ms": duration_parser(0),
-        "emit_metadata": parse_flag,
-        "max_groups_per_window": integer_parser(1),
-        "on_state_cap": choice_parser("fail", "drop_new_groups"),
-        "window_start_column": parse_text,
-        "window_end_column": parse_text,
-        "crash_recovery": RECOVERY,
-        "aggregations": table_list_parser(Aggregation, "a list of aggregations ([[transform.window.aggregations]])"),
-    }
-    ALIASES: ClassVar[Mapping[str, str]] = {"width_ms": "duration_ms"}
-    SUGGESTIONS: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(("output_mode", "outputMode"), "emit"),
-        **dict.fromkeys(("size_ms", "length_ms", "window_ms", "window_size_ms", "width"), "duration_ms"),
-        **dict.fromkeys(("slide_ms", "slide_duration_ms", "slide", "every_ms", "every"), "hop_ms"),
-        **dict.fromkeys(("timeout_ms", "inactivity_ms", "gap_duration_ms", "timeout", "inactivity"), "gap_ms"),
-        **dict.fromkeys(("keys", "key", "key_by", "partition_by"), "group_by"),
-        **dict.fromkeys(("watermark", "watermark_ms", "watermark_delay_ms", "watermark_delay"), "lateness_ms"),
-        **dict.fromkeys(("timestamp_column", "time_column", "event_time", "timestamp"), "event_time_column"),
-    }
-    REQUIRED: ClassVar[tuple[str, ...]] = ("kind",)
 
     @classmethod
     def read(cls, data: Values, file: str, path: str, problems: list[str]) -> tuple[Values, set[str]]:
@@ -176,10 +172,6 @@ class Window(StepBase):
 
     def derived(self) -> Values:
         return {"max_groups_per_window": MOST_GROUPS}
-
-    @classmethod
-    def missing_hint(cls, key: str) -> str:
-        return f"expected {' or '.join(format_value(k) for k in KINDS_OF_WINDOW)}"
 
     @classmethod
     def unsupported_value(cls, key: str, value: Any) -> str | None:
@@ -216,16 +208,14 @@ class Window(StepBase):
         def missing(key: str) -> bool:
             return key not in values and key not in wrong
 
-        for key, kinds in _KEYS_OF.items():
-            if key in values and kind not in kinds:
-                yield key, f'applies only to {" and ".join(kinds)} windows, but this one is "{kind}"; remove it'
+        for key, declared in cls.KEYS.items():
+            if key in values and declared.kinds and kind not in declared.kinds:
+                kinds = " and ".join(declared.kinds)
+                yield key, f'applies only to {kinds} windows, but this one is "{kind}"; remove it'
+        for key, declared in cls.KEYS.items():
+            if missing(key) and declared.kinds.get(kind):
+                yield key, f"missing; a {kind} window {declared.kinds[kind]}"
         if kind == "session":
-            for key, meaning in (
-                ("gap_ms", 'the silence after which a session ends, as in "30m"'),
-                ("max_session_duration_ms", 'a limit on its length, as in "12h"'),
-            ):
-                if missing(key):
-                    yield key, f"missing; a session window needs {meaning}"
             gap, cap = values.get("gap_ms"), values.get("max_session_duration_ms")
             if isinstance(gap, int) and cap is not None and cap <= gap:
                 yield (
@@ -238,10 +228,6 @@ class Window(StepBase):
                     'missing or empty; a session window needs at least one key, as in ["user_id"]',
                 )
             return
-        if missing("duration_ms"):
-            yield "duration_ms", f'missing; a {kind} window needs its length, as in "1m"'
-        if kind == "hopping" and missing("hop_ms"):
-            yield "hop_ms", 'missing; a hopping window needs the distance between window starts, as in "10s"'
         length, hop = values.get("duration_ms"), values.get("hop_ms")
         if kind == "hopping" and length is not None and hop is not None and hop > length:
             yield (

@@ -190,7 +190,7 @@ class StageComparison:
         assumed = self.state.described.get(
             "assumed", ()
         )  # keys whose stored values were assumed, not read from a config
-        for key in type(new).PARSERS if old is not None else ():
+        for key in type(new).KEYS if old is not None else ():
             if key not in BY_KEY or key in assumed:
                 continue
             before, after = getattr(old, key, None), getattr(new, key)
@@ -246,8 +246,8 @@ class StageComparison:
         with forbid_imports():
             old = None if data is None else type(new).parse_partial(dict(data), "state", "", [])
         changed_keys = set[str]()
-        for key in type(new).PARSERS if old is not None else ():
-            attribute = type(new).ATTRIBUTES.get(key, key)
+        for key in type(new).KEYS if old is not None else ():
+            attribute = type(new).attribute_of(key)
             before, after = getattr(old, attribute, None), getattr(new, attribute)
             if before == after:
                 continue

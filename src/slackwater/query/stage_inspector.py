@@ -256,7 +256,7 @@ class StageInspector:
         watermark, key = self.state.watermark_us, state_inspection.parse_key(operator, texts, "--key")
         rows = state_inspection.read_key_rows(self.snapshot, operator, key)
         timers = self._timers(operator, state_inspection.list_open_windows(operator, rows, watermark))
-        refuses_late_rows = "late_data" in self.pipeline.transform.step.PARSERS
+        refuses_late_rows = "late_data" in self.pipeline.transform.step.KEYS
         before = watermark if refuses_late_rows and watermark > NO_WATERMARK else None
         return KeyReport(
             state_inspection.to_plain_key(key.row(0, named=True), operator.key_names), timers, None, before

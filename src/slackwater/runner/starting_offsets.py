@@ -62,7 +62,7 @@ def _with_position(pipeline: Pipeline, source: Source, position: Any, problems: 
         )
         return source
     try:
-        checked = Source.PARSERS["starting_offsets"](position)
+        checked = Source.KEYS["starting_offsets"].parse(position)
     except Exception as error:
         problems.append(f'--from: source "{source.name}": expected offsets per topic and partition ({error})')
         return source

@@ -18,14 +18,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pydantic import Field
-
+from slackwater.config.key import Milliseconds, Tables, declare_key
 from slackwater.config.message_format import format_key, value_mismatch
 from slackwater.config.spec_base import Problem, Spec, Values, table_list_parser, table_parser
 from slackwater.config.value_parsers import (
     InvalidTableError,
     InvalidValueError,
-    ValueParser,
     attach_json_schema,
     choice_parser,
     duration_parser,
@@ -133,56 +131,47 @@ def _parse_time(value: Any) -> dt.datetime:
 class CaseRestart(Spec):
     """A restart with the same state, but with a different number of shards or a different config."""
 
-    shards: int | None = None
-    pipeline: str | None = None
+    shards: int | None = declare_key(integer_parser(1), "The number of shards from now on.", default=None)
+    pipeline: str | None = declare_key(
+        parse_text, "Another config from now on, as a path relative to this file.", default=None
+    )
 
-    PARSERS: ClassVar[Mapping[str, ValueParser]] = {"shards": integer_parser(1), "pipeline": parse_text}
-    TEXTS: ClassVar[Mapping[str, str]] = {
-        "shards": "The number of shards from now on.",
-        "pipeline": "Another config from now on, as a path relative to this file.",
-    }
     DOC_LINK: ClassVar[str] = _PAGE
 
 
 class CaseStep(Spec):
     """One test step, such as the arrival of rows, the passing of time, or a crash of the process."""
 
-    rows: Mapping[str, tuple[Any, ...]] = Field(default_factory=dict)
-    files: Mapping[str, tuple[Any, ...]] = Field(default_factory=dict)
-    took: int = 0
-    quiet: int | None = None
-    crash: str | None = None
-    restart: CaseRestart | None = None
-    replay: bool = False
-    flush: bool = False
+    rows: Mapping[str, tuple[Any, ...]] = declare_key(
+        _parse_rows,
+        "Rows that arrive together in one epoch, of the only source or by source.",
+        default_factory=dict,
+        elsewhere=("given",),
+    )
+    files: Mapping[str, tuple[Any, ...]] = declare_key(
+        _parse_files,
+        "Files that arrive together in one epoch, as paths relative to this file. The source reads them.",
+        default_factory=dict,
+    )
+    took: Milliseconds[int] = declare_key(
+        duration_parser(0), "How long that epoch takes on the virtual clock.", default=0, elsewhere=("took_ms",)
+    )
+    quiet: Milliseconds[int | None] = declare_key(
+        duration_parser(0), "How long all sources return no rows.", default=None, elsewhere=("quiet_ms",)
+    )
+    crash: str | None = declare_key(
+        choice_parser(*KILL_POINTS),
+        "The next epoch dies at this step, and a new process repeats it.",
+        default=None,
+        elsewhere=("kill",),
+    )
+    restart: CaseRestart | None = declare_key(
+        table_parser(CaseRestart), "The process stops and starts again: restart = { shards = 3 }.", default=None
+    )
+    replay: bool = declare_key(parse_flag, "Dead letters are replayed, as by `slackwater dlq replay`.", default=False)
+    flush: bool = declare_key(parse_flag, "All open windows are closed.", default=False)
 
-    PARSERS: ClassVar[Mapping[str, ValueParser]] = {
-        "rows": _parse_rows,
-        "files": _parse_files,
-        "took": duration_parser(0),
-        "quiet": duration_parser(0),
-        "crash": choice_parser(*KILL_POINTS),
-        "restart": table_parser(CaseRestart),
-        "replay": parse_flag,
-        "flush": parse_flag,
-    }
-    TEXTS: ClassVar[Mapping[str, str]] = {
-        "rows": "Rows that arrive together in one epoch, of the only source or by source.",
-        "files": "Files that arrive together in one epoch, as paths relative to this file. The source reads them.",
-        "took": "How long that epoch takes on the virtual clock.",
-        "quiet": "How long all sources return no rows.",
-        "crash": "The next epoch dies at this step, and a new process repeats it.",
-        "restart": "The process stops and starts again: restart = { shards = 3 }.",
-        "replay": "Dead letters are replayed, as by `slackwater dlq replay`.",
-        "flush": "All open windows are closed.",
-    }
     DOC_LINK: ClassVar[str] = _PAGE
-    SUGGESTIONS: ClassVar[Mapping[str, str]] = {
-        "quiet_ms": "quiet",
-        "took_ms": "took",
-        "given": "rows",
-        "kill": "crash",
-    }
 
     @property
     def has_input(self) -> bool:
@@ -192,7 +181,7 @@ class CaseStep(Spec):
     def read(cls, data: Values, file: str, path: str, problems: list[str]) -> tuple[Values, set[str]]:
         before = len(problems)
         values, wrong = super().read(data, file, path, problems)
-        if set(data) - set(cls.PARSERS):  # the problem of the unknown key is enough
+        if set(data) - set(cls.KEYS):  # the problem of the unknown key is enough
             problems[before:] = [p for p in problems[before:] if _NOTHING not in p]
         return values, wrong
 
@@ -216,67 +205,59 @@ class Expectation(Spec):
     A column that no expected row names is not compared. If only some rows name a column, the others expect NULL in it.
     """
 
-    rows: Mapping[str, tuple[dict[str, Any], ...]] = Field(default_factory=dict)
-    stages: Mapping[str, tuple[dict[str, Any], ...]] = Field(default_factory=dict)
-    late: tuple[dict[str, Any], ...] = ()
-    bad: tuple[dict[str, Any], ...] = ()
-    fails: str | None = None
+    rows: Mapping[str, tuple[dict[str, Any], ...]] = declare_key(
+        _parse_by_target,
+        "The rows in the target at the end, in any order; with several targets, by target.",
+        default_factory=dict,
+        elsewhere=("result",),
+    )
+    stages: Mapping[str, tuple[dict[str, Any], ...]] = declare_key(
+        _parse_by_stage,
+        "The results of stages at the end, in any order, whether a target gets them or not.",
+        default_factory=dict,
+    )
+    late: tuple[dict[str, Any], ...] = declare_key(
+        _parse_expected,
+        "The rows that came too late, as in the input. By default none.",
+        default=(),
+        elsewhere=("late_rows",),
+    )
+    bad: tuple[dict[str, Any], ...] = declare_key(
+        _parse_expected,
+        "The rows that could not be used, with `_reason`. A row that cannot be decoded has its text in `_value`.",
+        default=(),
+        elsewhere=("letters",),
+    )
+    fails: str | None = declare_key(
+        parse_text, "A part of the error with which the pipeline stops.", default=None, elsewhere=("error",)
+    )
 
-    PARSERS: ClassVar[Mapping[str, ValueParser]] = {
-        "rows": _parse_by_target,
-        "stages": _parse_by_stage,
-        "late": _parse_expected,
-        "bad": _parse_expected,
-        "fails": parse_text,
-    }
-    TEXTS: ClassVar[Mapping[str, str]] = {
-        "rows": "The rows in the target at the end, in any order; with several targets, by target.",
-        "stages": "The results of stages at the end, in any order, whether a target gets them or not.",
-        "late": "The rows that came too late, as in the input. By default none.",
-        "bad": "The rows that could not be used, with `_reason`. A row that cannot be decoded has its text in `_value`.",
-        "fails": "A part of the error with which the pipeline stops.",
-    }
     DOC_LINK: ClassVar[str] = _PAGE
-    SUGGESTIONS: ClassVar[Mapping[str, str]] = {
-        "letters": "bad",
-        "error": "fails",
-        "late_rows": "late",
-        "result": "rows",
-    }
 
 
 class TestCase(Spec):
     """A pipeline test: its steps, and the expected results at the end."""
 
-    pipeline: str | None = None
-    shards: int = 2
-    clock: dt.datetime | None = None
-    flush: bool = True
-    steps: tuple[CaseStep, ...]
-    expect: Expectation = Field(default_factory=Expectation)
+    pipeline: str | None = declare_key(
+        parse_text,
+        "The config under test, as a path relative to this file. By default, the TOML above this folder with the name of this file.",
+        default=None,
+    )
+    shards: int = declare_key(integer_parser(1), "The number of shards at the start.", default=2)
+    clock: dt.datetime | None = declare_key(
+        _parse_time, "The start of the virtual clock. By default, a time after all event times.", default=None
+    )
+    flush: bool = declare_key(parse_flag, "Whether all open windows are closed at the end.", default=True)
+    steps: Tables[CaseStep] = declare_key(
+        table_list_parser(CaseStep, "a list of steps ([[steps]])"),
+        "The steps of the test, in this order: [[steps]].",
+        required="write at least one [[steps]] with rows",
+    )
+    expect: Expectation = declare_key(
+        table_parser(Expectation), "The expected results at the end.", default_factory=Expectation
+    )
 
-    PARSERS: ClassVar[Mapping[str, ValueParser]] = {
-        "pipeline": parse_text,
-        "shards": integer_parser(1),
-        "clock": _parse_time,
-        "flush": parse_flag,
-        "steps": table_list_parser(CaseStep, "a list of steps ([[steps]])"),
-        "expect": table_parser(Expectation),
-    }
-    TEXTS: ClassVar[Mapping[str, str]] = {
-        "pipeline": "The config under test, as a path relative to this file. By default, the TOML above this folder with the name of this file.",
-        "shards": "The number of shards at the start.",
-        "clock": "The start of the virtual clock. By default, a time after all event times.",
-        "flush": "Whether all open windows are closed at the end.",
-        "steps": "The steps of the test, in this order: [[steps]].",
-        "expect": "The expected results at the end.",
-    }
     DOC_LINK: ClassVar[str] = _PAGE
-    REQUIRED: ClassVar[tuple[str, ...]] = ("steps",)
-
-    @classmethod
-    def missing_hint(cls, key: str) -> str:
-        return "write at least one [[steps]] with rows"
 
 
 def load_case(path: Path) -> TestCase:

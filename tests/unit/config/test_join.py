@@ -152,7 +152,7 @@ def test_every_setting_survives_a_round_trip_through_toml() -> None:
     written = tomllib.loads(sw.to_toml(p))["transform"]["join"]
     keys = {find_duration_keys(sw.Join).get(name, name) for name in written}
     assert set(settings) - keys == set()
-    assert set(sw.Join.PARSERS) - keys == {"time_window_ms", "time_mode"}
+    assert set(sw.Join.KEYS) - keys == {"time_window_ms", "time_mode"}
     assert sw.loads(sw.to_toml(p), env={}) == p
 
 
@@ -352,7 +352,7 @@ def test_rows_of_a_join_replace_nothing(target: Connection) -> None:
 
 def test_any_value_of_a_key_is_accepted_or_refused_in_lines() -> None:
     """Try every key with a value of every TOML type. No other kind of exception is raised."""
-    for key in [*sw.Join.PARSERS, "unknown", "how"]:
+    for key in [*sw.Join.KEYS, "unknown", "how"]:
         for value in (1, -1.5, 2**70, True, [], [[]], {}, "", "x", [1], {"a": [1]}, ["x"]):
             data = tomllib.loads(ISSUE)
             data["transform"]["join"][key] = value

@@ -17,12 +17,12 @@ from tests.support.configs import ISSUE
 from tests.support.doc_pages import anchors
 
 import slackwater as sw
-from slackwater.config import config_key_docs, json_schema
+from slackwater.config import json_schema
 from slackwater.config.connection import Connection
 from slackwater.config.connector_description import CONNECTORS
 from slackwater.config.keyed_step import KeyedStep
 from slackwater.config.pipeline import Pipeline
-from slackwater.config.spec_base import Spec, find_duration_keys
+from slackwater.config.spec_base import Spec, find_doc_link, find_duration_keys, iterate_specs
 
 ROOT = Path(__file__).resolve().parents[3]
 SCHEMA = json_schema.build_schema()
@@ -143,37 +143,24 @@ def test_the_shipped_file_is_the_one_made_from_the_specs() -> None:
 # -- every key has its sentence, and every sentence its key
 
 
-def tables(spec: type[Spec] = Pipeline) -> Iterator[type[Spec]]:
-    yield spec
-    for kind in spec.PARSERS.values():
-        if "of" in kind.shape:  # type: ignore[attr-defined]
-            yield from tables(kind.shape["of"])  # type: ignore[attr-defined]
-
-
 TABLES = sorted(
-    {*tables(), *(c.connection for c in CONNECTORS.values())} - {Connection}, key=lambda spec: spec.__name__
+    {*iterate_specs(Pipeline), *(c.connection for c in CONNECTORS.values())} - {Connection},
+    key=lambda spec: spec.__name__,
 )
 
 
 @pytest.mark.parametrize("spec", TABLES, ids=lambda spec: spec.__name__)
 def test_every_key_has_a_sentence_and_a_section_that_names_it(spec: type[Spec]) -> None:
-    page, _, anchor = config_key_docs.doc_link(spec).partition("#")
+    page, _, anchor = spec.DOC_LINK.partition("#")
     text = (ROOT / page).read_text()
     assert anchor in anchors(text)
     (section,) = [s for s in re.split(r"^## ", text, flags=re.MULTILINE)[1:] if anchor in anchors(f"## {s}")]
     units = {key: name for name, key in find_duration_keys(spec).items()}
-    for key in spec.PARSERS:
-        if key in spec.PYTHON_ONLY or (issubclass(spec, KeyedStep) and key in KeyedStep.PARSERS):
+    for key, declared in spec.KEYS.items():
+        if declared.python_only or (issubclass(spec, KeyedStep) and key in KeyedStep.KEYS):
             continue
-        own_table = "of" in spec.PARSERS[key].shape  # type: ignore[attr-defined]
-        assert config_key_docs.describe_config_key(spec, key).endswith("."), f"{spec.__name__}.{key} has no sentence"
-        assert own_table or f"`{units.get(key, key)}`" in section, f"{page}#{anchor} does not name {key}"
-
-
-def test_no_sentence_describes_a_missing_key() -> None:
-    of_connections = {key for c in CONNECTORS.values() for key in c.connection.PARSERS}
-    for spec, sentences in config_key_docs.TEXTS.items():
-        assert set(sentences) <= (of_connections if spec is Connection else set(spec.PARSERS)), spec.__name__
+        assert declared.text.endswith("."), f"{spec.__name__}.{key} has no sentence"
+        assert "of" in declared.shape or f"`{units.get(key, key)}`" in section, f"{page}#{anchor} does not name {key}"
 
 
 def test_the_schema_names_the_words_of_other_systems() -> None:
@@ -204,7 +191,7 @@ def test_the_schema_names_the_words_of_other_systems() -> None:
     ],
 )
 def test_each_key_links_to_its_section_of_the_docs(key: str, anchor: str) -> None:
-    assert config_key_docs.find_doc_link(key) == f"docs/configuration.md#{anchor}"
+    assert find_doc_link(Pipeline, key) == f"docs/configuration.md#{anchor}"
 
 
 def test_the_schema_and_check_agree_on_the_readme_example() -> None:

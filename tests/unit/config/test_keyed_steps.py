@@ -15,7 +15,6 @@ from slackwater import explain
 from slackwater.cli.check import _describe_step
 from slackwater.cli.format import format_run_summary
 from slackwater.config import sql_check
-from slackwater.config.config_key_docs import describe_config_key, doc_link
 from slackwater.config.json_schema import build_schema
 from slackwater.config.spec_base import find_duration_keys
 from slackwater.core.schema import Field
@@ -141,7 +140,7 @@ def test_the_schema_describes_the_table_and_every_key_of_a_keyed_step() -> None:
         assert {"not": {"required": both}} in schema["allOf"]
     assert schema["properties"]["nth"]["description"].startswith("Every n-th row of each key")
     table = schema["$defs"]["nth"]
-    assert set(table["properties"]) == {*Nth.PARSERS, *find_duration_keys(Nth)}
-    assert all(describe_config_key(Nth, key) for key in Nth.PARSERS)
+    assert set(table["properties"]) == {*Nth.KEYS, *find_duration_keys(Nth)}
+    assert all(declared.text for declared in Nth.KEYS.values())
     assert "late_data" not in str(table), "no row of it is late"
-    assert doc_link(Nth) == "docs/configuration.md#transform"
+    assert Nth.DOC_LINK == "docs/configuration.md#transform"

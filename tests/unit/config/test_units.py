@@ -20,7 +20,7 @@ GAP = "gap_ms                   = 30000"
 
 @pytest.mark.parametrize("spec", [Pipeline, Source, Lookup, Window, Join, StateStore])
 def test_every_duration_has_a_key_that_takes_its_unit(spec: type[Spec]) -> None:
-    in_ms = {key for key, kind in spec.PARSERS.items() if "duration" in kind.shape}  # type: ignore[attr-defined]
+    in_ms = {key for key, declared in spec.KEYS.items() if "duration" in declared.shape}
     assert set(find_duration_keys(spec).values()) == in_ms
     assert all(key == f"{name}_ms" for name, key in find_duration_keys(spec).items())
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 from journal_connector.offsets import JournalOffsets
 from slackwater.config.connection import Connection
 from slackwater.config.connector_description import ConnectorDescription, StartPosition, absolute_path
 from slackwater.config.connector_keys import ConnectorKeys
-from slackwater.config.value_parsers import ValueParser, choice_parser, integer_parser, parse_flag, parse_text
+from slackwater.config.key import declare_key
+from slackwater.config.value_parsers import choice_parser, integer_parser, parse_flag, parse_text
 from slackwater.core.paths import path_dataset
 
 
@@ -17,40 +17,24 @@ class JournalConnection(Connection):
     """Journals."""
 
     kind: Literal["journal"] = "journal"
-    encoding: str
-
-    TEXTS: ClassVar[Mapping[str, str]] = {"encoding": "How the text of a journal is encoded."}
-    PARSERS: ClassVar[Mapping[str, ValueParser]] = {
-        "kind": choice_parser("journal"),
-        "encoding": choice_parser("utf-8", "latin-1"),
-    }
-    REQUIRED: ClassVar[tuple[str, ...]] = ("encoding",)
-
-    @classmethod
-    def missing_hint(cls, key: str) -> str:
-        return 'as in "utf-8"'
+    encoding: str = declare_key(
+        choice_parser("utf-8", "latin-1"), "How the text of a journal is encoded.", required='as in "utf-8"'
+    )
 
 
 class JournalSourceKeys(ConnectorKeys):
     """The keys that only a source in a journal has."""
 
-    topic_prefix: str = ""
-    skip_lines: int = 0
-
-    TEXTS: ClassVar[Mapping[str, str]] = {
-        "topic_prefix": "Reads only the entries whose `topic` begins with this text.",
-        "skip_lines": "The number of lines at the start that are not read.",
-    }
-    PARSERS: ClassVar[Mapping[str, ValueParser]] = {"topic_prefix": parse_text, "skip_lines": integer_parser(0)}
+    topic_prefix: str = declare_key(
+        parse_text, "Reads only the entries whose `topic` begins with this text.", default=""
+    )
+    skip_lines: int = declare_key(integer_parser(0), "The number of lines at the start that are not read.", default=0)
 
 
 class JournalTargetKeys(ConnectorKeys):
     """The keys that only a target in a journal has."""
 
-    sync: bool = True
-
-    TEXTS: ClassVar[Mapping[str, str]] = {"sync": "Waits until the disk has stored each epoch; true by default."}
-    PARSERS: ClassVar[Mapping[str, ValueParser]] = {"sync": parse_flag}
+    sync: bool = declare_key(parse_flag, "Waits until the disk has stored each epoch; true by default.", default=True)
 
 
 JOURNAL = ConnectorDescription(
