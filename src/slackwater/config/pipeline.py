@@ -32,20 +32,14 @@ from slackwater.config.pipeline_checks import (
     check_standalone_results,
     check_state_store,
 )
-from slackwater.config.pipeline_checks import (
-    resolve_connection as resolve_connection,
-)
+from slackwater.config.pipeline_checks import resolve_connection as resolve_connection
 from slackwater.config.source import Lookup, Source, StageOutputRef
 from slackwater.config.spec_base import Problem, Spec, Values, table_list_parser, table_parser
 from slackwater.config.stage import STEP, Stage, Transform
 from slackwater.config.stage_checks import check_stages, iterate_all_steps
 from slackwater.config.target import StateStore, Target
 from slackwater.config.target_checks import TARGET_NAME, check_targets, iterate_targets, list_published_stages
-from slackwater.config.value_parsers import (
-    duration_parser,
-    parse_text,
-    settings_parser,
-)
+from slackwater.config.value_parsers import duration_parser, parse_text, settings_parser
 from slackwater.core.humanize import mismatch
 from slackwater.core.notebook_repr import NotebookRepr
 from slackwater.errors import ConfigError, StartError, Topic
@@ -58,10 +52,7 @@ NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 
 
 class Pipeline(Spec, NotebookRepr):
-    """A validated, immutable description of a pipeline. `slackwater.run_streaming_pipeline` runs it.
-
-    `spark`: settings of the Spark session under their Spark names (`spark.jars`, `spark.driver.memory`, …).
-    """
+    """A validated, immutable description of a pipeline. `slackwater.run_streaming_pipeline` runs it."""
 
     name: str = declare_key(
         parse_text,
@@ -120,12 +111,9 @@ class Pipeline(Spec, NotebookRepr):
         duration_parser(1), "How often an idle pipeline checks its clock.", default=500
     )
     idle_pause: WithUnit = declare_with_unit(default=None)
-    preset_input_paths: Any = declare_attribute(
-        default=(), repr=False
-    )  # tuple of `InputPath`, set in `stage_pipelines`
+    preset_input_paths: Any = declare_attribute(default=(), repr=False)  # of `InputPath`, set in `stage_pipelines`
 
     DOC_LINK: ClassVar[str] = "docs/configuration.md#the-pipeline"
-
     SUGGESTIONS: ClassVar[Mapping[str, str]] = {"window": "transform.window", "join": "transform.join"}
 
     @property
@@ -244,8 +232,9 @@ class Pipeline(Spec, NotebookRepr):
             )
         if name not in pipelines:
             suggestion = suggest_word_or_list(name, pipelines)
-            line = f"{self.name}: --target: found {format_value(name)}, which is not a target{suggestion}"
-            raise StartError(line, Topic.VALUE)
+            raise StartError(
+                f"{self.name}: --target: found {format_value(name)}, which is not a target{suggestion}", Topic.VALUE
+            )
         return pipelines[name]
 
     def writer_of(self, target: str) -> str:

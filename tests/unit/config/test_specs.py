@@ -36,9 +36,9 @@ sql = """
 kind = "session"
 gap = "30s"
 max_session_duration = "2h"
+group_by = ["user_id"]
 event_time_column = "ts"
 lateness = "30s"
-group_by = ["user_id"]
 crash_recovery = "persisted"
 
 [[transform.window.aggregations]]
