@@ -92,45 +92,175 @@ def ingest_rows(
     `watermark` is that of the previous epoch. `sink` receives the output, frame by frame. Raises
     RowsPerKeyExceededError if a key has too many rows, unless the oldest rows may be dropped.
     """
-    tallies = {which: SideCounts(rows=rows.height) for which, rows in new.items()}
+    work = _JoinEpoch(logic, buffers, watermark, sink, {w: SideCounts(rows=rows.height) for w, rows in new.items()})
     late: dict[int, pl.DataFrame] = {}
     fresh: dict[int, NewRows] = {}
     for which, rows in new.items():
-        late[which], usable = _split_late(logic, rows, watermark, tallies[which])
+        late[which], usable = work.split_late(which, rows)
         keyless, usable = _split_keyless(logic.sides[which], usable)
-        tallies[which].null_keys = keyless.height
+        work.tallies[which].null_keys = keyless.height
         if keyless.height and logic.sides[which].outer:
-            tallies[which].unmatched += keyless.height
+            work.tallies[which].unmatched += keyless.height
             sink(logic.unmatched_rows(which, keyless))
         fresh[which] = _sort_new_rows(logic.sides[which], usable, epoch * NUMBERS)
-    firsts: dict[int, list[pl.DataFrame]] = {LEFT: [], RIGHT: []}
-    matches = 0
-    for own_side, other_side in ((LEFT, RIGHT), (RIGHT, LEFT)):
-        query = fresh.get(own_side)
-        if query is None or not query.rows.height:
-            continue
-        side, other = query.side, fresh.get(other_side)
+    matches = sum(work.match(fresh[own], fresh.get(1 - own)) for own in (LEFT, RIGHT) if own in fresh)
+    changes = {side.which: work.build_change(side, fresh.get(side.which)) for side in logic.sides}
+    return JoinResult(changes, work.tallies, late, matches, work.hot_key)
+
+
+@dataclass
+class _JoinEpoch:
+    """One epoch of a join in one shard: what all of its steps use, and what they count.
+
+    `firsts`: for each side, buffered rows that have a partner in this epoch, if the side is outer.
+    """
+
+    logic: CompiledJoin
+    buffers: Buffers
+    watermark: int
+    sink: Sink
+    tallies: dict[int, SideCounts]
+    firsts: dict[int, list[pl.DataFrame]] = field(default_factory=lambda: {LEFT: [], RIGHT: []})
+    hot_key: dict[int, tuple[int, str]] = field(default_factory=dict)
+
+    def split_late(self, which: int, rows: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """Split the rows of a side into late and usable ones, and count the late ones."""
+        is_late = rows["__ts"].to_numpy() < self.watermark - self.logic.allowed_us
+        if not is_late.any():
+            return rows.clear(), rows
+        late, tally = rows.filter(pl.Series(is_late)), self.tallies[which]
+        tally.late = late.height
+        tally.late_idle = int(late["__idle"].sum()) if "__idle" in late.columns else 0
+        return late, rows.filter(pl.Series(~is_late))
+
+    # -- pairs ---------------------------------------------------------------------------------------------------
+
+    def match(self, query: NewRows, other: NewRows | None) -> int:
+        """Emit the pairs of a side's new rows and the other side's rows; return their number.
+
+        The pairs of new rows of both sides are emitted for the left side.
+        """
+        if not query.rows.height:
+            return 0
+        side, which = query.side, 1 - query.side.which
         low, high = query.run.ts + side.low_us, query.run.ts + side.high_us
         hashes = distinct_values(query.run.kh, is_sorted=True)
-        for run in buffers.runs(other_side, hashes, int(low.min()), int(high.max())):
-            matches += _match(logic, query, run, low, high, buffers, watermark, sink, firsts[other_side])
-        if own_side == LEFT and other is not None and other.rows.height:
-            matches += _match(
-                logic, query, other.run, low, high, None, watermark, sink, firsts[other_side], other.matched
-            )
-    changes: dict[int, BufferChange] = {}
-    hot_key: dict[int, tuple[int, str]] = {}
-    for which, side in enumerate(logic.sides):
-        f = fresh.get(which)
-        rows = pl.DataFrame(schema=side.schema) if f is None else f.rows.with_columns(pl.Series("__matched", f.matched))
-        change = BufferChange(rows.select(list(side.schema)), _first_matches(side, firsts[which], buffers))
-        tally = tallies.setdefault(which, SideCounts())
+        runs = self.buffers.runs(which, hashes, int(low.min()), int(high.max()))
+        count = sum(self._match_run(query, run, low, high) for run in runs)
+        if side.which == LEFT and other is not None and other.rows.height:
+            count += self._match_run(query, other.run, low, high, other.matched)
+        return count
+
+    def _match_run(
+        self, query: NewRows, run: SortedRows, low: Int64s, high: Int64s, matched: NDArray[np.bool_] | None = None
+    ) -> int:
+        """Emit the pairs of new rows (`query`) and matching rows of a run, and return the number of pairs.
+
+        `low`, `high`: the first and the last time that a partner of each new row may have. `matched`: a mask that is set
+        for the rows of the run that have a partner, if the run itself consists of new rows; None if it is buffered.
+        """
+        logic, other = self.logic, self.logic.sides[1 - query.side.which]
+        begin, end = matching_ranges(run, query.run.kh, low, high)
+        count = 0
+        for which, positions in matching_pairs(begin, end, MOST):
+            rows, partners = query.rows[which], run.take(positions)
+            good = _equal_keys(query.side, other, rows, partners)
+            if matched is None:
+                good &= other.due(partners["__ts"].to_numpy()) > self.watermark
+                good &= ~self.buffers.evicted(other.which, partners["__kh"].to_numpy(), partners["__id"].to_numpy())
+            if not good.all():
+                selected = np.flatnonzero(good)
+                which, positions, rows, partners = (
+                    which[selected],
+                    positions[selected],
+                    rows[selected],
+                    partners[selected],
+                )
+            if not rows.height:
+                continue
+            count += rows.height
+            self.sink(logic.join_rows(rows, partners) if query.side.which == LEFT else logic.join_rows(partners, rows))
+            query.matched[which] = True
+            if matched is not None:
+                matched[positions] = True
+            elif other.outer:
+                first = partners.unique("__id", keep="first").select("__kh", "__ts", "__id", "__matched")
+                self.firsts[other.which].append(first)
+        return count
+
+    # -- buffers -------------------------------------------------------------------------------------------------
+
+    def build_change(self, side: JoinSide, new: NewRows | None) -> BufferChange:
+        """Return the changes to the buffer of a side, and count them."""
+        rows = pl.DataFrame(schema=side.schema)
+        if new is not None:
+            rows = new.rows.with_columns(pl.Series("__matched", new.matched))
+        change = BufferChange(rows.select(list(side.schema)), self._first_matches(side))
+        tally = self.tallies.setdefault(side.which, SideCounts())
         tally.buffered = change.rows.height
         tally.matched = change.matched.height + int(rows["__matched"].sum() or 0)
-        if logic.max_rows_per_key is not None and rows.height:
-            change = _enforce_limit(logic, side, change, buffers, watermark, sink, tally, hot_key)
-        changes[which] = change
-    return JoinResult(changes, tallies, late, matches, hot_key)
+        if self.logic.max_rows_per_key is None or rows.is_empty():
+            return change
+        return self._enforce_limit(side, change, tally, self.logic.max_rows_per_key)
+
+    def _first_matches(self, side: JoinSide) -> pl.DataFrame:
+        """Return references to the buffered rows of a side that had no partner before this epoch."""
+        frames = self.firsts[side.which]
+        if not frames:
+            return row_references()
+        rows = pl.concat(frames).unique(["__kh", "__id"], keep="first", maintain_order=True)
+        fresh = rows.filter(pl.Series(~self.buffers.matched(side.which, rows)))
+        return fresh.select("__kh", "__ts", "__id").sort("__kh", "__id")
+
+    def _enforce_limit(self, side: JoinSide, change: BufferChange, tally: SideCounts, most: int) -> BufferChange:
+        """Enforce the limit on rows per key: raise RowsPerKeyExceededError, or evict the oldest rows."""
+        kh = change.rows["__kh"].to_numpy()
+        begins = find_run_starts(kh)
+        hashes, new_counts = kh[begins], np.diff(begins, append=len(kh))
+        if 2 * (int(new_counts.max()) + self.buffers.bound(side.which)) <= most:
+            return change
+        counts = new_counts + self.buffers.counts(side.which, hashes, self.watermark)
+        largest = int(counts.argmax())
+        if 2 * counts[largest] > most:
+            self.hot_key[side.which] = (int(counts[largest]), _describe_key(side, change.rows, int(begins[largest])))
+        if counts[largest] <= most:
+            return change
+        if not self.logic.drop_oldest:
+            raise RowsPerKeyExceededError(side, *self.hot_key[side.which])
+        return self._evict_oldest(side, change, tally, most, hashes[counts > most])
+
+    def _evict_oldest(
+        self, side: JoinSide, change: BufferChange, tally: SideCounts, most: int, hashes: Int64s
+    ) -> BufferChange:
+        """Evict the oldest rows of the keys with these hashes, so that each key has as many rows as allowed (`most`).
+
+        Evicted rows of an outer side are emitted if they have no partner, since they can no longer find one.
+        """
+        fields = list(side.schema)
+        held = []
+        for run in self.buffers.runs(side.which, hashes, int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)):
+            rows = run.take(np.flatnonzero(is_in_sorted(run.kh, hashes) & (side.due(run.ts) > self.watermark)))
+            gone = self.buffers.evicted(side.which, rows["__kh"].to_numpy(), rows["__id"].to_numpy())
+            held.append(rows.select(fields).filter(pl.Series(~gone)))
+        old = pl.concat(held) if held else change.rows.clear()
+        old = old.with_columns(pl.Series("__matched", self.buffers.matched(side.which, old)))
+        if change.matched.height:
+            now = pl.Series(is_in_sorted(old["__id"].to_numpy(), np.sort(change.matched["__id"].to_numpy())))
+            old = old.with_columns(pl.col("__matched") | now)
+        is_affected = pl.Series(is_in_sorted(change.rows["__kh"].to_numpy(), hashes))
+        every = pl.concat([old, change.rows.filter(is_affected)]).sort("__kh", "__ts", "__id")
+        rank = pl.int_range(pl.len()).over("__kh")
+        over = every.filter(rank < pl.len().over("__kh") - most)
+        tally.evicted = over.height
+        if side.outer:
+            lonely = over.filter(~pl.col("__matched"))
+            tally.unmatched += lonely.height
+            if lonely.height:
+                self.sink(self.logic.unmatched_rows(side.which, lonely))
+        ids = np.sort(over["__id"].to_numpy())
+        rows = change.rows.filter(pl.Series(~is_in_sorted(change.rows["__id"].to_numpy(), ids)))
+        buffered = over.filter(pl.Series(is_in_sorted(over["__id"].to_numpy(), np.sort(old["__id"].to_numpy()))))
+        return BufferChange(rows, change.matched, buffered.select("__kh", "__ts", "__id").sort("__kh", "__id"))
 
 
 def emit_unmatched_rows(
@@ -147,21 +277,6 @@ def emit_unmatched_rows(
     return counts
 
 
-# -- rows in -----------------------------------------------------------------------------------------------------------
-
-
-def _split_late(
-    logic: CompiledJoin, rows: pl.DataFrame, watermark: int, tally: SideCounts
-) -> tuple[pl.DataFrame, pl.DataFrame]:
-    is_late = rows["__ts"].to_numpy() < watermark - logic.allowed_us
-    if not is_late.any():
-        return rows.clear(), rows
-    late = rows.filter(pl.Series(is_late))
-    tally.late = late.height
-    tally.late_idle = int(late["__idle"].sum()) if "__idle" in late.columns else 0
-    return late, rows.filter(pl.Series(~is_late))
-
-
 def _split_keyless(side: JoinSide, rows: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     names = [k.name for k in side.keys]
     if not any(rows[n].null_count() for n in names):
@@ -176,51 +291,6 @@ def _sort_new_rows(side: JoinSide, rows: pl.DataFrame, first_id: int) -> NewRows
     return NewRows(side, rows, SortedRows.from_frame(rows), np.zeros(rows.height, dtype=bool))
 
 
-# -- pairs -------------------------------------------------------------------------------------------------------------
-
-
-def _match(
-    logic: CompiledJoin,
-    query: NewRows,
-    run: SortedRows,
-    low: Int64s,
-    high: Int64s,
-    buffers: Buffers | None,
-    watermark: int,
-    sink: Sink,
-    firsts: list[pl.DataFrame],
-    matched: NDArray[np.bool_] | None = None,
-) -> int:
-    """Emit the pairs of new rows (`query`) and matching rows of a run, and return the number of pairs.
-
-    `low`, `high`: the first and the last time that a partner of each new row may have. `firsts`: an output, the rows of
-    the run that have a partner if the other side is outer. If the run itself consists of new rows, `buffers` is None,
-    and `matched` is a mask that is set for the rows of the run that have a partner.
-    """
-    other = logic.sides[1 - query.side.which]
-    begin, end = matching_ranges(run, query.run.kh, low, high)
-    count = 0
-    for which, positions in matching_pairs(begin, end, MOST):
-        rows, partners = query.rows[which], run.take(positions)
-        good = _equal_keys(query.side, other, rows, partners)
-        if buffers is not None:
-            good &= other.due(partners["__ts"].to_numpy()) > watermark
-            good &= ~buffers.evicted(other.which, partners["__kh"].to_numpy(), partners["__id"].to_numpy())
-        if not good.all():
-            selected = np.flatnonzero(good)
-            which, positions, rows, partners = which[selected], positions[selected], rows[selected], partners[selected]
-        if not rows.height:
-            continue
-        count += rows.height
-        sink(logic.join_rows(rows, partners) if query.side.which == LEFT else logic.join_rows(partners, rows))
-        query.matched[which] = True
-        if matched is not None:
-            matched[positions] = True
-        elif other.outer:
-            firsts.append(partners.unique("__id", keep="first").select("__kh", "__ts", "__id", "__matched"))
-    return count
-
-
 def _equal_keys(side: JoinSide, other: JoinSide, rows: pl.DataFrame, partners: pl.DataFrame) -> NDArray[np.bool_]:
     """Return a mask of the pairs whose keys are equal, since different keys may have the same hash.
 
@@ -232,86 +302,5 @@ def _equal_keys(side: JoinSide, other: JoinSide, rows: pl.DataFrame, partners: p
     return good
 
 
-def _first_matches(side: JoinSide, frames: list[pl.DataFrame], buffers: Buffers) -> pl.DataFrame:
-    """Return references to the buffered rows in `frames` that had no partner before this epoch."""
-    if not frames:
-        return row_references()
-    rows = pl.concat(frames).unique(["__kh", "__id"], keep="first", maintain_order=True)
-    fresh = rows.filter(pl.Series(~buffers.matched(side.which, rows)))
-    return fresh.select("__kh", "__ts", "__id").sort("__kh", "__id")
-
-
-# -- bounds ------------------------------------------------------------------------------------------------------------
-
-
-def _enforce_limit(
-    logic: CompiledJoin,
-    side: JoinSide,
-    change: BufferChange,
-    buffers: Buffers,
-    watermark: int,
-    sink: Sink,
-    tally: SideCounts,
-    hot_key: dict[int, tuple[int, str]],
-) -> BufferChange:
-    """Enforce the limit on rows per key: raise RowsPerKeyExceededError, or evict the oldest rows."""
-    most = logic.max_rows_per_key or 0
-    kh = change.rows["__kh"].to_numpy()
-    begins = find_run_starts(kh)
-    hashes, new_counts = kh[begins], np.diff(begins, append=len(kh))
-    if 2 * (int(new_counts.max()) + buffers.bound(side.which)) <= most:
-        return change
-    counts = new_counts + buffers.counts(side.which, hashes, watermark)
-    largest = int(counts.argmax())
-    if 2 * counts[largest] > most:
-        hot_key[side.which] = (int(counts[largest]), _describe_key(side, change.rows, int(begins[largest])))
-    if counts[largest] <= most:
-        return change
-    if not logic.drop_oldest:
-        raise RowsPerKeyExceededError(side, *hot_key[side.which])
-    return _evict_oldest(logic, side, change, buffers, watermark, hashes[counts > most], sink, tally)
-
-
 def _describe_key(side: JoinSide, rows: pl.DataFrame, row: int) -> str:
     return ", ".join(f"{k.name} = {rows[k.name][row]!r}" for k in side.keys)
-
-
-def _evict_oldest(
-    logic: CompiledJoin,
-    side: JoinSide,
-    change: BufferChange,
-    buffers: Buffers,
-    watermark: int,
-    hashes: Int64s,
-    sink: Sink,
-    tally: SideCounts,
-) -> BufferChange:
-    """Evict the oldest rows of the keys with these hashes, so that each key has as many rows as allowed.
-
-    Evicted rows of an outer side are emitted if they have no partner, since they can no longer find one.
-    """
-    fields = list(side.schema)
-    held = []
-    for run in buffers.runs(side.which, hashes, int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)):
-        rows = run.take(np.flatnonzero(is_in_sorted(run.kh, hashes) & (side.due(run.ts) > watermark)))
-        gone = buffers.evicted(side.which, rows["__kh"].to_numpy(), rows["__id"].to_numpy())
-        held.append(rows.select(fields).filter(pl.Series(~gone)))
-    old = pl.concat(held) if held else change.rows.clear()
-    old = old.with_columns(pl.Series("__matched", buffers.matched(side.which, old)))
-    if change.matched.height:
-        now = pl.Series(is_in_sorted(old["__id"].to_numpy(), np.sort(change.matched["__id"].to_numpy())))
-        old = old.with_columns(pl.col("__matched") | now)
-    is_affected = pl.Series(is_in_sorted(change.rows["__kh"].to_numpy(), hashes))
-    every = pl.concat([old, change.rows.filter(is_affected)]).sort("__kh", "__ts", "__id")
-    rank = pl.int_range(pl.len()).over("__kh")
-    over = every.filter(rank < pl.len().over("__kh") - logic.max_rows_per_key)
-    tally.evicted = over.height
-    if side.outer:
-        lonely = over.filter(~pl.col("__matched"))
-        tally.unmatched += lonely.height
-        if lonely.height:
-            sink(logic.unmatched_rows(side.which, lonely))
-    ids = np.sort(over["__id"].to_numpy())
-    rows = change.rows.filter(pl.Series(~is_in_sorted(change.rows["__id"].to_numpy(), ids)))
-    buffered = over.filter(pl.Series(is_in_sorted(over["__id"].to_numpy(), np.sort(old["__id"].to_numpy()))))
-    return BufferChange(rows, change.matched, buffered.select("__kh", "__ts", "__id").sort("__kh", "__id"))
