@@ -340,25 +340,11 @@ def bind_keyed_step(
     """
     step, first = pipeline.transform.step, next(iter(columns.values()))
     assert isinstance(step, KeyedStep)
-    where, problems = f"{pipeline.name}: {step.CONFIG_PATH}", list[str]()
-    for name in step.keys:
-        if name not in first:
-            problems.append(
-                f'{where}.keys: column "{name}" does not come out of the SQL{suggest_word_or_list(name, first)}'
-            )
-        elif not first[name].is_scalar:
-            problems.append(
-                f'{where}.keys: column "{name}" has type {first[name].type}; expected a scalar type; cast it in the SQL'
-            )
+    where = f"{pipeline.name}: {step.CONFIG_PATH}"
     fields = tuple(f for f in first.values() if f.name != EVENT_TIME)
-    for field in fields:
-        if field.name.startswith("__"):
-            problems.append(f'{where}: column "{field.name}" has a name that Slackwater reserves; rename it')
-        elif not field.is_result_type:
-            problems.append(
-                f'{where}: column "{field.name}" has type {field.type}, which no target supports; cast it in the SQL, '
-                "or convert it to text with to_json()"
-            )
+    every = [find_scalar_problem(f"{where}.keys", name, first) for name in step.keys]
+    every += [find_result_problem(where, f, f.name.startswith("__")) for f in fields]
+    problems = [problem for problem in every if problem is not None]
     for name in step.added_columns:
         if name in first:
             problems.append(
@@ -367,3 +353,24 @@ def bind_keyed_step(
     if problems:
         raise StartError("\n".join(problems))
     return tuple(first[k] for k in step.keys), fields
+
+
+def find_scalar_problem(where: str, name: str, columns: Mapping[str, Field]) -> str | None:
+    """Return why a column cannot be a key or an input; None if it can. `where`: the prefix of the message."""
+    if name not in columns:
+        return f'{where}: column "{name}" does not come out of the SQL{suggest_word_or_list(name, columns)}'
+    if columns[name].is_scalar:
+        return None
+    return f'{where}: column "{name}" has type {columns[name].type}; expected a scalar type; cast it in the SQL'
+
+
+def find_result_problem(where: str, field: Field, is_reserved: bool) -> str | None:
+    """Return why a column cannot be one of the results; None if it can. `where`: the prefix of the message."""
+    if is_reserved:
+        return f'{where}: column "{field.name}" has a name that Slackwater reserves; rename it'
+    if field.is_result_type:
+        return None
+    return (
+        f'{where}: column "{field.name}" has type {field.type}, which no target supports; cast it in the SQL, or convert '
+        "it to text with to_json()"
+    )

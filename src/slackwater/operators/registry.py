@@ -25,7 +25,7 @@ from slackwater.joins.compiled_join import build_join_side
 from slackwater.operators.base import Operator
 from slackwater.operators.dedup import DedupOperator
 from slackwater.operators.interval_join import IntervalJoinOperator
-from slackwater.operators.keyed import StoredKeyedOperator
+from slackwater.operators.keyed import StoredKeyedOperator, find_result_problem, find_scalar_problem
 from slackwater.operators.keyed_function import KeyedFunctionOperator
 from slackwater.operators.panes import PaneOperator
 from slackwater.operators.sessions import SessionOperator
@@ -126,18 +126,10 @@ def bind_window(pipeline: str, window: Window, columns: Mapping[str, Field]) -> 
     problems: list[str] = []
 
     def find(name: str, where: str) -> Field | None:
-        field = columns.get(name)
-        if field is None:
-            problems.append(
-                f'{pipeline}: {where}: column "{name}" does not come out of the SQL{suggest_word_or_list(name, columns)}'
-            )
-        elif not field.is_scalar:
-            problems.append(
-                f'{pipeline}: {where}: column "{name}" has type {field.type}; expected a scalar type; cast it in the '
-                "SQL"
-            )
-        else:
-            return field
+        problem = find_scalar_problem(f"{pipeline}: {where}", name, columns)
+        if problem is None:
+            return columns[name]
+        problems.append(problem)
         return None
 
     keys = [find(k, "transform.window.group_by") for k in window.group_by]
@@ -221,15 +213,12 @@ def compile_stateless(pipeline: Pipeline, columns: Sequence[Field]) -> Stateless
     where, seen = f"{pipeline.name}: {pipeline.transform.CONFIG_PATH}.sql", dict[str, str]()
     problems: list[str] = []
     for field in columns:
-        if field.name.casefold() in ROW_COLUMNS:
-            problems.append(f'{where}: column "{field.name}" has a name that Slackwater reserves; rename it')
-        elif (other := seen.setdefault(field.name.casefold(), field.name)) != field.name or columns.count(field) > 1:
+        folded = field.name.casefold()
+        is_reserved, other = folded in ROW_COLUMNS, seen.setdefault(folded, field.name)
+        if not is_reserved and (other != field.name or columns.count(field) > 1):
             problems.append(f'{where}: selects column "{other}" more than once; give each its own name')
-        elif not field.is_result_type:
-            problems.append(
-                f'{where}: column "{field.name}" has type {field.type}, which no target supports; cast it in the SQL, '
-                "or convert it to text with to_json()"
-            )
+        elif (problem := find_result_problem(where, field, is_reserved)) is not None:
+            problems.append(problem)
     if problems:
         raise StartError("\n".join(dict.fromkeys(problems)))
     return StatelessOperator(pipeline.name, tuple(columns))

@@ -140,6 +140,16 @@ class CompiledWindow(KeyedStateLayout):
         revised = REVISED if self.revises else {}
         return {**HIDDEN, **self.ends, **revised, **{k.name: k.polars for k in self.keys}, **self.accumulators}
 
+    @cached_property
+    def emitted_columns(self) -> list[str]:
+        """Return the columns of the emitted rows of an `EmitResult`."""
+        return ["__kh", *self.key_names, "__start", "__end", "__final", "__rev", "__reason", *self.accumulators]
+
+    @cached_property
+    def superseded_columns(self) -> list[str]:
+        """Return the columns of the superseded rows of an `EmitResult`."""
+        return ["__kh", *self.key_names, "__start", "__rev"]
+
     @property
     def ends(self) -> dict[str, pl.DataType]:
         """Return the state column that stores how far a session's rows extend; empty if other columns determine it."""

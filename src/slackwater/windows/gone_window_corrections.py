@@ -162,9 +162,9 @@ def _(
         (end + logic.allowed_us).alias("__final"),
         (pl.col("__was") + 1).alias("__rev"),
         pl.lit("late").alias("__reason"),
-    ).select(*keys, "__start", "__end", "__final", "__rev", "__reason", *logic.accumulators)
+    ).select(logic.emitted_columns)
     return LateCorrection(
-        EmitResult(upserts, logic.empty_state(), upserts.clear().select(*keys, "__start", "__rev")), why
+        EmitResult(upserts, logic.empty_state(), upserts.clear().select(logic.superseded_columns)), why
     )
 
 
@@ -256,7 +256,7 @@ def _drop_gone(logic: CompiledSessionWindow, state: pl.DataFrame, watermark: int
 
 def _emitted_but_open(logic: CompiledSessionWindow, staying: pl.DataFrame) -> pl.DataFrame:
     """Return the results in the target of sessions that are open again, unless the state records these results."""
-    columns = ["__kh", *logic.key_names, "__start", "__rev"]
+    columns = logic.superseded_columns
     if logic.revises:
         return staying.clear().select(columns)
     again = staying.filter(pl.col("__kind").is_in([WHOLE, FRAGMENT]) & (pl.col("__out").list.len() > 0))
@@ -348,6 +348,3 @@ def _with_floors(logic: CompiledSessionWindow, staying: pl.DataFrame, past: pl.D
     keys = unit.frame[first_per_key(unit.key)]
     floors = build_floor_rows(logic, keys, unit.floors(logic.reach_us, horizon))
     return pl.concat([unit.frame.filter(pl.col("__kind") != FLOOR), floors]).sort("__h", maintain_order=True)
-
-
-__all__ = ["CAPPED", "LateCorrection", "correct_gone_windows", "touched_ranges", "touched_units"]

@@ -81,9 +81,9 @@ def emit_windows(
         .then(pl.lit("update"))
         .otherwise(pl.when(pl.col("__start") > closed).then(pl.lit("close")).otherwise(pl.lit("late")))
         .alias("__reason"),
-    ).select("__kh", *logic.key_names, "__start", "__end", "__final", "__rev", "__reason", *logic.accumulators)
+    ).select(logic.emitted_columns)
     state = _record_emissions(logic, panes, rows, watermark, early) if any_dirty else logic.empty_state()
-    return EmitResult(rows, state, rows.clear().select("__kh", *logic.key_names, "__start", "__rev"))
+    return EmitResult(rows, state, rows.clear().select(logic.superseded_columns))
 
 
 def emit_standalone_windows(logic: CompiledPaneWindow, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:

@@ -81,7 +81,11 @@ def emit_sessions(
         pl.lit("close").alias("__reason"),
     )
     closed = EmitResult(
-        rows.select(_columns(logic)), logic.empty_state(), _superseded_starts(logic, rows), groups, -int(going.sum())
+        rows.select(logic.emitted_columns),
+        logic.empty_state(),
+        _superseded_starts(logic, rows),
+        groups,
+        -int(going.sum()),
     )
     if not len(visits):
         return closed
@@ -111,18 +115,13 @@ def emit_standalone_sessions(logic: CompiledSessionWindow, late: pl.DataFrame) -
             pl.lit(1, pl.Int64).alias("__rev"),
             pl.lit("standalone").alias("__reason"),
         )
-        .select(_columns(logic))
+        .select(logic.emitted_columns)
     )
-
-
-def _columns(logic: CompiledSessionWindow) -> list[str]:
-    """Return the columns of emitted rows."""
-    return ["__kh", *logic.key_names, "__start", "__end", "__final", "__rev", "__reason", *logic.accumulators]
 
 
 def _superseded_starts(logic: CompiledSessionWindow, rows: pl.DataFrame) -> pl.DataFrame:
     """Return the other start times (from `__out`) under which these sessions were emitted earlier."""
-    columns = ["__kh", *logic.key_names, "__start", "__rev"]
+    columns = logic.superseded_columns
     if not logic.revises:
         return rows.clear().select(columns)
     several = rows.select(*columns, "__out").filter(pl.col("__out").list.len() > 0)
@@ -177,7 +176,7 @@ def _settle(logic: CompiledSessionWindow, units: pl.DataFrame, since: int, water
     open_after = int(state["__kind"].is_in(OPEN).sum())
     superseded = _superseded(logic, merged, emitted)
     emptied = int((bare & reduce_per_key(np.logical_or, held, whole.key).astype(bool)).sum())
-    return EmitResult(rows.select(_columns(logic)), state, superseded, -emptied, open_after - int(held.sum()))
+    return EmitResult(rows.select(logic.emitted_columns), state, superseded, -emptied, open_after - int(held.sum()))
 
 
 def _record_emissions(
