@@ -95,7 +95,8 @@ class IntervalJoinOperator(CompiledJoin, NonWindowOperator):
         letters = stage_letters(task, {LATE: [frame for side_frames in frames for frame in side_frames]})
         task.staging("after")
         tallies = [done.tallies.get(side.which, interval_join.SideCounts()) for side in self.sides]
-        late, missing = sum(t.late for t in tallies), self._uncounted(tallies)
+        late = sum(t.late for t in tallies)
+        missing = sum(t.null_keys for t, side in zip(tallies, self.sides, strict=True) if not side.outer)
         reasons = {MATCH: done.matches, UNMATCHED: sum(t.unmatched for t in tallies)}
         return IngestReport(
             shard=task.shard,
@@ -123,10 +124,6 @@ class IntervalJoinOperator(CompiledJoin, NonWindowOperator):
                 for which, t in enumerate(tallies)
             ),
         )
-
-    def _uncounted(self, tallies: Sequence[interval_join.SideCounts]) -> int:
-        """Return the number of rows with a NULL key on sides whose unmatched rows are not emitted."""
-        return sum(t.null_keys for t, side in zip(tallies, self.sides, strict=True) if not side.outer)
 
     def _sample(self, late: Mapping[int, pl.DataFrame]) -> tuple[dict[str, Any], ...]:
         sample: list[dict[str, Any]] = []

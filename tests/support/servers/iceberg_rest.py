@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from slackwater.spark.sessions import spark_jars
+from tests.support.servers.ivy_modules import modules_from_ivy
+
 from slackwater.testing.services import Process, free_port
 
 
@@ -51,7 +52,7 @@ class RestCatalog:
         """Yield a running server and stop it afterwards."""
         import pyspark
 
-        jars = spark_jars.modules_from_ivy(f"iceberg-rest-catalog-{cls.VERSION}", cls.IVY)
+        jars = modules_from_ivy(f"iceberg-rest-catalog-{cls.VERSION}", cls.IVY)
         hadoop = sorted((Path(pyspark.__file__).parent / "jars").glob("hadoop-client-*.jar"))  # reads and writes files
         directory = Path(tempfile.mkdtemp(prefix="slackwater-iceberg-"))
         (directory / "warehouse").mkdir()

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from slackwater.spark.sessions import spark_jars
+from tests.support.servers.ivy_modules import fetch_program
+
 from slackwater.testing.services import Process, free_port
 
 
@@ -43,7 +44,7 @@ class SchemaRegistry:
     @contextmanager
     def started(cls) -> Iterator[SchemaRegistry]:
         """Yield a running server and stop it afterwards."""
-        home = spark_jars.fetch_program(f"schema-registry-{cls.VERSION}", cls.IVY)
+        home = fetch_program(f"schema-registry-{cls.VERSION}", cls.IVY)
         directory, port = Path(tempfile.mkdtemp(prefix="slackwater-registry-")), free_port()
         settings = {"quarkus.http.host": "127.0.0.1", "quarkus.http.port": port, "java.io.tmpdir": directory}
         command = ["java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]

@@ -19,7 +19,6 @@ import os
 import re
 import shutil
 import subprocess
-import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
@@ -97,21 +96,6 @@ def package_jars(package: str) -> list[Path]:
     return fetch_jars(parts[0], parts[1], parts[2], transitive=True)
 
 
-def modules_from_ivy(name: str, modules: str) -> list[Path]:
-    """Return the jars of the modules that an `ivy.xml` lists, and of their dependencies.
-
-    `name`: the name of their folder in the cache. `modules`: the content of the `ivy.xml`, which can also list other
-    artifacts.
-    """
-    return _fetch_once(cache_directory() / "jars" / name, lambda folder: _fetch_modules(name, modules, folder))
-
-
-def fetch_program(name: str, modules: str) -> Path:
-    """Return the folder of a program that is published as an archive. `name`, `modules`: see `modules_from_ivy`."""
-    _fetch_once(cache_directory() / "jars" / name, lambda folder: _fetch_program(name, modules, folder))
-    return cache_directory() / "jars" / name
-
-
 def _newest(
     module: str, spark_version: str, published: Sequence[str], any_line: bool = False
 ) -> tuple[list[Path], str]:
@@ -159,12 +143,12 @@ def fetch_jars(organisation: str, module: str, version: str, *, transitive: bool
     def fetch(folder: Path) -> None:
         arguments = ["-dependency", organisation, module, version]
         arguments += ["-retrieve", f"{folder}/[artifact]-[revision].[ext]"]
-        _ivy(f"{organisation}:{module}:{version}", folder, [*arguments, *([] if transitive else ["-notransitive"])])
+        run_ivy(f"{organisation}:{module}:{version}", folder, [*arguments, *([] if transitive else ["-notransitive"])])
 
-    return _fetch_once(_cache_folder(organisation, module, version), fetch)
+    return fetch_once(_cache_folder(organisation, module, version), fetch)
 
 
-def _fetch_once(home: Path, fetch: Callable[[Path], None]) -> list[Path]:
+def fetch_once(home: Path, fetch: Callable[[Path], None]) -> list[Path]:
     """Return the jars in a folder of the cache. If there are none, one process downloads them while others wait.
 
     Two processes that download at the same time would break each other's downloads in Ivy's own cache.
@@ -189,21 +173,8 @@ def _fetch_whole(home: Path, fetch: Callable[[Path], None]) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _fetch_modules(name: str, modules: str, folder: Path) -> None:
-    file = folder / "ivy.xml"
-    file.write_text(modules)
-    _ivy(name, folder, ["-ivy", str(file), "-retrieve", f"{folder}/[artifact](-[classifier])-[revision].[ext]"])
-
-
-def _fetch_program(name: str, modules: str, folder: Path) -> None:
-    _fetch_modules(name, modules, folder)
-    for archive in folder.glob("*.tar.gz"):
-        with tarfile.open(archive) as tar:
-            tar.extractall(folder, filter="data")
-        archive.unlink()
-
-
-def _ivy(label: str, folder: Path, arguments: Sequence[str]) -> None:
+def run_ivy(label: str, folder: Path, arguments: Sequence[str]) -> None:
+    """Run Ivy, which fills a folder. Raises StartError, which names `label`, if the folder gets no jar and no archive."""
     import pyspark
 
     jars = Path(pyspark.__file__).parent / "jars"
