@@ -6,6 +6,7 @@ import datetime as dt
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from slackwater.cli import progress as views
 from slackwater.cli.format import format_run_summary
+from slackwater.cli.start_timeline import StartTimeline
 from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline, check_run_flags
 from slackwater.core.humanize import format_time, mismatch, plural
@@ -60,6 +62,7 @@ class RunFlags:
     otel: bool = False
     openlineage: bool = False
     ui_port: int | None = None
+    timings: bool = False
 
     def check(self) -> None:
         """Raise ConfigError for flags that cannot be combined."""
@@ -88,6 +91,7 @@ class RunFlags:
 
 def run_file(file: Path, flags: RunFlags) -> None:
     """Run the pipeline of a config and print a summary. Raises SlackwaterError if the run fails."""
+    began = time.monotonic()
     flags.check()
     pipeline = toml.load(file)
     view = views.choose_view(flags.status_every)
@@ -96,6 +100,8 @@ def run_file(file: Path, flags: RunFlags) -> None:
         options = flags.run_options()
         page = None if flags.ui_port is None else _serve_page(pipeline, file, flags.ui_port, view)
         observers = _external_observers(view, flags.otel, flags.openlineage)
+        if flags.timings:
+            observers.append(StartTimeline(view.notice, began))
         status = run_with_view(pipeline, view, replace(options, observers=observers), flags.metrics)
     finally:
         view.close()

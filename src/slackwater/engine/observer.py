@@ -2,7 +2,7 @@
 
 Observers are notified when the run starts, at every commit, and when it ends.
 
-on_start ─▶ on_pending? ─▶ on_schema ─▶ on_commit? ─▶ on_running ─▶ ( on_pending* ─▶ on_commit )* ─▶ on_end
+on_start ─▶ on_pending? ─▶ on_spark ─▶ on_schema ─▶ on_commit? ─▶ on_running ─▶ ( on_pending* ─▶ on_commit )* ─▶ on_end
 
 `?` marks calls that may be absent, `*` calls that are repeated or absent.
 """
@@ -60,6 +60,9 @@ class Observer:
     def on_start(self, pipeline: Pipeline) -> None:
         """Called when a run begins, before Spark starts."""
 
+    def on_spark(self) -> None:
+        """Called when Spark runs, before sources and targets are opened."""
+
     def on_schema(self, columns: RunSchema) -> None:
         """Called when the SQL has been bound to the schemas of the sources."""
 
@@ -92,6 +95,10 @@ class ObserverGroup(Observer):
     def on_start(self, pipeline: Pipeline) -> None:
         for one in self._all:
             one.on_start(pipeline)
+
+    def on_spark(self) -> None:
+        for one in self._all:
+            one.on_spark()
 
     def on_schema(self, columns: RunSchema) -> None:
         for one in self._all:

@@ -199,6 +199,7 @@ class PipelineRunner:
         if self.stop.is_set():
             return None
         self._opened.callback(error_boundary.hide_stack_traces(self.spark))
+        self.reporter.observers.on_spark()
         return self.spark
 
     def _warn_about_config(self, schemas: Mapping[str, str], stored_columns: Mapping[str, str | None]) -> None:

@@ -57,6 +57,9 @@ def run(  # noqa: PLR0913 -- one argument per option of the command
     openlineage: Annotated[
         bool, typer.Option("--openlineage", help="Send run events to OPENLINEAGE_URL (OpenLineage).")
     ] = False,
+    timings: Annotated[
+        bool, typer.Option("--timings", help="Print how long the parts of the start and of the first epoch took.")
+    ] = False,
     ui: Annotated[
         bool, typer.Option("--ui", help="Also serve the page of the pipeline on loopback, and print its address.")
     ] = False,
@@ -78,6 +81,7 @@ def run(  # noqa: PLR0913 -- one argument per option of the command
         otel=otel,
         openlineage=openlineage,
         ui_port=ui_port if ui else None,
+        timings=timings,
     )
     run_file(file, flags)
 

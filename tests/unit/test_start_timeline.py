@@ -1,0 +1,52 @@
+"""`slackwater run --timings`: the timeline of the start, printed once."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import replace
+
+from tests.unit.test_cli_run import STATUS
+
+from slackwater.cli.start_timeline import StartTimeline
+from slackwater.engine.observer import RunSchema
+
+
+class Notices(list[str]):
+    def notice(self, level: str, text: str) -> None:
+        assert level == "info"
+        self.append(text)
+
+
+def started() -> tuple[StartTimeline, Notices]:
+    notices = Notices()
+    timeline = StartTimeline(notices.notice, time.monotonic() - 2)
+    timeline.on_spark()
+    timeline.on_schema(RunSchema({}, {}))
+    return timeline, notices
+
+
+def test_the_first_commit_prints_the_timeline_once() -> None:
+    timeline, notices = started()
+    timeline.on_commit(STATUS)
+    assert not notices, "a commit of an earlier run"
+    timeline.on_running()
+    timeline.on_commit(replace(STATUS, epoch=7, rows=1000, phases={"plan": 0.01, "ingest": 3.12, "write": 0.5}))
+    timeline.on_commit(STATUS)
+    timeline.on_end(None)
+    (text,) = notices
+    head, *lines = text.splitlines()
+    assert head.endswith("in seconds since the command began:")
+    assert [re.sub(r"^ +2\.\d  ", "", line) for line in lines] == [
+        "Spark runs",
+        "the SQL is bound to the sources",
+        "sources and targets are open",
+        "epoch 7 is committed: 1,000 rows; ingest 3.1, write 0.5",
+    ]
+
+
+def test_a_run_without_a_commit_prints_it_at_its_end() -> None:
+    for error, line in ((None, "the run ends"), (ValueError(), "the run fails")):
+        timeline, notices = started()
+        timeline.on_end(error)
+        assert notices[0].splitlines()[-1].endswith(line)
