@@ -103,7 +103,7 @@ def ingest_rows(
             work.tallies[which].unmatched += keyless.height
             sink(logic.unmatched_rows(which, keyless))
         fresh[which] = _sort_new_rows(logic.sides[which], usable, epoch * NUMBERS)
-    matches = sum(work.match(fresh[own], fresh.get(1 - own)) for own in (LEFT, RIGHT) if own in fresh)
+    matches = sum(work.match(fresh[which], fresh.get(1 - which)) for which in (LEFT, RIGHT) if which in fresh)
     changes = {side.which: work.build_change(side, fresh.get(side.which)) for side in logic.sides}
     return JoinResult(changes, work.tallies, late, matches, work.hot_key)
 
