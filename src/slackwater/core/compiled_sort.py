@@ -10,9 +10,11 @@ A large bucket (a key with many rows, or hashes chosen by an attacker) is merge-
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from slackwater.core.jit import compiled, inlined
-from slackwater.core.sorted_arrays import Int64s
+
+Int64s = NDArray[np.int64]
 
 FEW = 32  # up to this many intervals are sorted by insertion
 

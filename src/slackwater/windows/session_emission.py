@@ -44,7 +44,7 @@ from slackwater.windows.session_intervals import (
     reduce_per_key,
     select_rows,
 )
-from slackwater.windows.session_layout import build_layout, build_session_state, find_runs, number_sessions
+from slackwater.windows.session_layout import build_layout, find_runs, number_sessions
 from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FAR, FRAGMENT, OPEN, TOMBSTONE, WHOLE, Int64s
 
 Hold = tuple[int | None, int, int]
@@ -213,13 +213,15 @@ def _remaining_state(
     logic: CompiledSessionWindow, whole: IntervalBatch, rest: IntervalBatch, floors: Int64s, watermark: int
 ) -> tuple[pl.DataFrame, Bools]:
     """Return the new rows of all settled units, and a mask of their keys that no longer have a session."""
+    from slackwater.windows import session_ingest  # its loops are compiled
+
     reach, horizon = logic.reach_us, logic.horizon(watermark)
     first = np.full(whole.keys, FAR)
     np.minimum.at(first, rest.key, rest.start)
     floors = np.where((horizon <= floors + reach) | (first <= floors + reach), floors, NO_WATERMARK)
     state = logic.empty_state()
     if len(rest.key):
-        state = build_session_state(logic, rest, floors, watermark)
+        state = session_ingest.build_session_state(logic, rest, floors, watermark)
     bare = first == FAR
     alone = np.flatnonzero(bare & (floors != NO_WATERMARK))
     gone = np.flatnonzero(bare & (floors == NO_WATERMARK))

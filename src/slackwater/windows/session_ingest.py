@@ -24,6 +24,7 @@ from slackwater.windows.session_intervals import (
     CompiledSessionWindow,
     IntervalBatch,
     build_floor_rows,
+    first_per_key,
     is_gone,
     mark_emitted,
 )
@@ -185,6 +186,15 @@ class SessionInput:
             "__due": pl.lit(NO_WATERMARK, pl.Int64),
         }
         return logic.add_revision_columns(rows).with_columns(**hidden).select(*logic.state_schema, *extra)
+
+
+def build_session_state(
+    logic: CompiledSessionWindow, unit: IntervalBatch, floors: Int64s, watermark: int
+) -> pl.DataFrame:
+    """Build the new state rows of all keys in `unit` (its open and retained intervals), including their floors."""
+    heads = first_per_key(unit.key)
+    floor_rows = build_floor_rows(logic, unit.frame[heads], floors[unit.key[heads]])
+    return pl.concat([build_session_state_rows(logic, unit, watermark), floor_rows])
 
 
 def build_session_state_rows(logic: CompiledSessionWindow, unit: IntervalBatch, watermark: int) -> pl.DataFrame:

@@ -15,13 +15,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-import polars as pl
 
 from slackwater.windows.session_intervals import (
     Bools,
     CompiledSessionWindow,
     IntervalBatch,
-    build_floor_rows,
     first_per_key,
 )
 from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FAR, FRAGMENT, ROW, WHOLE, Int64s
@@ -132,14 +130,3 @@ def unmark(unit: IntervalBatch, changed: Bools) -> IntervalBatch:
         return unit
     kind = np.where(changed & (unit.kind == EMITTED), WHOLE, unit.kind)
     return replace(unit, kind=np.where(changed & (kind == EMITTED_FRAGMENT), FRAGMENT, kind).astype(np.int8))
-
-
-def build_session_state(
-    logic: CompiledSessionWindow, unit: IntervalBatch, floors: Int64s, watermark: int
-) -> pl.DataFrame:
-    """Build the new state rows of all keys in `unit` (its open and retained intervals), including their floors."""
-    from slackwater.windows import session_ingest  # its loops are compiled
-
-    heads = first_per_key(unit.key)
-    floor_rows = build_floor_rows(logic, unit.frame[heads], floors[unit.key[heads]])
-    return pl.concat([session_ingest.build_session_state_rows(logic, unit, watermark), floor_rows])

@@ -38,7 +38,7 @@ from slackwater.windows.session_intervals import (
     mark_emitted,
     select_rows,
 )
-from slackwater.windows.session_layout import build_layout, build_session_state, number_sessions, unmark
+from slackwater.windows.session_layout import build_layout, number_sessions, unmark
 from slackwater.windows.state_rows import EMITTED, WHOLE, Int64s
 
 
@@ -109,6 +109,8 @@ def _regroup_intervals(
     former: CompiledSessionWindow, logic: CompiledSessionWindow, unit: IntervalBatch, floors: Int64s, watermark: int
 ) -> pl.DataFrame:
     """Regroup intervals by the new gap and cap, and return their state rows."""
+    from slackwater.windows import session_ingest  # its loops are compiled
+
     was = build_layout(former, unit)
     before, end = was.session, was.end[was.session]
     if logic.gap_us < former.gap_us:
@@ -120,7 +122,7 @@ def _regroup_intervals(
         unit = replace(unit, end=unit.last + logic.gap_us)
     now = build_layout(logic, unit)
     unit = _unmark_changed(unit, before, now.session, (end != now.end[now.session]) & (end >= watermark))
-    return build_session_state(logic, unit, floors, watermark)
+    return session_ingest.build_session_state(logic, unit, floors, watermark)
 
 
 def _unmark_changed(unit: IntervalBatch, before: Int64s, after: Int64s, ends: Bools | None = None) -> IntervalBatch:

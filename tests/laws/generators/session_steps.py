@@ -25,7 +25,7 @@ from slackwater.core.schema import Field
 from slackwater.core.sorted_arrays import distinct_values, is_in_sorted
 from slackwater.operators.registry import bind_window
 from slackwater.watermark import NO_WATERMARK
-from slackwater.windows import session_emission, session_ingest, session_layout
+from slackwater.windows import session_emission, session_ingest
 from slackwater.windows.compiled_window import IngestResult
 from slackwater.windows.session_intervals import CompiledSessionWindow, IntervalBatch
 from slackwater.windows.state_rows import FAR, NEVER, TOMBSTONE
@@ -125,7 +125,7 @@ def build_state_by_arrays(
     logic: CompiledSessionWindow, unit: IntervalBatch, floors: np.ndarray, watermark: int
 ) -> pl.DataFrame:
     """`sessions.build_session_state` as emission asks for it, the same as by whole arrays."""
-    built = session_layout.build_session_state(logic, unit, floors, watermark)
+    built = session_ingest.build_session_state(logic, unit, floors, watermark)
     first = np.full(int(unit.key[-1]) + 1, FAR)
     np.minimum.at(first, unit.key, unit.start)
     limit = np.minimum(first, watermark)[unit.key] + logic.cap_us
@@ -206,7 +206,7 @@ def check_seed(seed: int) -> tuple[int, int, int, int]:
         )
         if due.height:
             visited = select_units(state, due["__h"].to_numpy())
-            with patch.object(session_emission, "build_session_state", build_state_by_arrays):
+            with patch.object(session_ingest, "build_session_state", build_state_by_arrays):
                 done = session_emission.emit_sessions(logic, visited, since, watermark, early)
             state = replace_units(state, done.state, done.state["__h"].to_numpy())
         if rng.random() < 0.2:
