@@ -39,9 +39,10 @@ from slackwater.engine.stage_runner import StageRunner
 from slackwater.operators import registry as compiling
 from slackwater.state.commit import BatchId
 from slackwater.state.files.store import FilesStore
-from slackwater.testing.in_process_engine import InProcessEngine
+from slackwater.testing.local_engine import LocalEngine
 from slackwater.testing.memory_target import MemoryTarget
 from slackwater.testing.pipeline_builder import build_pipeline
+from slackwater.testing.rows_without_spark import PlainRowPreparer
 
 TENTHS = 10
 ROWS = 20_000  # of an epoch
@@ -66,7 +67,7 @@ class Pipeline:
         logic = compiling.compile_window(pipeline, {"user": Field("user", "string")})
         target = MemoryTarget(logic.output, logic.identity)
         store = FilesStore(home, "watched")
-        engine = InProcessEngine(logic, ["a"], False, window.max_future_ms)
+        engine = LocalEngine(PlainRowPreparer(logic, ["a"], window.max_future_ms))
         ((name, stage_pipeline),) = pipeline.stage_pipelines.items()
         stage = StageRunner(
             name,

@@ -34,8 +34,9 @@ from slackwater.operators.registry import compile_window
 from slackwater.query.state_view import StateView
 from slackwater.state.commit import BatchId
 from slackwater.state.files.store import FilesStore
-from slackwater.testing.in_process_engine import InProcessEngine
+from slackwater.testing.local_engine import LocalEngine
 from slackwater.testing.pipeline_builder import build_pipeline
+from slackwater.testing.rows_without_spark import PlainRowPreparer
 
 S = 1_000_000
 PER_SECOND = 20
@@ -57,7 +58,9 @@ def million(directory: str, sessions: int) -> None:
     store, clock = FilesStore(directory, pipeline.name), 4 * 10**15
     ((name, stage_pipeline),) = pipeline.stage_pipelines.items()
     hooks = DriverCallbacks(lambda: clock)
-    stage = StageRunner(name, stage_pipeline, logic, store, InProcessEngine(logic, ["a"]), hooks.faults.in_worker)
+    stage = StageRunner(
+        name, stage_pipeline, logic, store, LocalEngine(PlainRowPreparer(logic, ["a"])), hooks.faults.in_worker
+    )
     driver = EpochDriver(pipeline, [stage], store, dict.fromkeys(pipeline.per_target, ConsoleTarget()), hooks)
     driver.start(store.open(), 2, {})
     chance = np.random.default_rng(1)

@@ -36,7 +36,8 @@ from slackwater.engine.epoch_driver import DriverCallbacks, EpochDriver
 from slackwater.operators.registry import compile_window
 from slackwater.state.commit import Commit
 from slackwater.state.postgres.store import PostgresStore
-from slackwater.testing.in_process_engine import InProcessEngine
+from slackwater.testing.local_engine import LocalEngine
+from slackwater.testing.rows_without_spark import PlainRowPreparer
 
 FIELDS = (
     Field("user", "string"), Field("f", "double"), Field("window_start", "timestamp"), Field("window_end", "timestamp"),
@@ -241,7 +242,12 @@ def test_within_the_commit_of_the_state_a_superseded_row_goes_with_it_or_not_at_
         target.open()
         store = PostgresStore(url, "public", "p")
         run = driver_of(
-            pipeline, logic, store, target, InProcessEngine(logic, ["a"]), DriverCallbacks(lambda: 0, faults=faults)
+            pipeline,
+            logic,
+            store,
+            target,
+            LocalEngine(PlainRowPreparer(logic, ["a"])),
+            DriverCallbacks(lambda: 0, faults=faults),
         )
         run.start(store.open(), 1, {}, "s")
         return run

@@ -23,7 +23,8 @@ from slackwater.errors import PublishError
 from slackwater.operators import registry as compiling
 from slackwater.runner.components import create_letter_writer
 from slackwater.state.store_creation import create_store
-from slackwater.testing.in_process_engine import InProcessEngine
+from slackwater.testing.local_engine import LocalEngine
+from slackwater.testing.rows_without_spark import PlainRowPreparer
 
 S = 1_000_000
 
@@ -92,7 +93,7 @@ class Started:
             logic,
             self.store,
             self.target,
-            InProcessEngine(logic, ["a"]),
+            LocalEngine(PlainRowPreparer(logic, ["a"])),
             DriverCallbacks(lambda: 4 * 10**15),
             self.letters,
         )

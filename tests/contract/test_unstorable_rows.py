@@ -31,7 +31,8 @@ from slackwater.operators import storability
 from slackwater.operators.dead_letters import OUTSIDE
 from slackwater.state.files.store import FilesStore
 from slackwater.state.postgres.store import PostgresStore
-from slackwater.testing.in_process_engine import InProcessEngine
+from slackwater.testing.local_engine import LocalEngine
+from slackwater.testing.rows_without_spark import PlainRowPreparer
 
 SCHEMA = {"k": "string", "s": "string", "at": "timestamp", "n": "bigint"}
 WINDOW = Window(
@@ -115,7 +116,7 @@ class Runner:
             if in_files
             else PostgresStore(self.url, self.schema, "law", tempfile.mkdtemp(dir=self.home))
         )
-        engine = InProcessEngine(self.logic, self.sources, self.pipeline.tracks_origin, max_future_ms=3 * 10**14)
+        engine = LocalEngine(PlainRowPreparer(self.logic, self.sources, 3 * 10**14))
         self.driver = driver_of(
             self.pipeline, self.logic, store, self.target, engine, DriverCallbacks(lambda: 4 * 10**15), self.letters
         )

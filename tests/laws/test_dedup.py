@@ -10,7 +10,7 @@ from tests.laws.generators import dedup
 from tests.support.case_selection import exhaustive, select_cases
 
 import slackwater as sw
-from slackwater.testing import in_process_engine
+from slackwater.testing import rows_without_spark
 
 
 @pytest.mark.semantics("dedup", "conservation")
@@ -46,7 +46,7 @@ def test_the_same_rows_in_other_batches_give_the_same_results(keep: str, first: 
 
 @exhaustive(beside="test_hash_collisions.py::test_one_hash_for_all_keys_changes_nothing")
 def test_keys_of_one_hash_are_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    original_hash = in_process_engine.key_hash
-    monkeypatch.setattr(in_process_engine, "key_hash", lambda frame, keys: original_hash(frame, keys) * 0)
+    original_hash = rows_without_spark.key_hash
+    monkeypatch.setattr(rows_without_spark, "key_hash", lambda frame, keys: original_hash(frame, keys) * 0)
     for seed in range(40):
         dedup.check_seed(seed)

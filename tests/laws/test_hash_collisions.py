@@ -12,7 +12,7 @@ from tests.support.case_selection import select_cases
 from tests.support.script import RowsInput, run_local
 
 from slackwater.config.window import Aggregation, Window
-from slackwater.testing import in_process_engine
+from slackwater.testing import rows_without_spark
 
 AGGREGATIONS = (Aggregation(agg="count", as_="n"), Aggregation(agg="last", column="x", as_="latest"))
 WINDOWS = (
@@ -45,7 +45,7 @@ def test_one_hash_for_all_keys_changes_nothing(window: Window, monkeypatch: pyte
     schema = {"k": "string", "x": "bigint"}
     expected = [run_local(window, script(seed), schema) for seed in range(12)]
     monkeypatch.setattr(
-        in_process_engine, "key_hash", lambda frame, keys: pl.Series("__kh", np.full(frame.height, 7), dtype=pl.Int64)
+        rows_without_spark, "key_hash", lambda frame, keys: pl.Series("__kh", np.full(frame.height, 7), dtype=pl.Int64)
     )
     for seed, expected_result in enumerate(expected):
         got = run_local(window, script(seed), schema)

@@ -14,7 +14,7 @@ from tests.support.script import Crash, LocalResult, Quiet, RowsInput, run_local
 from slackwater.config.join import Join
 from slackwater.errors import CapExceededError
 from slackwater.joins import interval_join
-from slackwater.testing import in_process_engine
+from slackwater.testing import rows_without_spark
 
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "60"))
 Row = tuple[str, int, int]  # key, time in ms, id
@@ -36,8 +36,8 @@ def test_pairs_made_a_few_at_a_time_are_the_same_pairs(monkeypatch: pytest.Monke
 
 def test_keys_of_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """All keys collide: rows lie next to each other in the buffers, and match by their values only."""
-    original_hash = in_process_engine.key_hash
-    monkeypatch.setattr(in_process_engine, "key_hash", lambda frame, keys: original_hash(frame, keys) * 0)
+    original_hash = rows_without_spark.key_hash
+    monkeypatch.setattr(rows_without_spark, "key_hash", lambda frame, keys: original_hash(frame, keys) * 0)
     for seed in range(20):
         joins.check_seed(seed)
 

@@ -9,7 +9,7 @@ from tests.laws.generators import keyed_operator
 from tests.support import nth_row_operator
 from tests.support.case_selection import exhaustive, select_cases
 
-from slackwater.testing import in_process_engine
+from slackwater.testing import rows_without_spark
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ def test_every_nth_row_of_each_key_comes_out_once(first: int) -> None:
 
 @exhaustive(beside="test_hash_collisions.py::test_one_hash_for_all_keys_changes_nothing")
 def test_keys_of_one_hash_are_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    original_hash = in_process_engine.key_hash
-    monkeypatch.setattr(in_process_engine, "key_hash", lambda frame, keys: original_hash(frame, keys) * 0)
+    original_hash = rows_without_spark.key_hash
+    monkeypatch.setattr(rows_without_spark, "key_hash", lambda frame, keys: original_hash(frame, keys) * 0)
     for seed in range(30):
         keyed_operator.check_seed(seed)

@@ -9,7 +9,7 @@ second      opens [0,20)  closes            of 20 s over them: the second result
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -18,7 +18,7 @@ from tests.support.script import LocalPipeline
 import slackwater as sw
 from slackwater.connectors.source import Batch
 from slackwater.operators.base import ShardTask
-from slackwater.testing.in_process_engine import InProcessEngine
+from slackwater.testing.local_engine import LocalEngine
 from slackwater.watermark import CONFIRMS
 
 S = 1_000_000
@@ -49,6 +49,9 @@ def chained() -> Any:
     )
 
 
+STATISTICS_BEFORE_READ = LocalEngine.statistics_before_read  # before any test replaces it
+
+
 @dataclass
 class Passes:
     """Passes over the shards that were observed.
@@ -64,34 +67,33 @@ class Passes:
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> Passes:
     recorder = Passes()
-    emit, ingest = InProcessEngine.emit, InProcessEngine.ingest
+    emit, ingest = LocalEngine.emit, LocalEngine.ingest
 
     def duration(tasks: Sequence[ShardTask]) -> int:
         return int(tasks[0].operator.window.duration_ms)  # type: ignore[attr-defined]
 
-    def emitting(engine: InProcessEngine, tasks: Sequence[ShardTask]) -> Any:
+    def emitting(engine: LocalEngine, tasks: Sequence[ShardTask]) -> Any:
         recorder.repeated_durations.append(duration(tasks))
         return emit(engine, tasks)
 
-    def ingesting(engine: InProcessEngine, batch: Any, tasks: Sequence[ShardTask], *more: Any) -> Any:
+    def ingesting(engine: LocalEngine, batch: Any, tasks: Sequence[ShardTask], *more: Any) -> Any:
         outcome = ingest(engine, batch, tasks, *more)
         emitted = [r.emitted for r in outcome.reports if r.emitted is not None]
         recorder.passes.extend((duration(tasks), len(report.outputs)) for report in emitted)
         return outcome
 
-    monkeypatch.setattr(InProcessEngine, "emit", emitting)
-    monkeypatch.setattr(InProcessEngine, "ingest", ingesting)
+    monkeypatch.setattr(LocalEngine, "emit", emitting)
+    monkeypatch.setattr(LocalEngine, "ingest", ingesting)
     return recorder
 
 
 def foresee(monkeypatch: pytest.MonkeyPatch, sources: bool) -> None:
     """Set whether the statistics of the sources are known before their rows are read."""
 
-    def statistics_before_read(engine: InProcessEngine, batch: Batch, clock_us: int) -> Any:
-        latest = clock_us + engine.max_future_ms * 1000
-        return {name: engine._stats(batch, name, latest) for name in batch.payload} if sources else {}
+    def statistics_before_read(engine: LocalEngine, batch: Batch, clock_us: int) -> Any:
+        return STATISTICS_BEFORE_READ(replace(engine, foresees=sources), batch, clock_us)
 
-    monkeypatch.setattr(InProcessEngine, "statistics_before_read", statistics_before_read)
+    monkeypatch.setattr(LocalEngine, "statistics_before_read", statistics_before_read)
 
 
 def test_what_a_stage_knows_to_be_due_comes_out_in_the_pass_that_reads(

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from slackwater.connectors.source import Batch
-from slackwater.testing.in_process_engine import InProcessEngine
+from slackwater.testing.local_engine import LocalEngine
 
 
 @pytest.fixture(autouse=True)
 def early_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
-    statistics_before_read = InProcessEngine.statistics_before_read
+    statistics_before_read = LocalEngine.statistics_before_read
 
-    def some(engine: InProcessEngine, batch: Batch, clock_us: int) -> Mapping[str, Any]:
+    def some(engine: LocalEngine, batch: Batch, clock_us: int) -> Mapping[str, Any]:
         rows = sum(len(frame) for frame in batch.payload.values())
         return statistics_before_read(replace(engine, foresees=rows % 2 == 0), batch, clock_us)
 
-    monkeypatch.setattr(InProcessEngine, "statistics_before_read", some)
+    monkeypatch.setattr(LocalEngine, "statistics_before_read", some)

@@ -21,8 +21,9 @@ from slackwater.errors import PublishError, StartError, StateError
 from slackwater.operators.registry import compile_window
 from slackwater.state.commit import BatchId
 from slackwater.state.files.store import FilesStore
-from slackwater.testing.in_process_engine import InProcessEngine
+from slackwater.testing.local_engine import LocalEngine
 from slackwater.testing.local_result import START_US
+from slackwater.testing.rows_without_spark import PlainRowPreparer
 
 COUNT = Aggregation(agg="count", as_="n")
 
@@ -64,7 +65,9 @@ def driver(home: Path, target: Any, window: Window = WINDOW, state_id: str = "s"
     pipeline = build_pipeline(window, ["a"])
     logic = compile_window(pipeline, FIELDS)
     hooks = DriverCallbacks(lambda: START_US, on_waiting=(lambda epoch: None) if pending is None else pending.append)
-    opened = driver_of(pipeline, logic, FilesStore(home, "law"), target, InProcessEngine(logic, ["a"]), hooks)
+    opened = driver_of(
+        pipeline, logic, FilesStore(home, "law"), target, LocalEngine(PlainRowPreparer(logic, ["a"])), hooks
+    )
     latest = opened.store.open()
     try:
         opened.start(latest, 1, {}, latest.state_id if latest else state_id)

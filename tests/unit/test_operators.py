@@ -310,7 +310,7 @@ def test_a_new_operator_inherits_the_defaults_of_non_window_operators() -> None:
         "spark.operator_rows.lift_rows",
         "spark.operator_rows.without_preaggregation",
         "spark.operator_rows.to_ingest_rows",
-        "testing.in_process_engine.cast_to_declared",
+        "testing.local_engine.cast_to_declared",
         "ui.blocks.upcoming_closes._closing_times",
         "ui.blocks.upcoming_closes._closing_keys",
     }

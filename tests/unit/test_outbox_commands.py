@@ -22,7 +22,8 @@ from slackwater.errors import PublishError
 from slackwater.operators import registry as compiling
 from slackwater.runner.components import create_letter_writer
 from slackwater.state.store_creation import create_store
-from slackwater.testing.in_process_engine import InProcessEngine
+from slackwater.testing.local_engine import LocalEngine
+from slackwater.testing.rows_without_spark import PlainRowPreparer
 
 S = 1_000_000
 
@@ -68,7 +69,11 @@ def start_driver(file: Path) -> EpochDriver:
     logic = compiling.compile_window(pipeline, {"k": Field("k", "string")})
     store = create_store(pipeline)
     latest, state = store.open(), "00ff00ff00ff00ff"
-    parts = (target_of(pipeline, logic, state), InProcessEngine(logic, ["a"]), DriverCallbacks(lambda: 4 * 10**15))
+    parts = (
+        target_of(pipeline, logic, state),
+        LocalEngine(PlainRowPreparer(logic, ["a"])),
+        DriverCallbacks(lambda: 4 * 10**15),
+    )
     driver = driver_of(pipeline, logic, store, *parts, create_letter_writer(pipeline, state))
     try:
         driver.start(latest, 1, {}, state)

@@ -92,7 +92,7 @@ def test_kernels_compile_without_a_cache_directory(monkeypatch: pytest.MonkeyPat
 
 def test_importing_slackwater_and_binding_a_window_do_not_load_numba() -> None:
     code = (
-        "import sys, slackwater, slackwater.operators.registry, slackwater.runner.run, slackwater.testing.in_process_engine\n"
+        "import sys, slackwater, slackwater.operators.registry, slackwater.runner.run, slackwater.testing.local_engine\n"
         "print('numba' in sys.modules, 'llvmlite' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -25,8 +25,9 @@ from slackwater.evolution.commit_from_config import first_commit
 from slackwater.operators.registry import compile_window
 from slackwater.state.commit import Commit
 from slackwater.state.files.store import FilesStore
-from slackwater.testing.in_process_engine import InProcessEngine
+from slackwater.testing.local_engine import LocalEngine
 from slackwater.testing.local_result import START_US
+from slackwater.testing.rows_without_spark import PlainRowPreparer
 from slackwater.windows.compiled_window import CompiledWindow
 
 COUNT = Aggregation(agg="count", as_="n")
@@ -118,7 +119,7 @@ def start(home: Path, target: Any) -> None:
         LOGIC,
         store,
         target,
-        InProcessEngine(LOGIC, ["a"]),
+        LocalEngine(PlainRowPreparer(LOGIC, ["a"])),
         DriverCallbacks(lambda: START_US),
     )
     try:

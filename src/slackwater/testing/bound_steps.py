@@ -14,7 +14,7 @@ from slackwater.errors import StartError, Topic
 from slackwater.operators import registry as operators
 from slackwater.operators.base import Operator
 from slackwater.testing import rows_without_spark
-from slackwater.testing.in_process_engine import InProcessEngine
+from slackwater.testing.local_engine import LocalEngine
 from slackwater.testing.stub_sources import Row
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class BoundSteps:
         self, pipeline: Pipeline, given_columns: Mapping[str, Mapping[str, Field]], session: SparkSession | None
     ) -> None:
         self.operators: dict[str, Operator] = {}
-        self.fronts: dict[str, SparkRowPreparer] = {}
+        self.spark_preparers: dict[str, SparkRowPreparer] = {}
         self._pipeline, self._session = pipeline, session
         self._columns = {} if session is not None else rows_without_spark.source_columns(pipeline, given_columns)
         if session is None:
@@ -57,28 +57,27 @@ class BoundSteps:
         if self._session is not None and (sql or len(results) < len(stage_pipeline.sources)):
             from slackwater.testing.spark_row_preparation import get_row_preparer
 
-            self.fronts[name] = get_row_preparer(self._session, stage_pipeline, {**given_columns, **results})
-            return self.fronts[name].logic
+            self.spark_preparers[name] = get_row_preparer(self._session, stage_pipeline, {**given_columns, **results})
+            return self.spark_preparers[name].logic
         columns = {**self._columns, **{n: {f.name: f for f in fields} for n, fields in results.items()}}
         return operators.compile_step(stage_pipeline, {w.name: columns[w.origin] for w in stage_pipeline.input_paths})
 
     @property
     def front(self) -> SparkRowPreparer | None:
         """Return the row preparer of the first step; None if Spark does not prepare its rows."""
-        return self.fronts.get(next(iter(self.operators)))
+        return self.spark_preparers.get(next(iter(self.operators)))
 
     def engine(self, name: str, stage_pipeline: Pipeline) -> Engine:
         """Return the engine that runs a step."""
-        if name in self.fronts:
-            from slackwater.testing.local_sql_engine import LocalSqlEngine
-
-            return LocalSqlEngine(self.fronts[name], self.operators[name])
+        if name in self.spark_preparers:
+            return LocalEngine(self.spark_preparers[name])
         inputs = {
             s.name: list(dict.fromkeys(w.name for w in stage_pipeline.input_paths_from(s.name)))
             for s in stage_pipeline.sources
         }
         future_ms = stage_pipeline.transform.step.max_future_ms
-        return InProcessEngine(self.operators[name], list(inputs), stage_pipeline.tracks_origin, future_ms, inputs)
+        plain = rows_without_spark.PlainRowPreparer(self.operators[name], list(inputs), future_ms, inputs)
+        return LocalEngine(plain)
 
     def frame(self, source: str, rows: Sequence[Row], now_us: int) -> pl.DataFrame:
         """Convert rows of a source to a frame without Spark. Raises StartError if a row is a string.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import polars as pl
     from pyspark.sql import SparkSession
 
-    from slackwater.testing.local_sql_engine import Rows
+    from slackwater.testing.spark_row_preparation import Rows
 
 _REASON, _VALUE = "_reason", "_value"
 

@@ -41,8 +41,7 @@ from slackwater.testing.stub_sources import Row
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from slackwater.testing.local_sql_engine import Rows
-    from slackwater.testing.spark_row_preparation import InputRows, SparkRowPreparer
+    from slackwater.testing.spark_row_preparation import InputRows, Rows, SparkRowPreparer
 
 
 class LocalPipeline:
@@ -171,16 +170,16 @@ class LocalPipeline:
 
     def prepare(self, input_rows: Sequence[InputRows]) -> list[Rows]:
         """Prepare rows with Spark for `pipe_prepared`, and return them in the same order."""
-        from slackwater.testing.local_sql_engine import LazyRows
+        from slackwater.testing.spark_row_preparation import LazyRows
 
         readers = {s.name: n for n, p in reversed(self.pipeline.stage_pipelines.items()) for s in p.sources}
-        fronts = {readers[one.source] for one in input_rows}
-        if len(fronts) == 1 and len(self._source_readers) == 1:
-            return list(self._sql_stages[fronts.pop()].prepare(input_rows, self._offsets))
+        stages = {readers[one.source] for one in input_rows}
+        if len(stages) == 1 and len(self._source_readers) == 1:
+            return list(self._spark_preparers[stages.pop()].prepare(input_rows, self._offsets))
         lazy_rows: list[Rows] = []
         for one in input_rows:
             lazy = LazyRows(one, dict(self._offsets))
-            lazy.prepare(self._sql_stages[readers[one.source]])
+            lazy.prepare(self._spark_preparers[readers[one.source]])
             self._offsets |= lazy.next_offsets
             lazy_rows.append(lazy)
         return lazy_rows
@@ -318,14 +317,14 @@ class LocalPipeline:
         given_columns = {} if self._schema is None else {s.name: self._schema for s in pipeline.sources}
         self._offsets: dict[tuple[str, int], int] = {}
         self._bound = BoundSteps(pipeline, given_columns, self._session)
-        self._steps, self._sql_stages = self._bound.operators, self._bound.fronts
+        self._steps, self._spark_preparers = self._bound.operators, self._bound.spark_preparers
         self._capacities = find_target_limits(pipeline, self._steps) if self._capture_losses else {}
-        capacities = dict.fromkeys(self._sql_stages, ANYTHING)
+        capacities = dict.fromkeys(self._spark_preparers, ANYTHING)
         for name, target_pipeline in pipeline.per_target.items():
             if (stage := str(target_pipeline.target.from_)) in capacities:
                 capacities[stage] &= self._capacities.get(name, ANYTHING)
         for name, capacity in capacities.items():  # rejects rows that a target cannot hold before they are aggregated
-            self._sql_stages[name].capacity = capacity
+            self._spark_preparers[name].capacity = capacity
 
     def _set_targets(self, target_name: str) -> None:
         """Create the targets of the config under `target_name`, or reuse those that exist under this name."""

@@ -1,19 +1,34 @@
-"""Read the rows of a test without Spark. Pipelines with SQL are rejected."""
+"""Read and prepare the rows of a test without Spark. Pipelines with SQL are rejected."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import singledispatch
 from typing import Any
 
 import polars as pl
 
 from slackwater.config.pipeline import Pipeline
-from slackwater.core.schema import Field
+from slackwater.connectors.source import Batch
+from slackwater.core.hashing import key_hash, spark_xxhash64
+from slackwater.core.schema import Field, ValueLimits
 from slackwater.core.time import parse_timestamp_us
-from slackwater.errors import StartError, Topic
-from slackwater.testing.stub_sources import read_declared_columns, to_micros_utc
+from slackwater.errors import StartError, Topic, raise_unregistered
+from slackwater.joins.compiled_join import ShuffleColumns
+from slackwater.operators import storability
+from slackwater.operators.base import Operator
+from slackwater.operators.dead_letters import ORIGIN, ORIGIN_FIELDS, OUTSIDE
+from slackwater.operators.interval_join import IntervalJoinOperator
+from slackwater.operators.keyed import KeyedOperator
+from slackwater.operators.stateless import StatelessOperator
+from slackwater.operators.window_base import WindowOperator
+from slackwater.testing.local_engine import PreparedRows
+from slackwater.testing.stub_sources import NUMBER, read_declared_columns, to_micros_utc
+from slackwater.windows.aggregations import AggregationInput, normalize_columns
+from slackwater.windows.state_rows import FAR
 
 Columns = Mapping[str, Field]
 _PER_UNIT = {"s": 1_000_000, "ms": 1000, "us": 1}
@@ -117,14 +132,14 @@ def build_frame(
     if step.time_mode == "processing":
         event_times["ts"] = [clock_us] * len(rows)
     columns = [pl.Series("ts", event_times["ts"], dtype=pl.Int64)]
-    for name, field in fields.items():
+    for name, column in fields.items():
         if name in ("_event_ts", "ts"):  # the event time
             continue
         try:
-            columns.append(build_series([row.get(name) for row in rows], field.polars).alias(name))
+            columns.append(build_series([row.get(name) for row in rows], column.polars).alias(name))
         except (TypeError, ValueError, pl.exceptions.PolarsError) as error:
             raise StartError(
-                f'source "{source}": column "{name}" is {field.type}, but a row of the test has a value of another type '
+                f'source "{source}": column "{name}" is {column.type}, but a row of the test has a value of another type '
                 f"({_first_line(error)})",
                 Topic.TEST_UNUSABLE,
             ) from None
@@ -168,4 +183,161 @@ def decode_letter(value: bytes) -> dict[str, Any]:
         return {}
 
 
-__all__ = ["build_frame", "build_series", "decode_letter", "reject_sql", "source_columns"]
+# -- the rows of a batch -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PlainRowPreparer:
+    """Prepares frames of `build_frame` for a pipeline without SQL. Event times are in `ts`, partitions in `__partition`.
+
+    Args:
+        logic: The operator of the step.
+        source_names: The names of the step's sources, in the order of the config.
+        max_future_ms: How far event times may be after the clock (ms). Later rows are bad.
+        inputs: The names of the step's inputs, by source; needed only if they differ from the source's name.
+    """
+
+    logic: Operator
+    source_names: Sequence[str]
+    max_future_ms: int = 3_600_000
+    inputs: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def prepare_source(self, name: str, batch: Batch, clock_us: int, capacity: ValueLimits) -> PreparedRows:
+        rows: pl.DataFrame = batch.payload[name]
+        bad = self._bad_reason(FAR if name in batch.stage_names else clock_us + self.max_future_ms * 1000)
+        partition = pl.col("__partition") if "__partition" in rows.columns else pl.lit(None, pl.String)
+        number = pl.int_range(pl.len(), dtype=pl.Int64).alias(NUMBER)
+        timed = rows.select(number, "ts", bad.alias("bad"), partition.alias("partition"), _origin(name))
+        usable, numbers = rows.filter(timed["bad"].is_null()), timed.filter(pl.col("bad").is_null())[NUMBER]
+        inputs = [self._prepare_input(which, usable, numbers, capacity) for which in self.inputs.get(name, (name,))]
+        return PreparedRows(timed, pl.concat(inputs))
+
+    def _bad_reason(self, latest: int) -> pl.Expr:
+        """Return why a row is bad, or NULL. `latest`: the event time (µs) after which rows are bad."""
+        ts = pl.col("ts")
+        outside = ~ts.is_between(*storability.usable_times(self.logic))
+        no_time = pl.when(ts.is_null()).then(pl.lit("no event time"))
+        return no_time.when(outside).then(pl.lit(OUTSIDE)).when(ts > latest).then(pl.lit("future")).otherwise(None)
+
+    def _prepare_input(self, which: str, rows: pl.DataFrame, numbers: pl.Series, capacity: ValueLimits) -> pl.DataFrame:
+        why = storability.unstorable_reason(self.logic, self.logic.input_index(which), capacity, rows)
+        if why is None:
+            why = pl.Series(storability.UNFIT, [None], dtype=pl.String).new_from_index(0, rows.height)
+        fits = why.is_null()
+        columns = _shard_columns(self.logic, which, rows.filter(fits))
+        fit = columns.with_columns(why.filter(fits), numbers.filter(fits))
+        unfit = pl.DataFrame([why.filter(~fits), numbers.filter(~fits)])
+        return pl.concat([fit, unfit], how="diagonal") if unfit.height else fit
+
+    def payload(self, rows: pl.DataFrame) -> pl.DataFrame:
+        return rows.with_columns(rows["_event_ts"].dt.timestamp("us").alias("ts")).drop("_event_ts")
+
+    def replay_rows(self, payload: Mapping[str, Any], clock_us: int, capacity: ValueLimits) -> pl.DataFrame:
+        bad, lifted = self._bad_reason(clock_us + self.max_future_ms * 1000), []
+        for name, frame in payload.items():
+            rows = frame.filter(bad.is_null())
+            for which in self.inputs.get(name, (name,)):
+                why = storability.unstorable_reason(self.logic, self.logic.input_index(which), capacity, rows)
+                lifted.append(_lift_letters(self.logic, which, rows if why is None else rows.filter(why.is_null())))
+        return pl.concat(lifted)
+
+    def validate_letters(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame:
+        bad = self._bad_reason(clock_us + self.max_future_ms * 1000).alias("__bad")
+        return pl.concat([frame.select("__letter", bad) for frame in payload.values()])
+
+
+def _origin(source: str) -> pl.Expr:
+    """Return the origin of a row (see `operators.dead_letters`), whose bytes are the row as JSON."""
+    values = {"source": pl.lit(source), "value": pl.struct(pl.all()).struct.json_encode().cast(pl.Binary)}
+    fields = [values.get(f.name, pl.lit(None)).cast(f.polars).alias(f.name) for f in ORIGIN_FIELDS]
+    return pl.struct(fields).alias(ORIGIN)
+
+
+@singledispatch
+def _shard_columns(operator: Operator, source: str, rows: pl.DataFrame) -> pl.DataFrame:
+    """Return the columns of the rows of an input that a shard needs. On Spark, `spark.operator_rows` does this in SQL."""
+    raise_unregistered(operator, "slackwater.testing.rows_without_spark._shard_columns")
+
+
+@_shard_columns.register(WindowOperator)
+def _(operator: WindowOperator, source: str, rows: pl.DataFrame) -> pl.DataFrame:
+    return _input_columns(operator, rows)
+
+
+@_shard_columns.register
+def _(operator: IntervalJoinOperator, source: str, rows: pl.DataFrame) -> pl.DataFrame:
+    which, slots = operator.input_index(source), ShuffleColumns.from_logic(operator)
+    side = operator.sides[which]
+    keys = normalize_columns(rows, list(side.keys))
+    shared = [
+        Field(k.name, "bigint") if k.type != other.type else k
+        for k, other in zip(side.keys, operator.sides[1 - which].keys, strict=True)
+    ]
+    slot_values = {slot: rows[f.name].cast(f.polars) for slot, f in slots.by_side[which]}
+    empty = pl.Series([None]).new_from_index(0, rows.height)
+    columns = {
+        "__kh": key_hash(keys, shared),
+        "__ts": rows["ts"],
+        "__side": pl.Series([which], dtype=pl.Int8).new_from_index(0, rows.height),
+        **{s.name: slot_values.get(s.name, empty.cast(s.polars)) for s in slots.columns},
+    }
+    return pl.DataFrame([c.alias(name) for name, c in columns.items()])
+
+
+@_shard_columns.register
+def _(operator: KeyedOperator, source: str, rows: pl.DataFrame) -> pl.DataFrame:
+    keys = normalize_columns(rows, list(operator.keys))
+    values = [rows[f.name].cast(f.polars).alias(slot) for slot, f in operator.slots.items()]
+    columns = [key_hash(keys, operator.keys), rows["ts"].alias("__ts"), *(keys[k] for k in operator.key_names), *values]
+    return pl.DataFrame(columns)
+
+
+@_shard_columns.register
+def _(operator: StatelessOperator, source: str, rows: pl.DataFrame) -> pl.DataFrame:
+    timed = rows.with_columns(rows["ts"].cast(pl.Datetime("us", "UTC")).alias("_event_ts"))
+    return pl.DataFrame([timed[f.name].alias(operator.slot(i)) for i, f in enumerate(operator.fields)])
+
+
+@singledispatch
+def _lift_letters(operator: Operator, source: str, rows: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows of dead letters with `__letter`, `__kh` and `__ts`.
+
+    Windows lift each row into accumulators and drop rows without a usable gap.
+    """
+    raise_unregistered(operator, "slackwater.testing.rows_without_spark._lift_letters")
+
+
+@_lift_letters.register(WindowOperator)
+def _(operator: WindowOperator, source: str, rows: pl.DataFrame) -> pl.DataFrame:
+    lifted = operator.lift_rows(_input_columns(operator, rows)).with_columns(rows["__letter"])
+    return lifted.drop_nulls("__end") if operator.ends else lifted
+
+
+@_lift_letters.register
+def _(operator: IntervalJoinOperator, source: str, rows: pl.DataFrame) -> pl.DataFrame:
+    return _shard_columns(operator, source, rows).select("__kh", "__ts").with_columns(rows["__letter"])
+
+
+def _input_columns(operator: WindowOperator, rows: pl.DataFrame) -> pl.DataFrame:
+    """Return the columns that a shard needs: `__kh`, `__ts`, keys, inputs, and `__end` if the gap is a column."""
+    fields = {i.source.name: i.source for i in operator.inputs} | {k.name: k for k in operator.keys}
+    normal = normalize_columns(rows, list(fields.values()))
+    columns = [key_hash(normal, operator.keys), normal["ts"].alias("__ts"), *(normal[k.name] for k in operator.keys)]
+    columns += [_input_column(normal, i) for i in operator.inputs]
+    if operator.ends:  # the gap is a column in milliseconds
+        gap, cap = normal[str(operator.window.gap_ms)] * 1000, 1000 * (operator.window.max_session_duration_ms or 0)
+        usable = gap.is_between(0, cap, closed="none").fill_null(False)
+        columns.append((normal["ts"] + gap).set(~usable, None).alias("__end"))
+    return pl.DataFrame({c.name: c for c in columns})
+
+
+def _input_column(rows: pl.DataFrame, aggregation_input: AggregationInput) -> pl.Series:
+    column = rows[aggregation_input.source.name]
+    if not aggregation_input.hashed:
+        return column
+    values = column.cast(pl.Int64) if aggregation_input.source.base.startswith("timestamp") else column
+    types = (Field("type", "string"), aggregation_input.source)
+    hashes = [
+        None if v is None else spark_xxhash64((aggregation_input.source.type, v), types) for v in values.to_list()
+    ]
+    return pl.Series(aggregation_input.field.name, hashes, dtype=pl.Int64)

@@ -19,7 +19,7 @@ import pyarrow as pa
 from slackwater.config.lineage import InputPath
 from slackwater.config.pipeline import Pipeline
 from slackwater.connectors.lookup_views import LookupViews
-from slackwater.connectors.source import spark_error_reason
+from slackwater.connectors.source import Batch, spark_error_reason
 from slackwater.core.column_names import CORRUPT, quote_identifier
 from slackwater.core.schema import ANYTHING, Field, ValueLimits
 from slackwater.errors import EpochError, StartError
@@ -32,6 +32,7 @@ from slackwater.spark.engine import SparkEngine
 from slackwater.spark.row_query_builder import RowQueryBuilder
 from slackwater.spark.sessions import spark_session
 from slackwater.spark.source_statistics import FILE, FINGERPRINT
+from slackwater.testing.local_engine import PreparedRows
 from slackwater.testing.stub_sources import NUMBER, Offsets, Row, StubSource, create_stub_source
 
 if TYPE_CHECKING:
@@ -51,18 +52,36 @@ class InputRows:
     clock_us: int = 0
 
 
-@dataclass(frozen=True)
-class PreparedRows:
-    """Rows prepared by Spark.
+@dataclass
+class LazyRows:
+    """Rows of a source that are prepared on first use, once for each step that reads them.
 
     Args:
-        timed: `__number`, `ts` (µs), `bad` (why the row is bad, or NULL), `partition` and `_origin` of every row.
-        rows: The results of the SQL: the columns for the shards, `__unfit` (why a result cannot be stored, or NULL),
-            and the `__number` of the row that a result comes from.
+        input_rows: The rows of the test.
+        offsets: The next offset of each topic partition before these rows.
+        next_offsets: The next offset of each topic partition after these rows.
+        prepared: The prepared rows, by the id of the row preparer.
     """
 
-    timed: pl.DataFrame
-    rows: pl.DataFrame
+    input_rows: InputRows
+    offsets: Offsets
+    next_offsets: Offsets = field(default_factory=dict)
+    prepared: dict[int, PreparedRows] = field(default_factory=dict)
+
+    def prepare(self, preparer: SparkRowPreparer) -> PreparedRows:
+        """Return the rows as the row preparer `preparer` prepares them."""
+        if id(preparer) not in self.prepared:
+            self.next_offsets = dict(self.offsets)
+            (self.prepared[id(preparer)],) = preparer.prepare([self.input_rows], self.next_offsets)
+        return self.prepared[id(preparer)]
+
+    @property
+    def timed(self) -> pl.DataFrame:
+        """Return `PreparedRows.timed` of any row preparer; the partitions of the rows are the same for all of them."""
+        return next(iter(self.prepared.values())).timed
+
+
+Rows = PreparedRows | LazyRows  # the rows of a source in a batch
 
 
 @dataclass
@@ -110,8 +129,9 @@ class SparkRowPreparer:
         except StartError:
             return None
 
-    def source(self, name: str) -> StubSource:
-        return next(s for s in self.sources if s.name == name)
+    @property
+    def source_names(self) -> list[str]:
+        return [s.name for s in self.sources]
 
     # -- rows ----------------------------------------------------------------------------------------------------
 
@@ -152,10 +172,28 @@ class SparkRowPreparer:
             raise EpochError(f'{self.pipeline.name}: source "{source.name}": {spark_error_reason(error)}') from None
         return [(i, _concat(parts)) for i, parts in pieces.items() if parts]
 
-    def prepare_frame(self, name: str, frame: DataFrame, clock_us: int) -> PreparedRows:
-        """Prepare rows that are already decoded: dead letters, or results of another stage."""
-        numbered, count = self._number_rows(frame)
-        return self._prepare_numbered(self.source(name), numbered, [0] * count, {0: clock_us})[0]
+    def prepare_source(self, name: str, batch: Batch, clock_us: int, capacity: ValueLimits) -> PreparedRows:
+        """Return the rows of a source in a batch. Dead letters and results of other stages are not prepared yet.
+
+        `capacity` is not used: rows are prepared before their epoch, with `self.capacity`.
+        """
+        rows = batch.payload[name]
+        if isinstance(rows, PreparedRows):
+            return rows
+        if isinstance(rows, LazyRows):
+            return rows.prepare(self)
+        numbered, count = self._number_rows(rows)
+        source = next(s for s in self.sources if s.name == name)
+        return self._prepare_numbered(source, numbered, [0] * count, {0: clock_us})[0]
+
+    def payload(self, rows: pl.DataFrame) -> DataFrame:
+        return self.session.createDataFrame(rows.to_arrow(compat_level=pl.CompatLevel.oldest()))
+
+    def replay_rows(self, payload: Mapping[str, Any], clock_us: int, capacity: ValueLimits) -> pl.DataFrame:
+        return self.engine.replay_rows(payload, clock_us, capacity)
+
+    def validate_letters(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame:
+        return self.engine.validate_letters(payload, clock_us)
 
     def _number_rows(self, frame: DataFrame) -> tuple[DataFrame, int]:
         table = frame.toArrow()
@@ -246,20 +284,20 @@ class SparkRowPreparer:
 
 
 _KEPT = 16
-_FRONTS: list[SparkRowPreparer] = []  # binding a pipeline to Spark is slow, so its tests share a frontend
+_PREPARERS: list[SparkRowPreparer] = []  # binding a pipeline to Spark is slow, so its tests share a row preparer
 
 
 def get_row_preparer(
     base: SparkSession, pipeline: Pipeline, columns: Mapping[str, Sequence[Field]]
 ) -> SparkRowPreparer:
     """Return the row preparer of a pipeline, from the cache if possible. A cached preparer reloads its lookups."""
-    for front in _FRONTS:
-        if front.base is base and front.pipeline == pipeline and front.columns == columns:
-            front.lookups.load()
-            return front
-    del _FRONTS[: max(len(_FRONTS) - _KEPT + 1, 0)]
-    _FRONTS.append(SparkRowPreparer(base, pipeline, columns))
-    return _FRONTS[-1]
+    for preparer in _PREPARERS:
+        if preparer.base is base and preparer.pipeline == pipeline and preparer.columns == columns:
+            preparer.lookups.load()
+            return preparer
+    del _PREPARERS[: max(len(_PREPARERS) - _KEPT + 1, 0)]
+    _PREPARERS.append(SparkRowPreparer(base, pipeline, columns))
+    return _PREPARERS[-1]
 
 
 def _fact_columns(timed: DataFrame, source: str) -> list[str]:
@@ -291,6 +329,3 @@ def _concat(parts: Sequence[PreparedRows]) -> PreparedRows:
         timed=pl.concat([first.timed, second.timed.with_columns(move)]),
         rows=pl.concat([first.rows, second.rows.with_columns(move)]),
     )
-
-
-__all__ = ["InputRows", "PreparedRows", "SparkRowPreparer", "get_row_preparer"]
