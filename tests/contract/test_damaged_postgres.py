@@ -20,7 +20,7 @@ from slackwater.maintenance.verify_postgres import verify_postgres
 from slackwater.state.postgres.client import close_idle
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.testing import LocalPipeline
-from slackwater.testing.local_result import SimulatedCrash
+from slackwater.testing.memory_target import SimulatedCrash
 
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "20"))
 SCHEMA = {"k": "string", "v": "bigint"}

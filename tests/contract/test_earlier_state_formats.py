@@ -24,7 +24,7 @@ from slackwater.state import migrations
 from slackwater.state.commit import FORMAT, Commit
 from slackwater.state.files.store import FilesStore
 from slackwater.state.postgres.store import PostgresStore
-from slackwater.testing.local_result import START_US
+from slackwater.testing.memory_target import START_US
 
 FORMATS = range(1, FORMAT + 1)
 # each format with each kind; the first of them have every kind and every format once

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slackwater.runner.run_history import record_run
+from slackwater.runner.run import record_run
 from slackwater.state.files.store import FilesStore
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.state.run_history import MOST_RUNS, MOST_TEXT, Run, add_or_replace_run, one_line

@@ -11,7 +11,7 @@ from tests.support.command import GOOD, Command
 
 from slackwater.config import toml
 from slackwater.errors import BadRowError
-from slackwater.runner.run_history import record_run
+from slackwater.runner.run import record_run
 from slackwater.state.store_creation import create_store
 
 CONFIG = GOOD.replace("user-sessions", "clicks").partition('kind = "files"\npath = "state"')[0]

@@ -38,7 +38,7 @@ from tests.laws.oracles import naive_oracle
 from tests.support.script import KILL_POINTS, Crash, Quiet, RowsInput, run_local
 
 from slackwater.errors import CapExceededError
-from slackwater.testing.local_result import START_US
+from slackwater.testing.memory_target import START_US
 
 # -- the answer ------------------------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from tests.support.case_selection import select_cases
 from tests.support.script import KILL_POINTS, Crash, LocalResult, Quiet, RowsInput, run_local
 
 from slackwater.config.window import Window
-from slackwater.testing.local_result import START_US
+from slackwater.testing.memory_target import START_US
 
 USERS = {"u": "string"}
 BOTH = ("a", "b")

@@ -10,9 +10,8 @@ import pytest
 
 import slackwater as sw
 from slackwater.errors import StartError
-from slackwater.runner.backfill import run_backfill
+from slackwater.runner.backfill import RangeFilterTarget, run_backfill
 from slackwater.runner.backfill_plan import BackfillRange, backfill_pipeline, reach_us
-from slackwater.runner.backfill_target import RangeFilterTarget
 
 DAY = 86_400_000_000
 COUNT = [sw.Aggregation(agg="count", as_="n")]

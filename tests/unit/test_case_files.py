@@ -19,9 +19,8 @@ import slackwater as sw
 from slackwater.config import json_schema
 from slackwater.errors import ConfigError, StartError
 from slackwater.testing import LocalPipeline, case_file, pipeline
-from slackwater.testing.case_runner import CaseResult, LoadedCase
+from slackwater.testing.case_runner import CaseResult, LoadedCase, update_case
 from slackwater.testing.difference import compare_rows, equal_values
-from slackwater.testing.expectation_update import update_case
 from slackwater.testing.pipeline import LocalResult
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "testing.md"

@@ -18,7 +18,7 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.config.state_differences import KeyChange
 from slackwater.errors import ConfigError, StateError
 from slackwater.evolution import compare
-from slackwater.runner import starting_offsets
+from slackwater.runner import run_options
 from slackwater.state.commit import Commit
 from slackwater.state.files.store import FilesStore
 
@@ -225,8 +225,7 @@ def kafka(*names: str) -> Pipeline:
 
 def starting(pipeline: Pipeline, text: str | None) -> Sequence[Any]:
     return [
-        s.starting_offsets
-        for s in starting_offsets.set_starting_offsets(pipeline, starting_offsets.parse_offsets(text)).sources
+        s.starting_offsets for s in run_options.set_starting_offsets(pipeline, run_options.parse_offsets(text)).sources
     ]
 
 
@@ -237,14 +236,11 @@ def test_starting_offsets_are_set_per_source() -> None:
     assert starting(two, '{"b": {"b": {"0": 5}}}') == [None, {"b": {"0": 5}}]
     assert starting(two, '{"*": "earliest", "a": "latest"}') == ["latest", "earliest"]
     assert (
-        starting_offsets.describe_starting_offsets(starting_offsets.set_starting_offsets(two, {"a": "latest"}))
+        run_options.describe_starting_offsets(run_options.set_starting_offsets(two, {"a": "latest"}))
         == "a at latest, b at earliest"
     )
-    assert (
-        starting_offsets.describe_starting_offsets(toml.loads(SESSION))
-        == "web at its first file, app at its first file"
-    )
-    assert starting_offsets.set_starting_offsets(toml.loads(SESSION), {"*": "earliest"}) == toml.loads(SESSION)
+    assert run_options.describe_starting_offsets(toml.loads(SESSION)) == "web at its first file, app at its first file"
+    assert run_options.set_starting_offsets(toml.loads(SESSION), {"*": "earliest"}) == toml.loads(SESSION)
 
 
 @pytest.mark.parametrize(

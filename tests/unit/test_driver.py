@@ -22,7 +22,7 @@ from slackwater.operators.registry import compile_window
 from slackwater.state.commit import BatchId
 from slackwater.state.files.store import FilesStore
 from slackwater.testing.local_engine import LocalEngine
-from slackwater.testing.local_result import START_US
+from slackwater.testing.memory_target import START_US
 from slackwater.testing.rows_without_spark import PlainRowPreparer
 
 COUNT = Aggregation(agg="count", as_="n")

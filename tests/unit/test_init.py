@@ -28,8 +28,8 @@ from slackwater.core.time import parse_duration_ms, parse_timestamp_us
 from slackwater.errors import StartError
 from slackwater.operators.registry import compile_window
 from slackwater.scaffold import proposals
+from slackwater.scaffold.proposals import find_time_unit, measure_disorder
 from slackwater.scaffold.sample import read_sample
-from slackwater.scaffold.time_columns import find_time_unit, measure_disorder
 
 START = dt.datetime(2024, 3, 1, 9, tzinfo=dt.UTC)
 VALID = Draft202012Validator(json_schema.build_schema())

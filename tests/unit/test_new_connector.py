@@ -20,8 +20,8 @@ from slackwater.connectors.batch_planning import DataFrameSource
 from slackwater.connectors.connector import connector_for
 from slackwater.errors import ConfigError, StartError
 from slackwater.maintenance import reset_offsets
-from slackwater.runner import backfill_plan, run_log, starting_offsets
-from slackwater.runner.backfill_source import PlannedRangeReader
+from slackwater.runner import backfill_plan, run_log, run_options
+from slackwater.runner.backfill import PlannedRangeReader
 from slackwater.state.commit import Commit, SourceRecord
 
 TEXT = """
@@ -86,7 +86,7 @@ def source(pipeline: sw.Pipeline) -> TicksSource:
 def test_a_config_has_the_keys_and_check_names_what_it_reads(tmp_path: Path) -> None:
     pipeline = page(tmp_path)
     assert "ticks of numbers, at most 4 per epoch" in str(explain.build_plan(pipeline))
-    assert starting_offsets.describe_starting_offsets(pipeline) == "ticks at earliest"
+    assert run_options.describe_starting_offsets(pipeline) == "ticks at earliest"
     with pytest.raises(
         ConfigError, match='max_files_per_trigger: applies only to connections of kind "files" or "delta" or'
     ):

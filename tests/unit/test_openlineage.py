@@ -28,7 +28,7 @@ from slackwater.core.schema import Field
 from slackwater.engine.observer import RunSchema
 from slackwater.engine.status import Status
 from slackwater.errors import EpochError, StartError
-from slackwater.observe import openlineage_datasets
+from slackwater.observe import openlineage
 
 WINDOW = Window(
     kind="tumbling",
@@ -354,8 +354,8 @@ def test_sources_have_the_dataset_names_of_openlineage(
     connection: str, query: str, more: str, expected: list[tuple[str, str]]
 ) -> None:
     pipeline = loads(PLACES.format(connection=connection, query=query, more=more), "p.toml", {})
-    assert openlineage_datasets.source_datasets(pipeline, pipeline.sources[0]) == expected
-    assert openlineage_datasets.target_dataset(pipeline, pipeline.target) is None  # the console is not a dataset
+    assert openlineage.source_datasets(pipeline, pipeline.sources[0]) == expected
+    assert openlineage.target_dataset(pipeline, pipeline.target) is None  # the console is not a dataset
 
 
 @pytest.mark.parametrize(
@@ -384,4 +384,4 @@ def test_targets_have_the_dataset_names_of_openlineage(connection: str, target: 
     text = PLACES.format(connection='kind = "files"', query="/in", more='format = "json"')
     text = text.replace('[connections.screen]\nkind = "console"', f"[connections.screen]\n{connection}")
     pipeline = loads(text.replace('connection = "screen"', f'connection = "screen"\n{target}'), "p.toml", {})
-    assert openlineage_datasets.target_dataset(pipeline, pipeline.target) == expected
+    assert openlineage.target_dataset(pipeline, pipeline.target) == expected

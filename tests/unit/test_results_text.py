@@ -10,7 +10,7 @@ from tests.support.statuses import COUNTERS, STAGE, STATUS
 
 import slackwater as sw
 from slackwater.engine.status import BufferCounts, Status
-from slackwater.runner.results_summary import summarize_results
+from slackwater.runner.run_log import summarize_results
 
 
 def status(kind: str, emitted: Mapping[str, int], **more: object) -> Status:

@@ -26,7 +26,7 @@ from slackwater.operators.registry import compile_window
 from slackwater.state.commit import Commit
 from slackwater.state.files.store import FilesStore
 from slackwater.testing.local_engine import LocalEngine
-from slackwater.testing.local_result import START_US
+from slackwater.testing.memory_target import START_US
 from slackwater.testing.rows_without_spark import PlainRowPreparer
 from slackwater.windows.compiled_window import CompiledWindow
 

@@ -25,7 +25,8 @@ from slackwater.errors import StartError
 from slackwater.runner.run_options import RunOptions
 from slackwater.state.files.store import FilesStore
 from slackwater.ui import pages
-from slackwater.ui.backlog_poller import BacklogPoller
+from slackwater.ui.blocks import throughput
+from slackwater.ui.blocks.throughput import BacklogPoller
 from slackwater.ui.page_model import load_model
 from slackwater.ui.pages import PageLocation
 from slackwater.ui.server import serve_pages
@@ -161,11 +162,10 @@ def test_an_unavailable_source_is_waited_for_no_longer_than_the_limit(
     import threading
 
     from slackwater.connectors.files.directory_listing import DirectoryListing
-    from slackwater.ui import backlog_poller
 
     release = threading.Event()
     monkeypatch.setattr(DirectoryListing, "files", lambda listing: release.wait() and [])
-    monkeypatch.setattr(backlog_poller, "LONGEST_S", 0.01)
+    monkeypatch.setattr(throughput, "LONGEST_S", 0.01)
     file = config("session", tmp_path)
     run_pipeline(file, draw_script(4))
     one = open_page_source(file)

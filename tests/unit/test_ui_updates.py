@@ -23,9 +23,9 @@ from tests.support.ui_states import DAY, M, config, open_page_source, run_pipeli
 from slackwater.engine import epoch_driver
 from slackwater.ui import page_cache, page_model, pages
 from slackwater.ui.blocks import throughput
+from slackwater.ui.page_cache import PageUpdate, ViewerNotifier, build_update
 from slackwater.ui.pages import PageLocation
 from slackwater.ui.server import UiServer, serve_pages
-from slackwater.ui.server_sent_events import PageUpdate, ViewerNotifier, build_update
 
 
 def parse_events(stream: bytes) -> list[tuple[str, str]]:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.case_selection import select_cases
 
-from slackwater.web.event_streams import StreamSlot, StreamSlots
+from slackwater.web.connection_limits import StreamSlot, StreamSlots
 from slackwater.web.request_guard import client_network, is_host_allowed
 from slackwater.web.server import start_server
 

@@ -133,7 +133,7 @@ def run_test_files(path: Path, update: bool = False) -> int:
                 outcome = test.run(session)
                 took = f"({outcome.seconds:.2f} s)"
                 if not outcome.ok and update and outcome.failed is None:
-                    from slackwater.testing.expectation_update import update_case as rewrite
+                    from slackwater.testing.case_runner import update_case as rewrite
 
                     rewrite(test.path, outcome)
                     updated += 1

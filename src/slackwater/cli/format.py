@@ -10,8 +10,7 @@ from pathlib import Path
 
 from slackwater.core.humanize import format_age, format_time, plural
 from slackwater.engine.status import SourceStatus, Status
-from slackwater.runner.results_summary import summarize_results
-from slackwater.runner.run_log import describe_late_results
+from slackwater.runner.run_log import describe_late_results, summarize_results
 
 
 def program_command() -> str:

@@ -16,8 +16,8 @@ from slackwater.config.pipeline import LONGEST_NAME
 from slackwater.core.humanize import format_ms, plural
 from slackwater.errors import ConfigError, StartError, Topic
 from slackwater.scaffold import proposals, render_config
+from slackwater.scaffold.proposals import TimeColumn, measure_disorder
 from slackwater.scaffold.sample import Sample, abbreviate_value, read_sample
-from slackwater.scaffold.time_columns import TimeColumn, measure_disorder
 
 _SOURCES = ("files", "kafka")
 _MOST_KEYS = 8  # how many keys to try
@@ -268,7 +268,7 @@ def _window_config(options: InitOptions, samples: Sequence[Sample]) -> tuple[str
             )
         )
     content = _first_valid(contents)
-    return content, [*proposals.describe_sample(sample, time, disorder), *_choice_lines(content)]
+    return content, [*render_config.describe_sample(sample, time, disorder), *_choice_lines(content)]
 
 
 def _choice_lines(content: str) -> list[str]:
@@ -332,7 +332,7 @@ def _join_config(options: InitOptions, samples: Sequence[Sample]) -> tuple[str, 
             Topic.INIT_SAMPLE,
         )
     pairs = zip((left_sample, right_sample), times, disorders, strict=True)
-    return _first_valid(contents), [line for pair in pairs for line in proposals.describe_sample(*pair)]
+    return _first_valid(contents), [line for pair in pairs for line in render_config.describe_sample(*pair)]
 
 
 def _shared_event_time(

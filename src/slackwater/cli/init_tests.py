@@ -154,7 +154,7 @@ def _render_test(
 ) -> str:
     import tomlkit
 
-    from slackwater.testing.expectation_update import rows_as_toml
+    from slackwater.testing.case_runner import rows_as_toml
 
     def rows(some: Sequence[Mapping[str, Any]]) -> str:
         return rows_as_toml(some).as_string()

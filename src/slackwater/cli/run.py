@@ -25,7 +25,7 @@ from slackwater.engine.observer import Observer
 from slackwater.engine.status import Status
 from slackwater.errors import ConfigError, StartError, Topic
 from slackwater.explain import describe_result_location
-from slackwater.runner import starting_offsets
+from slackwater.runner import run_options
 from slackwater.runner.backfill import BackfillResult, run_backfill
 from slackwater.runner.backfill_plan import backfill_pipeline
 from slackwater.runner.run_options import RunOptions
@@ -84,7 +84,7 @@ class RunFlags:
         return RunOptions(
             available_now=self.available_now,
             flush=self.flush,
-            rebuild=starting_offsets.parse_offsets(self.begin) if self.rebuild else None,
+            rebuild=run_options.parse_offsets(self.begin) if self.rebuild else None,
             former_output="aside" if self.put_aside_output else "keep" if self.keep_output else None,
         )
 

@@ -11,7 +11,7 @@ from slackwater.core.humanize import format_size, plural
 from slackwater.explain import Plan
 from slackwater.query.why_report import WhyReport
 from slackwater.secrets import mask_secrets
-from slackwater.testing.local_result import LocalResult
+from slackwater.testing.memory_target import LocalResult
 
 ROWS = 20  # how many rows of a result to show
 

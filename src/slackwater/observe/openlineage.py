@@ -34,14 +34,15 @@ from openlineage.client.facet_v2 import (
 from openlineage.client.generated.base import RunFacet
 from openlineage.client.transport.console import ConsoleTransport
 
-from slackwater.config.pipeline import Pipeline
+from slackwater.config.connector_description import CONNECTORS, Dataset
+from slackwater.config.pipeline import Pipeline, resolve_connection
+from slackwater.config.source import Lookup, Source
 from slackwater.config.target import Target
 from slackwater.core.dead_letter_schema import LETTER
 from slackwater.core.schema import Field
 from slackwater.engine.observer import Observer, RunSchema
 from slackwater.engine.status import Status
 from slackwater.errors import StartError, Topic
-from slackwater.observe import openlineage_datasets
 from slackwater.observe.outage_reporter import OutageReporter, error_reason
 from slackwater.secrets import mask_secrets, remember_secret, remember_url
 
@@ -204,23 +205,19 @@ class OpenLineage(Observer):
     def _inputs(self, commits: _Commits | None) -> list[event_v2.InputDataset]:
         inputs = []
         for source in self._pipeline.sources:
-            source_datasets = openlineage_datasets.source_datasets(self._pipeline, source)
+            datasets = source_datasets(self._pipeline, source)
             facets = _schema(self._columns.sources.get(source.name, ()))
             statistics: dict[str, Any] = {}
-            if commits is not None and len(source_datasets) == 1:  # if there are several topics, only the sum is known
+            if commits is not None and len(datasets) == 1:  # if there are several topics, only the sum is known
                 rows = commits.read.get(source.name, 0)
                 statistics["inputStatistics"] = input_statistics_input_dataset.InputStatisticsInputDatasetFacet(
                     rowCount=rows, producer=PRODUCER
                 )
             inputs += [
-                event_v2.InputDataset(*dataset, inputFacets=statistics, facets=dict(facets))
-                for dataset in source_datasets
+                event_v2.InputDataset(*dataset, inputFacets=statistics, facets=dict(facets)) for dataset in datasets
             ]
         for lookup in self._pipeline.lookups.values():
-            inputs += [
-                event_v2.InputDataset(*dataset)
-                for dataset in openlineage_datasets.source_datasets(self._pipeline, lookup)
-            ]
+            inputs += [event_v2.InputDataset(*dataset) for dataset in source_datasets(self._pipeline, lookup)]
         return inputs
 
     def _outputs(self, commits: _Commits | None) -> list[event_v2.OutputDataset]:
@@ -236,7 +233,7 @@ class OpenLineage(Observer):
         ]
         targets.append((self._pipeline.dead_letter, LETTER, None if commits is None else commits.letters))
         for target, fields, rows in targets:
-            dataset = openlineage_datasets.target_dataset(self._pipeline, target)
+            dataset = target_dataset(self._pipeline, target)
             if dataset is None:
                 continue
             statistics: dict[str, Any] = {}
@@ -295,3 +292,27 @@ def _not_the_console(record: logging.LogRecord) -> bool:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat()
+
+
+# -- data sets -----------------------------------------------------------------------------------------------------------
+
+
+def source_datasets(pipeline: Pipeline, source: Source | Lookup) -> list[Dataset]:
+    """Return the datasets that a source reads, one per topic; none for a DataFrame."""
+    connection = resolve_connection(source.connection, pipeline.connections)
+    if connection is None or source.query is None:
+        return []
+    return [_safe(dataset) for dataset in CONNECTORS[connection.kind].source_datasets(connection, source.query)]
+
+
+def target_dataset(pipeline: Pipeline, target: Target | None) -> Dataset | None:
+    """Return the dataset that a target writes; None if the target is not a dataset, such as the console."""
+    connection = None if target is None else resolve_connection(target.connection, pipeline.connections)
+    if target is None or connection is None:
+        return None
+    dataset = CONNECTORS[connection.kind].target_dataset(connection, target)
+    return None if dataset is None else _safe(dataset)
+
+
+def _safe(dataset: Dataset) -> Dataset:
+    return mask_secrets(dataset[0]), mask_secrets(dataset[1])

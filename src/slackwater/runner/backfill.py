@@ -20,25 +20,29 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import polars as pl
+
 from slackwater.config.pipeline import Pipeline
-from slackwater.config.window import effective_allowed_lateness_ms
+from slackwater.config.window import Window, effective_allowed_lateness_ms
+from slackwater.connectors.files import source as files_source
 from slackwater.connectors.files.source import FilesSource
 from slackwater.connectors.kafka.source import KafkaSource
-from slackwater.connectors.source import SelfPlannedSource, combine_batches, spark_error_reason
+from slackwater.connectors.source import SelfPlannedSource, SourceBatch, combine_batches, spark_error_reason
 from slackwater.connectors.target import TargetWriter
+from slackwater.core.offsets import FileOffsets, KafkaOffsets, group_by_topic
+from slackwater.core.schema import find_value_limits
 from slackwater.engine.status import Status
 from slackwater.errors import EpochError, SlackwaterError
 from slackwater.operators.base import Operator
 from slackwater.runner.backfill_plan import BackfillRange, backfill_pipeline, reach_us
-from slackwater.runner.backfill_source import FilesRangeReader, KafkaRangeReader, PlannedRangeReader
-from slackwater.runner.backfill_target import RangeCounts, RangeFilterTarget
 from slackwater.runner.components import create_target_writers
 from slackwater.runner.pipeline_runner import PipelineRunner, RunComponents
 from slackwater.runner.run_log import RunNotifier
-from slackwater.state.commit import BatchId, Commit
+from slackwater.state.commit import BatchId, Commit, SourceRecord
+from slackwater.state.protocol import StateStore
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -194,3 +198,166 @@ class _HistoryRunner:
         low, high = self.span.rows_us
         time_sql = f"unix_micros({self.engine.rows.times[name]})"
         return frame.where(f"{time_sql} IS NULL OR ({time_sql} >= {low}L AND {time_sql} < {high}L)")
+
+
+# -- the target ----------------------------------------------------------------------------------------------------------
+
+
+NEVER = -(1 << 62)
+
+
+@dataclass
+class RangeCounts:
+    """Counts of windows of one backfill.
+
+    Args:
+        windows: Windows written.
+        before: Windows omitted because they start before the range.
+        unfinished: Windows omitted because they were not over when the backfill started.
+    """
+
+    windows: int = 0
+    before: int = 0
+    unfinished: int = 0
+
+
+@dataclass
+class RangeFilterTarget:
+    """A target writer that passes on only the windows of the range.
+
+    Args:
+        clock_us: When the backfill was started (µs UTC). Windows that end later are unfinished.
+        partial: Also pass on windows that extend into the range or are unfinished.
+        written: The counts, which `publish` updates.
+    """
+
+    target: TargetWriter
+    window: Window
+    span: BackfillRange
+    clock_us: int
+    partial: bool
+    written: RangeCounts = field(default_factory=RangeCounts)
+
+    def __post_init__(self) -> None:
+        self.guarantee, self.upserts = self.target.guarantee, self.target.upserts
+        self.description, self.capacity = self.target.description, find_value_limits(self.target)
+
+    def open(self) -> None:
+        self.target.open()
+
+    def close(self) -> None:
+        self.target.close()
+
+    def publish(self, epoch: int, rows: pl.DataFrame, superseded: pl.DataFrame | None = None, commit: str = "") -> None:
+        """Publish the rows of the range. Superseded rows are selected by their start, since they have no end."""
+        start = pl.col(self.window.window_start_column).dt.timestamp("us")
+        end = pl.col(self.window.window_end_column).dt.timestamp("us")
+        span = self.span
+        flags = rows.select(
+            (start < span.until_us).alias("due"),
+            (start < span.since_us).alias("early"),
+            (end <= span.since_us).fill_null(False).alias("over"),
+            (end > self.clock_us).fill_null(False).alias("unfinished"),
+        )
+        due, early, over, unfinished = (flags[c] for c in flags.columns)
+        reaching = due & early & ~over
+        chosen = due & ~early & ~unfinished
+        if self.partial:
+            chosen = due & ~over
+        else:
+            self.written.before += int(reaching.sum())
+            self.written.unfinished += int((due & ~early & unfinished).sum())
+        if superseded is not None:
+            superseded = superseded.filter(
+                start.is_between(NEVER if self.partial else span.since_us, span.until_us - 1)
+            )
+        range_rows = rows.filter(chosen)
+        if range_rows.height or (superseded is not None and superseded.height):
+            self.target.publish(epoch, range_rows, superseded, commit)
+        self.written.windows += range_rows.height
+
+
+# -- the sources ---------------------------------------------------------------------------------------------------------
+
+
+RECORDS = 1_000_000  # Kafka records per epoch if the source does not set max_offsets_per_trigger
+
+
+class FilesRangeReader:
+    """Reads all files that exist at the start, in the order in which a run would read them."""
+
+    def __init__(self, session: SparkSession, store: StateStore, source: FilesSource) -> None:
+        self.source, self._session, self._store = source, session, store
+        self._every = source.list_files(session)
+
+    def next(self, record: SourceRecord, epoch: int) -> SourceBatch | None:
+        """Return the files of the next epoch; None if all files have been read. `record`: the progress so far."""
+        read_paths = {e.path for e in files_source.load_file_list(self._store, FileOffsets.coerce(record.offsets))}
+        remaining = [e for e in self._every if e.path not in read_paths]
+        batch_files = remaining[: self.source.spec.max_files_per_trigger or len(remaining)]
+        if not batch_files:
+            return None
+        offsets = files_source.store_file_list(self._store, epoch, FileOffsets.coerce(record.offsets), batch_files)
+        return SourceBatch(self.source.read(self._session, batch_files), offsets, files=len(batch_files))
+
+
+class PlannedRangeReader:
+    """Reads everything that a table contains at the start, from its first row, in the batches of a normal run."""
+
+    def __init__(
+        self, session: SparkSession, store: StateStore, source: SelfPlannedSource, record: SourceRecord
+    ) -> None:
+        spec = source.spec.model_copy(update={"starting_offsets": None, "starting_version": None})
+        from_start = replace(source, spec=spec)
+        self.source, self._session, self._store = source, session, store
+        self._planner = from_start.planner(record, ())
+        self._planner.stop_at_current_end()
+
+    def next(self, record: SourceRecord, epoch: int) -> SourceBatch | None:
+        planned = self._planner.next()
+        return None if planned is None else planned.read(self._session, self._store, epoch, record)
+
+
+class KafkaRangeReader:
+    """Reads the Kafka records whose record time is in the range, extended by the slack.
+
+    `missing`: the partitions whose oldest records have been removed, so that records of the range may be missing.
+    """
+
+    def __init__(self, session: SparkSession, source: KafkaSource, span: BackfillRange) -> None:
+        self.source, self._session = source, session
+        topics = source.broker.partitions(source.spec.query or "", f'source "{source.name}"')
+        partitions = [(t, p) for t, listed in topics.items() for p in listed]
+        low, high = span.records_ms
+        self._start, self._end = (
+            source.broker.offsets_at_ms(partitions, low),
+            source.broker.offsets_at_ms(partitions, high),
+        )
+        self.missing = [
+            f"{t}-{p}"
+            for (t, p), (first, _) in source.broker.offset_ranges(partitions).items()
+            if 0 < first == self._start[t, p] < self._end[t, p]
+        ]
+
+    def next(self, record: SourceRecord, epoch: int) -> SourceBatch | None:
+        """Return the records of the next epoch; None at the end of the range. `record`: the progress so far."""
+        committed = KafkaOffsets.coerce(record.offsets)
+        start = {
+            key: offset if (next_offset := committed.next_offset(*key)) is None else next_offset
+            for key, offset in self._start.items()
+        }
+        remaining = {key: max(self._end[key] - offset, 0) for key, offset in start.items()}
+        total = sum(remaining.values())
+        if not total:
+            return None
+        limit = min(self.source.spec.max_offsets_per_trigger or RECORDS, total)
+        # every partition advances in proportion, so that their event times stay close together
+        end = {key: start[key] + -(-limit * n // total) for key, n in remaining.items()}
+        batch = self.source.read_between(self._session, group_by_topic(start), group_by_topic(end), record)
+        if batch is None:  # the topic was recreated and holds fewer records
+            batch = SourceBatch(
+                self._session.createDataFrame([], self.source.schema), KafkaOffsets(group_by_topic(end))
+            )
+        # a partition without records in the range would hold the watermark back
+        active = {f"{t}-{p}" for (t, p), offset in self._start.items() if offset < self._end[t, p]}
+        return replace(batch, partitions={p: n for p, n in batch.partitions.items() if p in active})

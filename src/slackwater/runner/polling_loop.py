@@ -2,7 +2,7 @@
 
     polls     ● ●   ○ ○  ○    ○      ○      ●        ●  rows: an epoch follows      ○  no rows: silence up to this poll
     epochs    ██ ███                        ████
-    ticks            ▪   ▪    ▪      ▪               the pause between polls grows with the silence: `poll_interval`
+    ticks            ▪   ▪    ▪      ▪               the pause between polls grows with the silence: `streaming_query`
 
 With `trigger_interval`, polls are due at whole multiples of the interval, as with Spark.
 """
@@ -20,7 +20,7 @@ from dataclasses import replace
 from slackwater.connectors import spark_connect
 from slackwater.connectors.batch_planning import Planners
 from slackwater.connectors.source import Batch, PlannedBatch, SourceUnavailableError
-from slackwater.runner import poll_interval
+from slackwater.runner import streaming_query
 from slackwater.runner.epoch_execution import EpochExecutor
 from slackwater.state.commit import BatchId
 
@@ -96,7 +96,7 @@ class PollingLoop:
                 self.stop.wait(
                     self._until_trigger(clock)
                     if self._every
-                    else poll_interval.compute_poll_seconds(began - self._rows_at)
+                    else streaming_query.compute_poll_seconds(began - self._rows_at)
                 )
 
     def _poll_sources(self, began: float) -> Mapping[str, PlannedBatch] | None:
@@ -142,7 +142,9 @@ class PollingLoop:
         A poll finds all rows since the previous one, so the time of an epoch in between counts as well. After a long
         pause, such as when the machine slept, only a part counts, because nothing was polled during the pause.
         """
-        longest = max(self._every, 4 * max(self._pause, poll_interval.compute_poll_seconds(polled_at - self._rows_at)))
+        longest = max(
+            self._every, 4 * max(self._pause, streaming_query.compute_poll_seconds(polled_at - self._rows_at))
+        )
         return int(min(polled_at - self._silence_counted, longest) * 1e6)
 
     def _until_trigger(self, polled_at: float) -> float:

@@ -1,40 +1,47 @@
-"""Run a pipeline on Spark until its input ends, it is stopped, or it fails."""
+"""Run a pipeline on Spark until its input ends, it is stopped, or it fails. The state records each run."""
 
 from __future__ import annotations
 
+import logging
+import os
+import shutil
+import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from slackwater import explain
 from slackwater.config.pipeline import Pipeline
+from slackwater.connectors.batch_planning import create_planners
+from slackwater.connectors.source import Seekable
+from slackwater.core.offsets import Offsets
 from slackwater.engine.observer import Observer, PendingPublish
 from slackwater.engine.status import Status
-from slackwater.errors import EpochError, NewColumnsError, Topic
-from slackwater.runner import (
-    background_run,
-    main_loop,
-    previous_name,
-    previous_output,
-    run_history,
-    run_log,
-    starting_offsets,
-)
+from slackwater.errors import EpochError, NewColumnsError, SlackwaterError, Topic
+from slackwater.runner import background_run, previous_name, previous_output, run_log, run_options, streaming_query
 from slackwater.runner.background_run import Handle
 from slackwater.runner.components import create_targets
+from slackwater.runner.epoch_execution import ChangedFileReporter, EpochExecutor
 from slackwater.runner.local_paths import check_moved_directories
-from slackwater.runner.pipeline_runner import PipelineRunner
+from slackwater.runner.pipeline_runner import PipelineRunner, RunComponents
+from slackwater.runner.polling_loop import PollingLoop
 from slackwater.runner.run_log import RunNotifier
 from slackwater.runner.run_options import RunOptions
 from slackwater.secrets import mask_secrets
+from slackwater.spark.sessions import spark_session
 from slackwater.state.commit import Commit
+from slackwater.state.protocol import StateStore
+from slackwater.state.run_history import Outcome, Run, one_line
 
 if TYPE_CHECKING:
     import polars as pl
     from pyspark.sql import SparkSession
+
+log = logging.getLogger("slackwater")
 
 
 @overload
@@ -137,7 +144,7 @@ def run_pipeline(pipeline: Pipeline, options: RunOptions) -> Status | None:
     """Run a pipeline in this thread, as `run` does."""
     options.check()
     if options.rebuild:
-        pipeline = starting_offsets.set_starting_offsets(pipeline, options.rebuild)
+        pipeline = run_options.set_starting_offsets(pipeline, options.rebuild)
     began, stop = time.monotonic(), options.stop or threading.Event()
     if options.on_notice is not None:
         reporter = RunNotifier(options.on_notice, options.on_status, options.observers)
@@ -195,9 +202,7 @@ def _run_once(runner: PipelineRunner, options: RunOptions) -> Status | None:
         previous_epoch = -1 if latest is None else latest.epoch
         try:
             with (
-                run_history.record_run(
-                    runner.store, runner.stop, lambda: max(runner.epoch, previous_epoch), previous_epoch
-                ),
+                record_run(runner.store, runner.stop, lambda: max(runner.epoch, previous_epoch), previous_epoch),
                 runner.error_boundary(),
             ):
                 return _with_state(runner, latest, options)
@@ -230,7 +235,7 @@ def _with_state(runner: PipelineRunner, latest: Commit | None, options: RunOptio
     components = runner.prepare(latest, former_output=options.former_output)
     if components is None:
         return None
-    main_loop.run_to_end(runner, components, available_now=options.available_now, offsets_given=bool(options.rebuild))
+    run_to_end(runner, components, available_now=options.available_now, offsets_given=bool(options.rebuild))
     if options.flush and not runner.stop.is_set():
         components.driver.flush()
     return reporter.last
@@ -250,7 +255,7 @@ def _open_store(runner: PipelineRunner, options: RunOptions) -> Commit | None:
     notice = runner.reporter.notice
     if aside is not None:
         notice("warning", f"starting over; the previous state is now {aside}; remove it when you no longer need it")
-    notice("info", f"sources begin: {starting_offsets.describe_starting_offsets(runner.pipeline)}")
+    notice("info", f"sources begin: {run_options.describe_starting_offsets(runner.pipeline)}")
     return None
 
 
@@ -258,3 +263,103 @@ def _check_former_output(runner: PipelineRunner, choice: str | None) -> None:
     """Warn about output of an earlier state that stays in the target. Raises StartError if the user made no choice."""
     for line in previous_output.check_previous_output(runner.pipeline, choice):
         runner.reporter.notice("warning", line)
+
+
+# -- the main loop -------------------------------------------------------------------------------------------------------
+
+
+def run_to_end(runner: PipelineRunner, components: RunComponents, *, available_now: bool, offsets_given: bool) -> None:
+    """Run to the end of the input (`available_now`) or until the runner is stopped.
+
+    `offsets_given`: offsets for new sources were specified for this start, so they are committed before the first
+    epoch.
+    """
+    _commit_start_offsets(components, offsets_given)
+    files = ChangedFileReporter(runner.pipeline.name, components, runner.reporter)
+    epochs = EpochExecutor(runner, components, files)
+    planners = create_planners(components.streams, components.driver.state, files.read)
+    if available_now:
+        if planners is not None:
+            planners.stop_at_current_end()
+        runner.reporter.expect_files(files.count_unread_files() if planners is None else planners.unplanned_files)
+    files.report_changes(None)
+    runner.reporter.observers.on_running()
+    if planners is None:
+        streaming_query.run_streaming_query(epochs, available_now)
+    else:
+        _forget_checkpoints(components)
+        spark_session.list_files_locally(components.session)
+        PollingLoop(epochs, planners, available_now).follow()
+    if available_now:
+        files.report_changes(None)
+        for engine in components.engines:
+            engine.hints.warn_missing()
+
+
+def _commit_start_offsets(components: RunComponents, offsets_given: bool) -> None:
+    """Commit the first offsets of sources that have never been read, before anything else is committed.
+
+    These are the offsets to which "latest" currently refers, or offsets specified for this start.
+    """
+    start_offsets: dict[str, Offsets] = {}
+    for source in components.streams.sources:
+        if not isinstance(source, Seekable) or components.driver.state.sources[source.name].offsets is not None:
+            continue
+        latest = source.spec.starting_offsets == "latest"
+        # specified offsets stay valid even if this run dies before its first epoch
+        if (offsets := source.latest() if latest else source.configured_start() if offsets_given else None) is not None:
+            start_offsets[source.name] = offsets
+    if start_offsets:
+        components.driver.commit_start_offsets(start_offsets)
+
+
+def _forget_checkpoints(components: RunComponents) -> None:
+    """Remove the checkpoints of earlier runs with Spark's streaming query: from now on only the state is used."""
+    home = components.streams.store.checkpoint
+    for checkpoint in home.iterdir() if home.is_dir() else ():
+        shutil.rmtree(checkpoint, ignore_errors=True)
+
+
+# -- the record of a run -------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def record_run(store: StateStore, stop: threading.Event, last_epoch: Callable[[], int], epoch: int) -> Iterator[None]:
+    """Record a run that lasts as long as the block. The store must be open and locked.
+
+    Args:
+        stop: The event that stops the run. It decides whether the run is recorded as stopped or finished.
+        last_epoch: Returns the last committed epoch at the end of the run.
+        epoch: The last epoch committed before the run, or -1 if there is none.
+    """
+    run = Run(started_us=_now(), runner=f"process {os.getpid()} on {socket.gethostname()}", epoch=epoch)
+    _write_run(store, run)
+
+    def end(outcome: Outcome, error: BaseException | None = None) -> None:
+        line = None if error is None else one_line(mask_secrets(str(error)) or type(error).__name__)
+        ending = {"ended_us": _now(), "outcome": outcome, "last_epoch": last_epoch(), "error": line}
+        _write_run(store, run.model_copy(update=ending))
+
+    try:
+        yield
+    except NewColumnsError:
+        end("restarted")
+        raise
+    except Exception as error:
+        end("failed", error)
+        raise
+    except BaseException:  # mostly Ctrl-C
+        end("stopped")
+        raise
+    end("stopped" if stop.is_set() else "finished")
+
+
+def _write_run(store: StateStore, run: Run) -> None:
+    try:
+        store.save_run(run)
+    except (SlackwaterError, OSError) as error:
+        log.debug("the history of runs cannot be written: %s", error)
+
+
+def _now() -> int:
+    return time.time_ns() // 1000

@@ -1,10 +1,11 @@
-"""Reports of a run: `RunNotifier` passes notices and statuses on; the log has lines at the start, per epoch and at the end.
+"""Reports of a run: notices and statuses for observers, lines of the log, and summaries of the results.
 
 slackwater 0.1.0: clicks, state in files at "state", new; reads "events": …, from its first file; writes …
 starting Spark, which takes 5 to 30 s …
 Spark 4.3.0 is up after 6.1 s, local[2]
 pipeline=clicks epoch=0 rows=3 emitted=0 late=0 … rows_total=3 …
 clicks: ended after epoch 12, 34 s: …
+18,335 sessions: 17,428 closed by the watermark, 146 cut at 12 hours, 761 by --flush; 0 open
 """
 
 from __future__ import annotations
@@ -13,20 +14,21 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
+from typing import Any
 
 from slackwater import explain
 from slackwater.config.connector_description import CONNECTORS
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.source import Source
-from slackwater.core.humanize import format_stamp, plural
+from slackwater.config.window import KINDS_OF_WINDOW
+from slackwater.core.humanize import format_duration, format_stamp, plural
 from slackwater.engine.observer import Observer, ObserverGroup
-from slackwater.engine.status import Status
-from slackwater.runner import starting_offsets
-from slackwater.runner.results_summary import summarize_results
+from slackwater.engine.status import BufferCounts, StageStatus, Status
+from slackwater.runner import run_options
 from slackwater.secrets import mask_secrets
 from slackwater.state.commit import Commit
 
@@ -60,7 +62,7 @@ def _position_text(pipeline: Pipeline, source: Source, latest: Commit | None) ->
     record = None if latest is None else latest.sources.get(source.name)
     rows = 0 if latest is None or record is None else latest.clocks[source.name].rows
     if record is None or (record.offsets is None and not rows):
-        return starting_offsets.describe_source_start(pipeline, source)
+        return run_options.describe_source_start(pipeline, source)
     if record.offsets is None:
         return f"after {plural(rows, 'row')}"
     return record.offsets.describe()
@@ -214,3 +216,83 @@ class RunNotifier:
         if self._on_status:
             self._on_status(status)
         self.observers.on_commit(status)
+
+
+# -- summaries of results ------------------------------------------------------------------------------------------------
+
+
+FLUSH = "by --flush"  # as it is called on the command line
+_TAKEN_BACK = "supersede"
+_REASON_TEXTS = {
+    "close": "closed by the watermark",
+    "cap": "cut at {cap}",
+    "flush": "{flush}",
+    "update": "updates before they closed",
+    "late": "corrected by late rows",
+    "standalone": "from late rows only",
+    "match": "pairs",
+    "unmatched": "without a partner",
+}
+
+
+def summarize_results(status: Status, flush: str = FLUSH) -> Iterator[str]:
+    """Yield a line about the pipeline's results. If there are several stages, one line per stage, with its name."""
+    if not status.stages[1:]:
+        yield _result_line(
+            status.window_kind, status.counters.emitted, _open_text(status), _cap_text(status.config, None), flush
+        )
+        return
+    for stage in status.stages:
+        text = _result_line(
+            stage.kind, stage.counters.emitted, _open_text(stage), _cap_text(status.config, stage.name), flush
+        )
+        yield f'stage "{stage.name}": {text}'
+
+
+def _result_line(kind: str, emitted: Mapping[str, int], open_text: str, cap: str, flush: str) -> str:
+    """Return one line about results. `emitted`: counts by reason."""
+    counts = {reason: n for reason, n in emitted.items() if n and reason != _TAKEN_BACK}
+    total = sum(counts.values())
+    noun = "session" if kind == "session" else "window" if kind in KINDS_OF_WINDOW else "row"
+    text = plural(total, noun)
+    if any(
+        reason in _REASON_TEXTS for reason in counts
+    ):  # stateless and keyed steps have one reason, which is their name
+        text += ": " + ", ".join(_reason(reason, n, cap, flush) for reason, n in _ordered(counts))
+    if gone := emitted.get(_TAKEN_BACK, 0):
+        text += f", and {gone:,} deleted"
+    return f"{text}; {open_text}"
+
+
+def _ordered(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    order = [*_REASON_TEXTS]
+    return sorted(counts.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order))
+
+
+def _reason(reason: str, count: int, cap: str, flush: str) -> str:
+    if reason == "match":
+        return plural(count, "pair")
+    return f"{count:,} {_REASON_TEXTS.get(reason, reason).format(cap=cap, flush=flush)}"
+
+
+def _open_text(status: Status | StageStatus) -> str:
+    """Describe the current content of the state."""
+    kind = status.window_kind if isinstance(status, Status) else status.kind
+    buffered: Mapping[str, BufferCounts] = status.buffered
+    if buffered:
+        return f"{' and '.join(f'{buffer.rows:,} {side}' for side, buffer in buffered.items())} rows wait for partners"
+    if kind in KINDS_OF_WINDOW:
+        return f"{status.windows_active if isinstance(status, Status) else status.open:,} open"
+    return f"{plural(status.groups, 'key')} kept" if status.groups else "no state"
+
+
+def _cap_text(pipeline: Pipeline | None, stage: str | None) -> str:
+    """Format the cap of sessions. `stage`: its name; None for the last stage."""
+    if pipeline is None:
+        return "max_session_duration"
+    stage_pipeline: Any = (
+        pipeline.target_stage if stage is None else pipeline.stage_pipelines.get(stage, pipeline.target_stage)
+    )
+    window = stage_pipeline.transform.window
+    cap = None if window is None else window.max_session_duration_ms
+    return "max_session_duration" if cap is None else format_duration(cap)

@@ -1,13 +1,17 @@
-"""The options of a run: everything that `slackwater.run` accepts apart from the pipeline."""
+"""The options of a run: everything that `slackwater.run` accepts apart from the pipeline, and where sources start over."""
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from slackwater.config.pipeline import check_run_flags
+from slackwater.config.connector_description import CONNECTORS, StartPosition
+from slackwater.config.message_format import suggest_word_or_list
+from slackwater.config.pipeline import Pipeline, check_run_flags, resolve_connection
+from slackwater.config.source import Source
 from slackwater.core.humanize import mismatch
 from slackwater.engine.observer import Observer
 from slackwater.engine.status import Status
@@ -61,3 +65,83 @@ class RunOptions:
             raise ConfigError(
                 ["stop: applies only to a run in the foreground; stop a run in the background with its handle"]
             )
+
+
+# -- start positions -----------------------------------------------------------------------------------------------------
+
+
+WORDS = ("earliest", "latest")
+_SHAPE = 'earliest, latest, or JSON per source, as {"clicks": {"topic": {"0": 42}}} or {"clicks": "latest"}'
+
+
+def parse_offsets(text: str | None) -> dict[str, Any]:
+    """Parse the value of --from into positions by source ("*" for all).
+
+    None becomes {}: the positions in the config apply. Raises ConfigError for text in any other form.
+    """
+    if text is None:
+        return {}
+    if text in WORDS:
+        return {"*": text}
+    try:
+        positions = json.loads(text)
+    except ValueError:
+        positions = None
+    if not isinstance(positions, dict) or not all(v in WORDS or isinstance(v, dict) for v in positions.values()):
+        raise ConfigError(["--from: " + mismatch(text, _SHAPE)])
+    return positions
+
+
+def set_starting_offsets(pipeline: Pipeline, positions: Mapping[str, Any]) -> Pipeline:
+    """Return the pipeline with these start positions for its sources.
+
+    Raises ConfigError if a source does not exist, or if it cannot start at its position.
+    """
+    names = [s.name for s in pipeline.sources]
+    problems = [
+        f'--from: there is no source "{n}"{suggest_word_or_list(n, names)}' for n in positions if n not in (*names, "*")
+    ]
+    sources = [
+        _with_position(pipeline, s, positions.get(s.name, positions.get("*")), problems) for s in pipeline.sources
+    ]
+    if problems:
+        raise ConfigError(problems)
+    return pipeline.model_copy(update={"sources": tuple(sources)})
+
+
+def _with_position(pipeline: Pipeline, source: Source, position: Any, problems: list[str]) -> Source:
+    begins = _start_position(pipeline, source)
+    if position is None or (position == "earliest" and begins.from_first):
+        return source
+    if begins.default is None or not (begins.offsets or position in WORDS):
+        problems.append(
+            f'--from: source "{source.name}" {begins.default_text} and cannot begin elsewhere; remove it from --from'
+        )
+        return source
+    try:
+        checked = Source.KEYS["starting_offsets"].parse(position)
+    except Exception as error:
+        problems.append(f'--from: source "{source.name}": expected offsets per topic and partition ({error})')
+        return source
+    return source.model_copy(update={"starting_offsets": checked, "starting_version": None})
+
+
+def _start_position(pipeline: Pipeline, source: Source) -> StartPosition:
+    connection = resolve_connection(source.connection, pipeline.connections)
+    return StartPosition() if connection is None else CONNECTORS[connection.kind].start
+
+
+def describe_starting_offsets(pipeline: Pipeline) -> str:
+    """Describe the start position of each source."""
+    return ", ".join(f"{s.name} {describe_source_start(pipeline, s)}" for s in pipeline.sources)
+
+
+def describe_source_start(pipeline: Pipeline, source: Source) -> str:
+    """Describe the start position of a source that has never been read."""
+    begins = _start_position(pipeline, source)
+    if begins.default is None:
+        return begins.position_text
+    if source.starting_version is not None:
+        return f"at version {source.starting_version}"
+    position = source.starting_offsets or begins.default
+    return f"at {position}" if isinstance(position, str) else f"at {json.dumps(position)}"

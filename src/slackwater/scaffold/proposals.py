@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from slackwater.core.column_names import quote_identifier_if_needed
-from slackwater.core.humanize import plural
 from slackwater.core.time import parse_timestamp_us
-from slackwater.scaffold.render_config import describe_disorder
-from slackwater.scaffold.sample import Sample, abbreviate_value
-from slackwater.scaffold.time_columns import NAMED, OutOfOrderness, TimeColumn, find_time_unit
+from slackwater.scaffold.sample import Sample
 
 _KEYS = re.compile(
     r"user|customer|account|session|device|client|visitor|member|author|sender|source|host|^ip$|key", re.IGNORECASE
@@ -168,37 +166,95 @@ def declare_event_time(sample: Sample, time: TimeColumn | None) -> Sample:
     return replace(sample, columns={**sample.columns, time.name: "TIMESTAMP"})
 
 
-def describe_sample(sample: Sample, time: TimeColumn | None, disorder: OutOfOrderness | None) -> list[str]:
-    """Return notes about the sample, one per line."""
-    lines = [
-        f"{sample.path}: {plural(len(sample.rows), 'row')} of {sample.format}, {plural(len(sample.columns), 'column')}"
-    ]
-    if sample.bad:
-        first_bad = f"; {sample.first_bad}" if sample.first_bad else ""
-        lines.append(f"  {plural(sample.bad, 'line')} cannot be decoded: bad rows{first_bad}")
-    if time is not None:
-        unit = f" in {time.unit} since 1970" if time.unit else ""
-        lines.append(
-            f"  event time: {time.name}{unit}"
-            + (
-                f"; {plural(time.missing, 'row')} without one: bad rows{_first_missing(sample, time)}"
-                if time.missing
-                else ""
-            )
+# -- times in a sample ---------------------------------------------------------------------------------------------------
+
+
+UNITS = {"s": 1_000_000, "ms": 1000, "us": 1, "ns": 0}  # unit -> microseconds; 0: a nanosecond is less than one
+_FROM_S, _TO_S = 631_152_000, 4_102_444_800  # 1990, 2100
+NAMED = re.compile(r"time|stamp|date|epoch|when|created|occurred|^ts$|_ts$|^ts_|_at$|^at$|^t$", re.IGNORECASE)
+ENOUGH = 0.999  # share of the rows that the proposed lateness keeps; the others are late
+_STEPS_S = (1, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21_600, 43_200, 86_400)
+
+
+def find_time_unit(values: Sequence[int | float]) -> str | None:
+    """Return the unit in which nearly all of these numbers are times; None if there is no such unit."""
+    for unit, factor in (("s", 1), ("ms", 1000), ("us", 10**6), ("ns", 10**9)):
+        fit = sum(_FROM_S * factor <= v < _TO_S * factor for v in values)
+        if values and fit >= 0.99 * len(values):
+            return unit
+    return None
+
+
+@dataclass(frozen=True)
+class TimeColumn:
+    """A column that could be the event time. `times_us`: the times of the rows that have one (µs), in sample order."""
+
+    name: str  # the value of `event_time_column`
+    unit: str | None  # for integers
+    times_us: tuple[int, ...]
+    rows: int  # in the sample
+    zoned: bool = True  # False: strings without a zone
+    first_bad: int | None = None  # the first row of the sample without a usable time
+
+    @property
+    def missing(self) -> int:
+        """The number of rows without a usable time, which would be bad rows."""
+        return self.rows - len(self.times_us)
+
+    @property
+    def score(self) -> float:
+        """A score that ranks candidates by their name, the share of rows with a time, and the order of the times."""
+        in_order = sum(a <= b for a, b in zip(self.times_us, self.times_us[1:], strict=False))
+        share = in_order / max(1, len(self.times_us) - 1)
+        name = self.name.rpartition(".")[2]
+        return (
+            2.0 * bool(NAMED.search(name)) + len(self.times_us) / max(1, self.rows) + share - 0.5 * ("." in self.name)
         )
-        if not time.zoned:
-            lines.append("  its values have no zone and are read as UTC; event_time_zone sets another zone")
-        others = [t.name for t in propose_time_columns(sample) if t.name != time.name]
-        if others:
-            lines.append(f"  other times: {', '.join(others[:4])} (--time)")
-    if disorder is not None:
-        lines += [f"  {line}" for line in describe_disorder(disorder)]
-    return lines
 
 
-def _first_missing(sample: Sample, time: TimeColumn) -> str:
-    """Describe the first row without a usable time: its value and its location."""
-    if time.first_bad is None:
-        return ""
-    row, location = sample.rows[time.first_bad], sample.row_location(time.first_bad)
-    return f"; {location} has {abbreviate_value(row[time.name]) if row.get(time.name) is not None else 'none'}"
+@dataclass(frozen=True)
+class OutOfOrderness:
+    """How far the rows of a sample lag behind the newest row before them, and a lateness that keeps nearly all of them.
+
+    `most_us`: the maximum lag (µs). `p50_us`, `p99_us`, `p999_us`: the 50th, 99th and 99.9th percentiles of the lag.
+    """
+
+    most_us: int
+    lateness_ms: int
+    in_time: float  # share of the rows that this lateness keeps
+    rows: int
+    p50_us: int = 0
+    p99_us: int = 0
+    p999_us: int = 0
+
+    @property
+    def late(self) -> int:
+        """The number of rows in the sample that would be late with the lateness `lateness_ms`."""
+        return round((1 - self.in_time) * self.rows)
+
+
+def measure_disorder(times_us: Sequence[int]) -> OutOfOrderness:
+    """Measure how far rows are out of order, and choose a lateness. `times_us`: event times in reading order."""
+    newest, behind = None, []
+    for time_us in times_us:
+        newest = time_us if newest is None or time_us > newest else newest
+        behind.append(newest - time_us)
+    most = max(behind, default=0)
+    ordered = sorted(behind)
+
+    def quantile(share: float) -> int:
+        """Return the smallest lag (µs) that at least this share of the rows does not exceed."""
+        return ordered[max(0, math.ceil(share * len(ordered) - 1e-9) - 1)] if ordered else 0
+
+    steps = [1000 * step for step in _STEPS_S]
+
+    def kept_share(ms: int) -> float:
+        """Return the share of the rows that would not be late with this lateness (ms)."""
+        return sum(b <= ms * 1000 for b in behind) / max(1, len(behind))
+
+    lateness = 10_000
+    if most:
+        lateness = next((ms for share in (ENOUGH, 0.99) for ms in steps if kept_share(ms) >= share), steps[-1])
+    return OutOfOrderness(
+        most, lateness, kept_share(lateness), len(behind), quantile(0.5), quantile(0.99), quantile(0.999)
+    )

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from slackwater.core.column_names import quote_identifier_if_needed
 from slackwater.core.humanize import format_estimate, format_ms, plural
-from slackwater.scaffold.sample import Sample
-from slackwater.scaffold.time_columns import OutOfOrderness, TimeColumn
+from slackwater.scaffold.proposals import OutOfOrderness, TimeColumn, propose_time_columns
+from slackwater.scaffold.sample import Sample, abbreviate_value
 
 KINDS = ("session", "tumbling", "hopping", "join")
 _SHAPES = {
@@ -272,3 +272,39 @@ def describe_late_rows(disorder: OutOfOrderness | None) -> str:
     if disorder is None or not disorder.late:
         return ""
     return f"{plural(disorder.late, 'row')} of the sample would be late"
+
+
+def describe_sample(sample: Sample, time: TimeColumn | None, disorder: OutOfOrderness | None) -> list[str]:
+    """Return notes about the sample, one per line."""
+    lines = [
+        f"{sample.path}: {plural(len(sample.rows), 'row')} of {sample.format}, {plural(len(sample.columns), 'column')}"
+    ]
+    if sample.bad:
+        first_bad = f"; {sample.first_bad}" if sample.first_bad else ""
+        lines.append(f"  {plural(sample.bad, 'line')} cannot be decoded: bad rows{first_bad}")
+    if time is not None:
+        unit = f" in {time.unit} since 1970" if time.unit else ""
+        lines.append(
+            f"  event time: {time.name}{unit}"
+            + (
+                f"; {plural(time.missing, 'row')} without one: bad rows{_first_missing(sample, time)}"
+                if time.missing
+                else ""
+            )
+        )
+        if not time.zoned:
+            lines.append("  its values have no zone and are read as UTC; event_time_zone sets another zone")
+        others = [t.name for t in propose_time_columns(sample) if t.name != time.name]
+        if others:
+            lines.append(f"  other times: {', '.join(others[:4])} (--time)")
+    if disorder is not None:
+        lines += [f"  {line}" for line in describe_disorder(disorder)]
+    return lines
+
+
+def _first_missing(sample: Sample, time: TimeColumn) -> str:
+    """Describe the first row without a usable time: its value and its location."""
+    if time.first_bad is None:
+        return ""
+    row, location = sample.rows[time.first_bad], sample.row_location(time.first_bad)
+    return f"; {location} has {abbreviate_value(row[time.name]) if row.get(time.name) is not None else 'none'}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import tempfile
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -30,12 +31,16 @@ from slackwater.errors import ConfigError, StartError, Topic
 from slackwater.state import protocol
 from slackwater.state.commit import BatchId
 from slackwater.state.files.store import FilesStore
-from slackwater.testing import rows_without_spark
+from slackwater.testing import pipeline_builder, rows_without_spark
 from slackwater.testing.bound_steps import BoundSteps
-from slackwater.testing.instrumented_pipeline import WATCHED, capture_dropped_rows, find_target_limits, watch_stages
-from slackwater.testing.local_result import START_US, LocalFaults, LocalResult, SimulatedCrash
-from slackwater.testing.memory_target import MemoryTarget, create_memory_targets
-from slackwater.testing.pipeline_builder import build_pipeline, rename_options
+from slackwater.testing.memory_target import (
+    START_US,
+    LocalFaults,
+    LocalResult,
+    MemoryTarget,
+    SimulatedCrash,
+    create_memory_targets,
+)
 from slackwater.testing.stub_sources import Row
 
 if TYPE_CHECKING:
@@ -90,7 +95,7 @@ class LocalPipeline:
         **renamed: Any,
     ) -> None:
         self._schema = None if schema is None else {name: Field(name, kind) for name, kind in schema.items()}
-        options = rename_options(renamed, capture_losses=capture_losses, extra_stages=extra_stages)
+        options = pipeline_builder.rename_options(renamed, capture_losses=capture_losses, extra_stages=extra_stages)
         self._session, self._store = session, store
         self._capture_losses, self._extra_stages = options["capture_losses"], tuple(options["extra_stages"])
         self._home = None if store or state_dir else tempfile.TemporaryDirectory(prefix="slackwater-test-")
@@ -174,7 +179,8 @@ class LocalPipeline:
 
         readers = {s.name: n for n, p in reversed(self.pipeline.stage_pipelines.items()) for s in p.sources}
         stages = {readers[one.source] for one in input_rows}
-        if len(stages) == 1 and len(self._source_readers) == 1:
+        read_sources = [not all(s.is_stage_output for s in p.sources) for p in self.pipeline.stage_pipelines.values()]
+        if len(stages) == 1 and sum(read_sources) == 1:
             return list(self._spark_preparers[stages.pop()].prepare(input_rows, self._offsets))
         lazy_rows: list[Rows] = []
         for one in input_rows:
@@ -183,11 +189,6 @@ class LocalPipeline:
             self._offsets |= lazy.next_offsets
             lazy_rows.append(lazy)
         return lazy_rows
-
-    @property
-    def _source_readers(self) -> list[str]:
-        """Return the names of the steps that read sources."""
-        return [n for n, p in self.pipeline.stage_pipelines.items() if not all(s.is_stage_output for s in p.sources)]
 
     def pipe_prepared(self, rows: Mapping[str, Rows], partitions: Mapping[str, Sequence[str]] | None = None) -> None:
         """Run one epoch with rows from `prepare`. See `pipe`."""
@@ -234,9 +235,9 @@ class LocalPipeline:
         """Replay the current dead letters, at most `limit` of them. `dry`: whether to change nothing (a dry run)."""
 
         def replay_once() -> None:
-            self._result.replays.append(
-                replay.replay_letters(self._driver, self._letter_target.table, self._reread, dry, limit)
-            )
+            letters = self._letter_target.table
+            payload = partial(self._bound.replay_rows, now_us=self.now_us)
+            self._result.replays.append(replay.replay_letters(self._driver, letters, payload, dry, limit))
 
         self._run_with_restart(replay_once)
         return self._result.replays[-1]
@@ -253,13 +254,14 @@ class LocalPipeline:
         outcome.former = {
             place or name: (t.rows, t.gone) for (name, place), t in self._all_targets.items() if t not in current
         }
-        outcome.tables = {name: t.held for name, t in self._targets.items() if not name.startswith(WATCHED)}
+        outcome.tables = {
+            name: t.held for name, t in self._targets.items() if not name.startswith(pipeline_builder.WATCHED)
+        }
         by_stage = {str(p.target.from_): self._targets[n] for n, p in reversed(self.pipeline.per_target.items())}
         outcome.stages = {stage: target.held for stage, target in by_stage.items()}
         outcome.counters, outcome.watermark_us = next_commit.sum_counters(state), state.watermark_us
         ended = state.stages[-1]
-        outcome.open_sessions, outcome.open_keys = sum(ended.windows), sum(ended.groups)
-        outcome.table = first.held
+        outcome.open_sessions, outcome.open_keys, outcome.table = sum(ended.windows), sum(ended.groups), first.held
         return outcome
 
     def target(self, name: str | None = None) -> MemoryTarget:
@@ -274,8 +276,7 @@ class LocalPipeline:
     @property
     def identity(self) -> tuple[str, ...] | None:
         """Return the columns that identify a result of the first target; None if results may be equal, as in a join."""
-        first = next(iter(self.pipeline.per_target.values()))
-        return self.identity_of(str(first.target.from_)) or None
+        return self.identity_of(str(next(iter(self.pipeline.per_target.values())).target.from_)) or None
 
     def identity_of(self, stage: str) -> tuple[str, ...]:
         """Return the columns that identify a result of a stage; empty if results may be equal, as in a join."""
@@ -311,14 +312,18 @@ class LocalPipeline:
                     'a step without a pipeline needs a schema of its rows: schema={"column": "type"}',
                     Topic.TEST_UNUSABLE,
                 )
-            described = build_pipeline(described, ("a", "b") if isinstance(described, Join) else ("a",))
-        described = watch_stages(described, self._extra_stages)
-        self.pipeline = pipeline = capture_dropped_rows(described) if self._capture_losses else described
+            described = pipeline_builder.build_pipeline(
+                described, ("a", "b") if isinstance(described, Join) else ("a",)
+            )
+        described = pipeline_builder.watch_stages(described, self._extra_stages)
+        self.pipeline = pipeline = (
+            pipeline_builder.capture_dropped_rows(described) if self._capture_losses else described
+        )
         given_columns = {} if self._schema is None else {s.name: self._schema for s in pipeline.sources}
         self._offsets: dict[tuple[str, int], int] = {}
         self._bound = BoundSteps(pipeline, given_columns, self._session)
         self._steps, self._spark_preparers = self._bound.operators, self._bound.spark_preparers
-        self._capacities = find_target_limits(pipeline, self._steps) if self._capture_losses else {}
+        self._capacities = pipeline_builder.find_target_limits(pipeline, self._steps) if self._capture_losses else {}
         capacities = dict.fromkeys(self._spark_preparers, ANYTHING)
         for name, target_pipeline in pipeline.per_target.items():
             if (stage := str(target_pipeline.target.from_)) in capacities:
@@ -384,9 +389,6 @@ class LocalPipeline:
             self._start()
             if again:
                 work()
-
-    def _reread(self, letters: pl.DataFrame) -> Mapping[str, Any]:
-        return self._bound.replay_rows(letters, self.now_us)
 
     def _only_source(self) -> str:
         if len(self.source_names) > 1:

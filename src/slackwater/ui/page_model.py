@@ -23,7 +23,6 @@ from slackwater.query.why_report_builder import build_why_report_from_snapshot
 from slackwater.state.commit import Commit
 from slackwater.state.protocol import Snapshot, StateStore
 from slackwater.state.run_history import Run
-from slackwater.ui.backlog_poller import BacklogPoller
 from slackwater.ui.blocks.growth import StateGrowth, build_growth
 from slackwater.ui.blocks.header import Header, build_header
 from slackwater.ui.blocks.join_buffers import JoinBuffers, build_buffers
@@ -31,7 +30,7 @@ from slackwater.ui.blocks.key import KeyView, build_key
 from slackwater.ui.blocks.row_accounting import RowAccounting, build_accounting
 from slackwater.ui.blocks.runs import Runs, build_runs
 from slackwater.ui.blocks.stages import StageSummary, build_stages
-from slackwater.ui.blocks.throughput import Throughput, build_throughput
+from slackwater.ui.blocks.throughput import BacklogPoller, Throughput, build_throughput
 from slackwater.ui.blocks.upcoming_closes import UpcomingCloses, build_closes
 from slackwater.ui.blocks.watermark import WatermarkBlock, build_watermark
 

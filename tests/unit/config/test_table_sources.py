@@ -11,7 +11,7 @@ import slackwater as sw
 from slackwater import explain
 from slackwater.config import toml
 from slackwater.errors import ConfigError, StartError
-from slackwater.runner import starting_offsets
+from slackwater.runner import run_options
 
 
 def page(tmp_path: Path, old: str = "", new: str = "") -> sw.Pipeline:
@@ -50,11 +50,11 @@ def test_a_table_path_is_relative_to_the_config_and_explained(tmp_path: Path) ->
     assert pipeline.sources[0].query == str(tmp_path / "lake" / "clicks")
     text = str(explain.build_plan(pipeline))
     assert f"Delta table {tmp_path}/lake/clicks, at most 100 per epoch" in text
-    assert starting_offsets.describe_starting_offsets(pipeline) == "clicks at earliest"
+    assert run_options.describe_starting_offsets(pipeline) == "clicks at earliest"
     later = page(tmp_path, KEY, "starting_version = 7")
-    assert starting_offsets.describe_starting_offsets(later) == "clicks at version 7"
+    assert run_options.describe_starting_offsets(later) == "clicks at version 7"
     assert (
-        starting_offsets.describe_starting_offsets(starting_offsets.set_starting_offsets(later, {"*": "latest"}))
+        run_options.describe_starting_offsets(run_options.set_starting_offsets(later, {"*": "latest"}))
         == "clicks at latest"
     )
 
