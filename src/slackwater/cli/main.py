@@ -10,8 +10,7 @@ from typing import Annotated
 
 import typer
 
-from slackwater.cli.commands import configs, dlq, inspect, outbox, run
-from slackwater.cli.commands.state import state
+from slackwater.cli.commands import configs, groups, inspect, run
 from slackwater.core.humanize import plural
 from slackwater.errors import ConfigError, ExhaustedError, SlackwaterError
 from slackwater.secrets import mask_secrets, remember_url
@@ -58,9 +57,8 @@ app.command()(run.backfill)
 app.command()(run.prepare)
 app.command()(run.demo)
 app.command()(run.demo_kafka)
-app.add_typer(state, name="state")
-app.add_typer(dlq.group, name="dlq")
-app.add_typer(outbox.group, name="outbox")
+for name, group in (("state", groups.state), ("dlq", groups.dlq), ("outbox", groups.outbox)):
+    app.add_typer(group, name=name)
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from slackwater.cli.commands import MOST_ROWS, AllowHost, File, parse_amount
-from slackwater.cli.commands.state import Name, Schema, Where
+from slackwater.cli.commands.groups import Name, Schema, Where
 
 
 def show(

@@ -1,15 +1,16 @@
-"""The commands of `slackwater state`. Their implementations are in other modules.
+"""The command groups `state`, `dlq` and `outbox`. Their implementations are in other modules.
 
 The argument WHERE is the pipeline's TOML file, a state directory, or a database URL.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from slackwater.cli.commands import MOST_EPOCHS, MOST_ROWS
+from slackwater.cli.commands import MOST_EPOCHS, MOST_ROWS, File
 
 state = typer.Typer(help="Inspect, check, copy and change states.", no_args_is_help=True)
 
@@ -197,3 +198,114 @@ def export(
     from slackwater.cli.state_show import export_state
 
     export_state(where, out, condition, pipeline, schema, epoch)
+
+
+# -- dlq -----------------------------------------------------------------------------------------------------------------
+
+
+dlq = typer.Typer(help="Show the dead letters of a config, and apply them.", no_args_is_help=True)
+
+
+@dlq.command("list")
+def dlq_list(file: File) -> None:
+    """Count the dead letters by reason and source."""
+    from slackwater.cli.dlq import list_dead_letters
+
+    list_dead_letters(file)
+
+
+@dlq.command("show")
+def dlq_show(
+    file: File,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, max=MOST_ROWS, help="The number of dead letters to print.")
+    ] = 10,
+    reason: Annotated[str | None, typer.Option(help="Select only dead letters with this reason, such as late.")] = None,
+    source: Annotated[str | None, typer.Option(help="Select only dead letters of this source.")] = None,
+    key: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="K=V,…", help="Select only late rows of this key; a name without a value stands for NULL."
+        ),
+    ] = None,
+) -> None:
+    """Print the newest dead letters with their content."""
+    from slackwater.cli.dlq import show_dead_letters
+
+    show_dead_letters(file, limit, reason, source, key or [])
+
+
+@dlq.command("replay")
+def dlq_replay(
+    file: File,
+    reason: Annotated[str | None, typer.Option(help="Select only dead letters with this reason, such as late.")] = None,
+    epoch: Annotated[
+        str | None, typer.Option(metavar="A..B", help="Select only dead letters of these epochs: A..B, A.., ..B or N.")
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            "--limit", "-n", min=1, max=MOST_ROWS, help="Apply at most this many, those with the fewest tries first."
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only report what would happen.")] = False,
+) -> None:
+    """Replay dead letters, each at most once: late rows correct their windows, and bad rows are read again."""
+    from slackwater.cli.dlq import replay_file
+
+    replay_file(file, reason, epoch, limit, dry_run)
+
+
+# -- outbox --------------------------------------------------------------------------------------------------------------
+
+
+outbox = typer.Typer(help="Show an epoch that is committed but not published; retry or skip it.", no_args_is_help=True)
+PendingEpoch = Annotated[
+    int, typer.Argument(metavar="EPOCH", min=0, max=MOST_EPOCHS, help="The epoch that outbox show prints.")
+]
+
+
+@outbox.command("show")
+def outbox_show(
+    file: File,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, max=MOST_ROWS, help="The number of rows to print.")
+    ] = 10,
+) -> None:
+    """Show the epoch that is waiting to be published, with its rows. Takes no lock."""
+    from slackwater.cli.outbox import show_pending_epoch
+
+    show_pending_epoch(file, limit)
+
+
+@outbox.command("retry")
+def outbox_retry(file: File, epoch: PendingEpoch) -> None:
+    """Publish the pending epoch as the next start would, without reading any input."""
+    from slackwater.cli.outbox import retry_pending_epoch
+
+    retry_pending_epoch(file, epoch)
+
+
+@outbox.command("skip")
+def outbox_skip(
+    file: File,
+    epoch: PendingEpoch,
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            "--to", metavar="DIR", help="Keep its rows in Parquet files in this directory instead of the dead letters."
+        ),
+    ] = None,
+) -> None:
+    """Skip an epoch that its target rejects: its rows become dead letters, and the next start continues after it."""
+    from slackwater.cli.outbox import skip_pending_epoch
+
+    skip_pending_epoch(file, epoch, to)
+
+
+@outbox.command("set-aside", hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def outbox_set_aside() -> None:
+    """The former name of `skip`. It only reports the new name."""
+    from slackwater.errors import StartError, Topic
+
+    raise StartError("outbox set-aside is now called outbox skip", Topic.VALUE)
