@@ -87,6 +87,9 @@ def test_a_killed_run_publishes_each_window_once(folder: Path) -> None:
     assert len([line for line in shown if line.startswith("{")]) == expected_rows().total()
     assert f'{{"line": {LINES}}}' in command(folder, "state", "show", "state")
     assert "no event time" in command(folder, "dlq", "show", "totals.toml")
+    # a replay turns the letter into a row of the source again; it still has no time
+    replayed = command(folder, "dlq", "replay", "totals.toml")
+    assert "1 letter not applied: bad again: no event time" in replayed, replayed
     assert f"equal      {expected_rows().total()}" in command(folder, "diff", "totals.toml", "totals.toml")
 
     reset = command(folder, "state", "reset", "totals.toml", "--offsets", "orders=earliest", "--dry-run")
