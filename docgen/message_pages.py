@@ -70,7 +70,6 @@ _HEADINGS: Mapping[str, str] = {  # where the keys are documented that a module 
     "connection": "connections",
     "ddl": "sources",
     **{step.__module__.rpartition(".")[2]: step.DOC_LINK.partition("#")[2] for step in Transform.STEPS.values()},
-    "join_checks": "joins",
     "source": "sources",
     "sql": "transform",
     "sql_check": "transform",

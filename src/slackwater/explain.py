@@ -21,7 +21,7 @@ from slackwater.config.late_row_replay_check import describe_replay_limits
 from slackwater.config.lineage import InputPath
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.source import Lookup, Source
-from slackwater.config.stateless_step import StatelessStep
+from slackwater.config.step_base import StatelessStep
 from slackwater.config.target import Target
 from slackwater.config.window import Window, effective_allowed_lateness_ms
 from slackwater.core.humanize import format_ms, plural

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slackwater.config.spec_serialization import spec_from_data
+from slackwater.config.spec_base import spec_from_data
 from slackwater.config.window import Window
 from slackwater.errors import StateError
 from slackwater.state import migrations

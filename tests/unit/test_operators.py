@@ -23,7 +23,7 @@ import slackwater
 import slackwater as sw
 from slackwater.config.connection import Connection
 from slackwater.config.stage import Transform
-from slackwater.config.stateless_step import ROWS
+from slackwater.config.step_base import ROWS
 from slackwater.core.schema import Field
 from slackwater.errors import CapExceededError
 from slackwater.joins.compiled_join import CompiledJoin

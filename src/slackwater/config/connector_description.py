@@ -9,17 +9,18 @@ Each system has its description in `connectors/<system>/__init__.py`; `core/conn
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from slackwater.config.message_format import format_value
+from slackwater.config.spec_base import Problem, Spec, find_duration_keys
 from slackwater.core.connector_table import TABLE
 from slackwater.core.offsets import Offsets
 
 if TYPE_CHECKING:
     from slackwater.config.connection import Connection
-    from slackwater.config.connector_keys import ConnectorKeys
     from slackwater.config.window import Window
 
 Dataset = tuple[str, str]  # of OpenLineage: namespace, name
@@ -176,3 +177,54 @@ def kinds_with_source_key(key: str) -> tuple[str, ...]:
 def kinds_with_target_key(key: str) -> tuple[str, ...]:
     """Return the kinds of connection whose targets support a key. Kinds that are not loaded are omitted."""
     return tuple(kind for kind, connector in CONNECTORS.items() if key in connector.target_keys)
+
+
+K = TypeVar("K", bound="ConnectorKeys")
+
+
+class ConnectorKeys(Spec):
+    """The keys that a connector adds to a source or a target: see `config.key.declare_key`."""
+
+    @classmethod
+    def spellings(cls) -> set[str]:
+        """Return all spellings of the keys. A duration has two: with its unit (`pause`) and in ms (`pause_ms`)."""
+        return {*cls.KEYS, *find_duration_keys(cls)}
+
+    @classmethod
+    def from_spec(cls: type[K], spec: Any) -> K:
+        """Return the keys of a checked source or target."""
+        return cls(**spec.connector_keys)
+
+
+def _keys_class(kind: str, of_target: bool) -> type[ConnectorKeys] | None:
+    keys: type[ConnectorKeys] | None = TABLE[kind].own_target_keys if of_target else TABLE[kind].source_keys
+    return keys
+
+
+def is_connector_key(key: str, of_target: bool) -> bool:
+    """Return whether any installed connector adds this key to sources or targets. This reads the entry points."""
+    return bool(_kinds_with(key, of_target))
+
+
+def _kinds_with(key: str, of_target: bool) -> list[str]:
+    kinds = [description.kind for description in TABLE.load_installed()]
+    return [kind for kind in kinds if (keys := _keys_class(kind, of_target)) is not None and key in keys.spellings()]
+
+
+def check_connector_keys(kind: str, written: Mapping[str, Any], of_target: bool) -> Iterator[Problem]:
+    """Yield the problems with connector keys on a connection of this kind. `written`: their values as in the config."""
+    keys = _keys_class(kind, of_target)
+    supported = {key: value for key, value in written.items() if keys is not None and key in keys.spellings()}
+    for key in written:
+        if key not in supported:
+            kinds = " or ".join(format_value(k) for k in _kinds_with(key, of_target))
+            yield (
+                key,
+                f"applies only to connections of kind {kinds}, but this one is {format_value(kind)}; remove it",
+            )
+    if keys is not None:
+        problems: list[str] = []
+        keys.read(supported, "", "", problems)
+        for line in problems:
+            key, _, problem = line.removeprefix(": ").partition(": ")
+            yield key, problem

@@ -20,12 +20,11 @@ from slackwater.config.connector_description import CONNECTORS
 from slackwater.config.custom_aggregator import PATH
 from slackwater.config.join import Join
 from slackwater.config.key import Key
-from slackwater.config.keyed_step import KeyedStep
 from slackwater.config.pipeline import LONGEST_NAME, NAME, Pipeline
 from slackwater.config.source import FRAMED, OF_PAYLOADS, Source
 from slackwater.config.spec_base import Spec, find_duration_keys
 from slackwater.config.stage import Transform
-from slackwater.config.step_base import MOST_STAGES, StepBase
+from slackwater.config.step_base import MOST_STAGES, KeyedStep, StepBase
 from slackwater.config.target import OBJECTS, StateStore, Target
 from slackwater.config.window import KINDS_OF_WINDOW, Window
 from slackwater.core.humanize import format_ms

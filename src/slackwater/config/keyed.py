@@ -17,9 +17,8 @@ from slackwater.config.keyed_function import (
     import_path,
     load_keyed_function,
 )
-from slackwater.config.keyed_step import LATE_ROWS, LATE_ROWS_TEXT, KeyedStep
 from slackwater.config.spec_base import Problem, Values
-from slackwater.config.step_base import StepSummary
+from slackwater.config.step_base import LATE_ROWS, LATE_ROWS_TEXT, KeyedStep, StepSummary
 from slackwater.config.value_parsers import (
     InvalidValueError,
     attach_json_schema,

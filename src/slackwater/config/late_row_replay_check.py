@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from slackwater.config.connector_description import CONNECTORS
-from slackwater.config.keyed_step import KeyedStep
 from slackwater.config.pipeline import Pipeline, resolve_connection
+from slackwater.config.step_base import KeyedStep
 from slackwater.config.window import Window
 
 EXPECTED = 'expected a Postgres table, or a Delta or Iceberg table with mode = "merge"'

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, TypeVar
 from slackwater.config.connection import Connection, parse_connections
 from slackwater.config.groupable_columns import SEVERAL, GroupableColumns, find_groupable_columns
 from slackwater.config.identifier_checks import check_state_identifiers, check_target_identifiers
-from slackwater.config.join_checks import check_append_only, check_join
 from slackwater.config.key import (
     Converted,
     Milliseconds,
@@ -24,10 +23,12 @@ from slackwater.config.key import (
 from slackwater.config.lineage import InputPath, executed_stages, input_paths, stage_inputs
 from slackwater.config.message_format import format_value, suggest_word_or_list, value_mismatch
 from slackwater.config.pipeline_checks import (
+    check_append_only,
     check_connections,
     check_corrections,
     check_dead_letters,
     check_event_time,
+    check_join,
     check_source_names,
     check_standalone_results,
     check_state_store,

@@ -9,9 +9,14 @@ from importlib.util import find_spec
 from pathlib import PurePath
 from typing import Any, ClassVar
 
-from slackwater.config import connector_keys
 from slackwater.config.connection import Connection, connection_or_name
-from slackwater.config.connector_description import CONNECTORS, kinds_with_source_key, metadata_columns
+from slackwater.config.connector_description import (
+    CONNECTORS,
+    check_connector_keys,
+    is_connector_key,
+    kinds_with_source_key,
+    metadata_columns,
+)
 from slackwater.config.groupable_columns import ROW_BY_ROW, GroupableColumns
 from slackwater.config.key import (
     Converted,
@@ -207,7 +212,7 @@ class Source(Spec):
     )
     lateness: WithUnit = declare_with_unit(default=None)
     dataframe: Any = declare_key(accept_anything, default=None, python_only="give a connection, a query and a format")
-    connector_keys: Mapping[str, Any] = declare_attribute(default_factory=dict)  # see `config.connector_keys`
+    connector_keys: Mapping[str, Any] = declare_attribute(default_factory=dict)  # see `ConnectorKeys`
 
     DOC_LINK: ClassVar[str] = "docs/configuration.md#sources"
 
@@ -233,7 +238,7 @@ class Source(Spec):
 
     @classmethod
     def is_connector_key(cls, key: str) -> bool:
-        return connector_keys.is_connector_key(key, of_target=False)
+        return is_connector_key(key, of_target=False)
 
     def non_defaults(self) -> Values:
         return {**super().non_defaults(), **self.connector_keys}
@@ -276,7 +281,7 @@ class Source(Spec):
                     key.rstrip("_"),
                     f"applies only to connections of kind {named}, but this one is {format_value(kind)}; remove it",
                 )
-        yield from connector_keys.check_connector_keys(kind, values.get("connector_keys") or {}, of_target=False)
+        yield from check_connector_keys(kind, values.get("connector_keys") or {}, of_target=False)
         if kind == "files" and values.get("format") is None and "format" not in wrong:
             yield "format", f"missing; expected {' or '.join(format_value(f) for f in FORMATS)}"
         without = CONNECTORS[kind].start.no_offsets_reason

@@ -13,8 +13,7 @@ from slackwater.config.keyed import Keyed
 from slackwater.config.message_format import format_key, format_value, value_mismatch
 from slackwater.config.source import Lookup
 from slackwater.config.spec_base import Problem, Spec, Values, table_parser
-from slackwater.config.stateless_step import ROWS
-from slackwater.config.step_base import StepBase
+from slackwater.config.step_base import ROWS, StepBase
 from slackwater.config.value_parsers import (
     InvalidTableError,
     InvalidValueError,

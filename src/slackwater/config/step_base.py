@@ -1,12 +1,12 @@
-"""The keys that all steps have in common: event time, watermarks, late rows."""
+"""Base classes of steps, with the keys that steps have in common, and the step of a stage that has only SQL."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
 
-from slackwater.config.key import Milliseconds, WithUnit, declare_attribute, declare_key, declare_with_unit
+from slackwater.config.key import Milliseconds, Texts, WithUnit, declare_attribute, declare_key, declare_with_unit
 from slackwater.config.message_format import format_config_duration
 from slackwater.config.spec_base import Problem, Spec, Values
 from slackwater.config.value_parsers import (
@@ -15,6 +15,7 @@ from slackwater.config.value_parsers import (
     choice_parser,
     duration_parser,
     parse_text,
+    parse_texts,
 )
 from slackwater.core.humanize import mismatch
 
@@ -157,3 +158,66 @@ def effective_allowed_lateness_ms(step: StepBase) -> int:
     if step.late_data != "reopen":
         return 0
     return step.lateness_ms if step.allowed_lateness_ms is None else step.allowed_lateness_ms
+
+
+LATE_ROWS = choice_parser("drop", "dlq")  # for steps that refuse rows behind the watermark
+LATE_ROWS_TEXT = "What happens to late rows: drop and count them, or write dead letters."
+
+
+class KeyedStep(StepBase):
+    """A step that processes whole rows by key.
+
+    A subclass defines its `kind` (the name of its table in a config), CONFIG_PATH, its own keys and `summary`.
+    """
+
+    keys: Texts = declare_key(
+        parse_texts,
+        "The key columns, from the result of the SQL. Rows with equal values in them belong together.",
+        required='name columns, as in ["user"]',
+        elsewhere=("key", "key_columns", "group_by", "by"),
+    )
+
+    STATE_KEYS: ClassVar[tuple[str, ...]] = ("keys",)
+    DOC_LINK: ClassVar[str] = "docs/configuration.md#transform"
+
+    @property
+    def added_columns(self) -> Mapping[str, str]:
+        """Columns that the step adds to rows, with their types."""
+        return {}
+
+    def result_types(self, types: Mapping[str, str | None]) -> dict[str, str | None]:
+        """Return the types of the columns of the results, given those of the rows."""
+        return {**types, **self.added_columns}
+
+    @classmethod
+    def check(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:
+        yield from super().check(values, wrong)
+        names = values.get("keys", ())
+        if "keys" in values and not names:
+            yield "keys", 'empty; expected at least one column that groups the rows, as in ["user"]'
+        if any(name.casefold() == "_event_ts" for name in names):
+            yield "keys", '"_event_ts" is the event time; it cannot be a key'
+        for name in dict.fromkeys(n for n in names if names.count(n) > 1):
+            yield "keys", f'contains column "{name}" more than once; name each column once'
+
+
+_FOREVER_MS = 20_000 * 366 * 86_400_000  # longer than the distance between any two times of rows
+
+
+class StatelessStep(StepBase):
+    """A step that emits what the SQL selects for each row, in the epoch that reads the row.
+
+    Nothing waits for the watermark, so no event time is rejected as too far in the future. The event time is
+    `_event_ts` if the source provides it, otherwise the time of the epoch. It is used only to advance the watermark.
+    """
+
+    kind: str = declare_attribute(default="rows")
+    max_future_ms: Milliseconds[int] = declare_attribute(default=_FOREVER_MS)
+
+    CONFIG_PATH: ClassVar[str] = "transform.sql"
+
+    def summary(self) -> StepSummary:
+        return StepSummary("SQL", "what the SQL selects, in the epoch that reads it", "none but offsets")
+
+
+ROWS = StatelessStep()

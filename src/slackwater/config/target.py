@@ -6,9 +6,13 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any, ClassVar
 
-from slackwater.config import connector_keys
 from slackwater.config.connection import Connection, connection_or_name
-from slackwater.config.connector_description import CONNECTORS, kinds_with_target_key
+from slackwater.config.connector_description import (
+    CONNECTORS,
+    check_connector_keys,
+    is_connector_key,
+    kinds_with_target_key,
+)
 from slackwater.config.key import (
     Milliseconds,
     OptionalTexts,
@@ -96,7 +100,7 @@ class Target(Spec):
         default=None,
         of_connectors=True,
     )
-    connector_keys: Mapping[str, Any] = declare_attribute(default_factory=dict)  # see `config.connector_keys`
+    connector_keys: Mapping[str, Any] = declare_attribute(default_factory=dict)  # see `ConnectorKeys`
 
     DOC_LINK: ClassVar[str] = "docs/configuration.md#target-and-dead-letters"
 
@@ -112,7 +116,7 @@ class Target(Spec):
 
     @classmethod
     def is_connector_key(cls, key: str) -> bool:
-        return connector_keys.is_connector_key(key, of_target=True)
+        return is_connector_key(key, of_target=True)
 
     def non_defaults(self) -> Values:
         return {**super().non_defaults(), **self.connector_keys}
@@ -133,7 +137,7 @@ class Target(Spec):
                 )
         if missing:
             yield needed, f"missing; {target_text}"
-        yield from connector_keys.check_connector_keys(kind, values.get("connector_keys") or {}, of_target=True)
+        yield from check_connector_keys(kind, values.get("connector_keys") or {}, of_target=True)
         if kind == "kafka" and values.get("create") is False and values.get("partitions") is not None:
             yield (
                 "partitions",

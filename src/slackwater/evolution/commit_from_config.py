@@ -11,7 +11,7 @@ import xxhash
 
 from slackwater.config.config_paths import restore_written_path
 from slackwater.config.pipeline import Pipeline
-from slackwater.config.spec_serialization import spec_to_data
+from slackwater.config.spec_base import spec_to_data
 from slackwater.config.step_base import StepBase
 from slackwater.config.window import Window
 from slackwater.core.schema import Field

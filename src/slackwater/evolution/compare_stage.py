@@ -15,9 +15,8 @@ from slackwater.config.aggregation import Aggregation
 from slackwater.config.custom_aggregator import AggregatorError, forbid_imports
 from slackwater.config.join import Join
 from slackwater.config.state_differences import COMPATIBLE, MIGRATED, REBUILD, KeyChange
-from slackwater.config.stateless_step import ROWS
+from slackwater.config.step_base import ROWS, effective_allowed_lateness_ms
 from slackwater.config.step_base import StepBase as Spec
-from slackwater.config.step_base import effective_allowed_lateness_ms
 from slackwater.config.window import Window
 from slackwater.core.humanize import plural
 from slackwater.core.schema import Field

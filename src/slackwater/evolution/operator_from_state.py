@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slackwater.config.custom_aggregator import forbid_imports
-from slackwater.config.spec_serialization import spec_from_data
+from slackwater.config.spec_base import spec_from_data
 from slackwater.config.window import Window
 from slackwater.errors import StateError, Topic
 from slackwater.evolution import commit_from_config, state_migration

@@ -16,7 +16,7 @@ from typing import Any
 
 import polars as pl
 
-from slackwater.config.spec_serialization import spec_from_data
+from slackwater.config.spec_base import spec_from_data
 from slackwater.config.window import Window
 from slackwater.core.hashing import shard_of
 from slackwater.errors import raise_unregistered

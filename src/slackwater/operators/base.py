@@ -183,7 +183,7 @@ class Operator(ABC):
     def description(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """Return the description of the step for the commit, which allows the state to be read without a config.
 
-        `data`: the step as plain data (see `config.spec_serialization`).
+        `data`: the step as plain data (see `config.spec_base.spec_to_data`).
         """
 
     def counts_after_ingest(self, before: StageCounts, reports: Sequence[IngestReport]) -> StageCounts:

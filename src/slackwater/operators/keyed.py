@@ -23,9 +23,9 @@ import numpy as np
 import polars as pl
 
 from slackwater.config.keyed_function import KEY, TIME, TIMER, KeyedResult
-from slackwater.config.keyed_step import KeyedStep
 from slackwater.config.message_format import suggest_word_or_list
 from slackwater.config.pipeline import Pipeline
+from slackwater.config.step_base import KeyedStep
 from slackwater.core.column_names import EVENT_TIME
 from slackwater.core.humanize import plural
 from slackwater.core.lateness_histogram import build_lateness_histogram

@@ -15,8 +15,7 @@ from slackwater.config.join import SIDES, Join, joined_column_names
 from slackwater.config.keyed import Keyed
 from slackwater.config.message_format import suggest_word_or_list
 from slackwater.config.pipeline import Pipeline, resolve_connection
-from slackwater.config.stateless_step import StatelessStep
-from slackwater.config.step_base import StepBase, effective_allowed_lateness_ms
+from slackwater.config.step_base import StatelessStep, StepBase, effective_allowed_lateness_ms
 from slackwater.config.window import KINDS_OF_WINDOW, Window
 from slackwater.core.column_names import ROW_COLUMNS
 from slackwater.core.schema import INTEGERS, Field

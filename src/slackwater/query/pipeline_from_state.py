@@ -14,7 +14,7 @@ from slackwater.config.connection import DeltaConnection, FilesConnection
 from slackwater.config.custom_aggregator import forbid_imports
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
-from slackwater.config.spec_serialization import spec_from_data
+from slackwater.config.spec_base import spec_from_data
 from slackwater.config.stage import Stage, Transform
 from slackwater.config.step_base import effective_allowed_lateness_ms
 from slackwater.config.target import StateStore, Target

@@ -20,9 +20,9 @@ import slackwater as sw
 from slackwater.config import json_schema
 from slackwater.config.connection import Connection
 from slackwater.config.connector_description import CONNECTORS
-from slackwater.config.keyed_step import KeyedStep
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.spec_base import Spec, find_doc_link, find_duration_keys, iterate_specs
+from slackwater.config.step_base import KeyedStep
 
 ROOT = Path(__file__).resolve().parents[3]
 SCHEMA = json_schema.build_schema()

@@ -14,7 +14,7 @@ from slackwater.config import sql_check, toml
 from slackwater.config.groupable_columns import ROW_BY_ROW, find_groupable_columns
 from slackwater.config.sql.query import resolve_query
 from slackwater.config.sql.select_scope import ColumnTypes, SqlFindings
-from slackwater.config.stateless_step import ROWS
+from slackwater.config.step_base import ROWS
 from slackwater.errors import ConfigError
 
 CONFIG = """

@@ -12,7 +12,7 @@ import pytest
 from tests.support.sql_cases import ACCEPTED, DDL, NO_DDL, REFUSED, UNREAD, config, pipeline
 
 from slackwater.config import sql_check, toml
-from slackwater.config.sql import ddl, type_groups
+from slackwater.config.sql import ddl
 from slackwater.core import schema
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -191,8 +191,8 @@ def test_check_reads_the_sql_of_joins_and_stages(old: str, new: str, message: st
 
 
 def test_scalar_types_are_those_of_the_state() -> None:
-    assert set(type_groups.SCALARS) == {*schema._SIMPLE, "decimal"}
-    assert schema.NUMBERS == type_groups.NUMBERS
+    assert set(ddl.SCALARS) == {*schema._SIMPLE, "decimal"}
+    assert schema.NUMBERS == ddl.NUMBERS
 
 
 @pytest.mark.parametrize(("text", "columns"), DDL.items())

@@ -29,15 +29,17 @@ from slackwater.config.message_format import suggest_word
 from slackwater.config.sql import lexer
 from slackwater.config.sql.parser import DEEP, SqlSyntaxError, UnsupportedSyntax, parse_query
 from slackwater.config.sql.resolver import NameResolver
-from slackwater.config.sql.select_output import infer_expression_type, output_columns_of_item, window_bound_names
 from slackwater.config.sql.select_scope import (
     UNKNOWN,
     ColumnTypes,
     SelectScope,
     SqlFindings,
     Table,
+    infer_expression_type,
+    output_columns_of_item,
     rename_columns,
     table_function_columns,
+    window_bound_names,
 )
 
 if TYPE_CHECKING:

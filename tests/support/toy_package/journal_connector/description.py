@@ -6,8 +6,7 @@ from typing import Literal
 
 from journal_connector.offsets import JournalOffsets
 from slackwater.config.connection import Connection
-from slackwater.config.connector_description import ConnectorDescription, StartPosition, absolute_path
-from slackwater.config.connector_keys import ConnectorKeys
+from slackwater.config.connector_description import ConnectorDescription, ConnectorKeys, StartPosition, absolute_path
 from slackwater.config.key import declare_key
 from slackwater.config.value_parsers import choice_parser, integer_parser, parse_flag, parse_text
 from slackwater.core.paths import path_dataset
