@@ -3,7 +3,7 @@
     topic: str | None = declare_key(parse_text, "The topic to write to (Kafka).", default=None)
 
 The signature of the constructor (for editors and type checkers), validation, error lines, the JSON Schema and
-docs/keys.md are derived from this declaration.
+docs/keys.md are derived from this declaration (docs/adr/0051-a-config-key-is-declared-once.md).
 """
 
 from __future__ import annotations
