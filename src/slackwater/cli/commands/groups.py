@@ -273,7 +273,7 @@ def outbox_show(
     ] = 10,
 ) -> None:
     """Show the epoch that is waiting to be published, with its rows. Takes no lock."""
-    from slackwater.cli.outbox import show_pending_epoch
+    from slackwater.cli.dlq import show_pending_epoch
 
     show_pending_epoch(file, limit)
 
@@ -281,7 +281,7 @@ def outbox_show(
 @outbox.command("retry")
 def outbox_retry(file: File, epoch: PendingEpoch) -> None:
     """Publish the pending epoch as the next start would, without reading any input."""
-    from slackwater.cli.outbox import retry_pending_epoch
+    from slackwater.cli.dlq import retry_pending_epoch
 
     retry_pending_epoch(file, epoch)
 
@@ -298,7 +298,7 @@ def outbox_skip(
     ] = None,
 ) -> None:
     """Skip an epoch that its target rejects: its rows become dead letters, and the next start continues after it."""
-    from slackwater.cli.outbox import skip_pending_epoch
+    from slackwater.cli.dlq import skip_pending_epoch
 
     skip_pending_epoch(file, epoch, to)
 
