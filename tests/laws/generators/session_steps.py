@@ -27,6 +27,7 @@ from slackwater.operators.registry import bind_window
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows import session_emission, session_ingest
 from slackwater.windows.compiled_window import IngestResult
+from slackwater.windows.session_ingest import build_session_state
 from slackwater.windows.session_intervals import CompiledSessionWindow, IntervalBatch
 from slackwater.windows.state_rows import FAR, NEVER, TOMBSTONE
 
@@ -125,7 +126,7 @@ def build_state_by_arrays(
     logic: CompiledSessionWindow, unit: IntervalBatch, floors: np.ndarray, watermark: int
 ) -> pl.DataFrame:
     """`sessions.build_session_state` as emission asks for it, the same as by whole arrays."""
-    built = session_ingest.build_session_state(logic, unit, floors, watermark)
+    built = build_session_state(logic, unit, floors, watermark)
     first = np.full(int(unit.key[-1]) + 1, FAR)
     np.minimum.at(first, unit.key, unit.start)
     limit = np.minimum(first, watermark)[unit.key] + logic.cap_us
