@@ -104,13 +104,19 @@ class DeltaTarget:
         self._delta = None
 
     @contextmanager
-    def _start_errors(self, problem: str, topic: Topic) -> Iterator[None]:
-        """Raise StartError for any error of the library: the table "cannot be opened" or "cannot be read"."""
+    def _start_errors(self, opens: bool = False) -> Iterator[None]:
+        """Raise StartError for any error of the library."""
         try:
             yield
         except Exception as error:  # the library has no base class
+            if opens:
+                raise StartError(
+                    f"{self.description} cannot be opened ({self._reason(error)}); check the path and the storage options",
+                    Topic.TARGET_UNSUITABLE,
+                ) from error
             raise StartError(
-                f"{self.description} {problem} ({self._reason(error)}); check the path and the storage options", topic
+                f"{self.description} cannot be read ({self._reason(error)}); check the path and the storage options",
+                Topic.OUTPUT_UNREADABLE,
             ) from error
 
     def _recent_commits(self) -> list[dict[str, Any]]:
@@ -125,7 +131,7 @@ class DeltaTarget:
 
         Commits of early Slackwater versions are not recognized, because they do not name their writer.
         """
-        with self._start_errors("cannot be opened", Topic.TARGET_UNSUITABLE):
+        with self._start_errors(opens=True):
             own_commits = [c for c in self._recent_commits() if c["slackwater_writer"] == self._table.writer]
         if not own_commits or own_commits[0].get("slackwater_state") == self._table.state:
             return None
@@ -140,7 +146,7 @@ class DeltaTarget:
         The table's transactions contain only hashes of the state and of the commit id. They are compared with the
         hashes of the `expected` markers.
         """
-        with self._start_errors("cannot be read", Topic.OUTPUT_UNREADABLE):
+        with self._start_errors():
             if not DeltaTable.is_deltatable(self._path, self._options):
                 return None
             delta = DeltaTable(self._path, storage_options=self._options)
@@ -152,7 +158,7 @@ class DeltaTarget:
 
     def writers(self) -> list[str]:
         """Return the writers of recent commits."""
-        with self._start_errors("cannot be read", Topic.OUTPUT_UNREADABLE):
+        with self._start_errors():
             return sorted({c["slackwater_writer"] for c in self._recent_commits()})
 
     def _last_marker(self, delta: DeltaTable, state: str) -> TargetMarker | None:

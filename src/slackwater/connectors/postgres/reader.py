@@ -85,8 +85,10 @@ class PostgresResultReader(ResultReader):
     def read_all(self) -> LabeledRows:
         rows = self._read_rows("")
         if rows is None:
-            problem = "there is no such table; expected postgresql://…/database#schema.table"
-            raise StartError(f"{self._label}: {problem}", Topic.OUTPUT_UNREADABLE)
+            raise StartError(
+                f"{self._label}: there is no such table; expected postgresql://…/database#schema.table",
+                Topic.OUTPUT_UNREADABLE,
+            )
         return LabeledRows(self._label, rows)
 
     def read_letters(self, pipeline: str, letter_filter: LetterFilter) -> Iterator[pl.DataFrame]:
