@@ -32,9 +32,9 @@ import psutil
 from slackwater.config.window import Aggregation, Window
 from slackwater.connectors.source import Batch
 from slackwater.core.schema import Field
-from slackwater.engine.clock_skew import ClockSkewWarnings
 from slackwater.engine.epoch_driver import EpochDriver
 from slackwater.engine.observer import DriverCallbacks
+from slackwater.engine.row_policies import ClockSkewWarnings
 from slackwater.engine.stage_runner import StageRunner
 from slackwater.operators import registry as compiling
 from slackwater.state.commit import BatchId

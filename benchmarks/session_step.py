@@ -34,7 +34,7 @@ from slackwater.operators.registry import bind_window
 from slackwater.spark import operator_rows
 from slackwater.spark.tuning import worker_memory
 from slackwater.state.commit import SegmentMeta
-from slackwater.state.files.segments import FilesShard
+from slackwater.state.files.shard_rows import FilesShard
 from slackwater.storage.local import LocalStorage
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows import session_ingest

@@ -22,7 +22,7 @@ from slackwater.engine.engine_interface import IngestOutcome
 from slackwater.operators.base import Operator, ShardTask
 from slackwater.operators.reports import EmitReport, IngestReport
 from slackwater.state.commit import SegmentMeta
-from slackwater.state.files.segment_merge_policy import count_segments_to_merge
+from slackwater.state.files.segments import count_segments_to_merge
 
 TOPIC = "events"
 BYTES_PER_ROW, EMITTED = 72, 40  # of a session as it lies in a file; rows that a shard emits per epoch

@@ -21,7 +21,7 @@ from slackwater.connectors.files.target import FilesTarget
 from slackwater.connectors.target import TargetTable
 from slackwater.core.schema import Field
 from slackwater.errors import EpochError, FencedError, PublishError, SlackwaterError
-from slackwater.maintenance.verify import verify_state
+from slackwater.maintenance import verify_state
 from slackwater.state.files.store import FilesStore
 from slackwater.state.run_history import Run
 from slackwater.storage import object_client, object_store_lease

@@ -22,7 +22,6 @@ from slackwater.config import toml
 from slackwater.errors import StateError
 from slackwater.state.commit import Commit
 from slackwater.state.files.commit_log import CommitLog
-from slackwater.state.files.snapshot import SnapshotReader
 from slackwater.state.files.store import KEPT_EPOCHS, FilesStore
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.state.protocol import OUTLINE, Snapshot
@@ -142,7 +141,7 @@ def test_what_is_removed_between_finding_and_opening_is_looked_for_anew(tmp_path
     last = add_epoch(store, None, "a")
     opened: list[int] = []
 
-    class Slow(SnapshotReader):
+    class Slow(CommitLog):
         def open_commit(self, epoch: int) -> Snapshot:
             nonlocal last
             opened.append(epoch)
@@ -150,7 +149,7 @@ def test_what_is_removed_between_finding_and_opening_is_looked_for_anew(tmp_path
                 last = add_epoch(store, last, "b")
             return super().open_commit(epoch)
 
-    with Slow(CommitLog(LocalStorage(str(tmp_path / "p")))).peek() as snapshot:
+    with Slow(LocalStorage(str(tmp_path / "p"))).peek() as snapshot:
         assert users(snapshot) == ["b"]
     assert opened == [0, KEPT_EPOCHS + 2]
     store.close()

@@ -24,9 +24,9 @@ from slackwater.core.schema import Field
 from slackwater.errors import StartError, StateError
 from slackwater.evolution.compare import compare_config
 from slackwater.evolution.operator_from_state import restore_operator
+from slackwater.maintenance import verify_state
 from slackwater.maintenance.compact import compact_state
-from slackwater.maintenance.hot_keys import find_hot_keys
-from slackwater.maintenance.verify import verify_state
+from slackwater.maintenance.sizes import find_hot_keys
 from slackwater.operators.dedup import DedupOperator
 from slackwater.operators.keyed import KeyedOperator
 from slackwater.operators.registry import compile_step

@@ -26,7 +26,7 @@ from slackwater.connectors.target import TargetTable
 from slackwater.core.schema import Field
 from slackwater.errors import StartError
 from slackwater.query.compare import compare_outputs
-from slackwater.query.location_reader import read_rows_at_location
+from slackwater.query.result_readers import read_rows_at_location
 from slackwater.state.files.store import FilesStore
 from slackwater.state.postgres.store import PostgresStore
 

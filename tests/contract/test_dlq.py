@@ -24,11 +24,11 @@ from slackwater.core.dead_letter_schema import LETTER, LetterFilter
 from slackwater.core.schema import Field
 from slackwater.dead_letters.attempt_ledger import AttemptLedger, add_letter_ids, format_applied_lines
 from slackwater.dead_letters.letter_reader import count_letters, read_newest
+from slackwater.engine.startup_recovery import first_commit
 from slackwater.errors import StartError
-from slackwater.evolution import commit_from_config
 from slackwater.operators.registry import compile_window
 from slackwater.runner.components import create_letter_writer
-from slackwater.state.store_creation import create_store
+from slackwater.state.store_access import create_store
 
 AT = dt.datetime(2024, 3, 1, 9, 0, tzinfo=dt.UTC)
 SCHEMA = {f.name: f.polars for f in LETTER}
@@ -172,7 +172,7 @@ def test_what_a_state_applied_and_tried_is_known_of_letters_in_every_place(
     logic = compile_window(pipeline, fields)
     assert store.open() is None
     store.prepare(logic)
-    first = commit_from_config.first_commit(["transform"], [logic], 1, 0, "state")
+    first = first_commit(["transform"], [logic], 1, 0, "state")
     first = first.model_copy(update={"epoch": 0})
     applied = add_letter_ids(letters).filter(pl.col("reason") == "late")
     one_of_two = add_letter_ids(letters).filter(pl.col("file") == "/in/1.jsonl").head(1)

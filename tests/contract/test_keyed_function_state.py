@@ -20,8 +20,8 @@ from slackwater.core.schema import Field
 from slackwater.errors import EpochError, StateError
 from slackwater.evolution.compare import compare_config
 from slackwater.evolution.operator_from_state import restore_operator
+from slackwater.maintenance import verify_state
 from slackwater.maintenance.compact import compact_state
-from slackwater.maintenance.verify import verify_state
 from slackwater.operators.keyed import StoredKeyedOperator
 from slackwater.operators.registry import compile_step
 from slackwater.query import pipeline_from_state

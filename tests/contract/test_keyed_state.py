@@ -18,9 +18,9 @@ from slackwater.core.schema import Field
 from slackwater.errors import StartError, StateError
 from slackwater.evolution.compare import compare_config
 from slackwater.evolution.operator_from_state import restore_operator, restore_window
+from slackwater.maintenance import verify_state
 from slackwater.maintenance.compact import compact_state
-from slackwater.maintenance.hot_keys import find_hot_keys
-from slackwater.maintenance.verify import verify_state
+from slackwater.maintenance.sizes import find_hot_keys
 from slackwater.operators.keyed import StoredKeyedOperator
 from slackwater.query import pipeline_from_state
 from slackwater.query.why_report_builder import build_why_report

@@ -14,7 +14,7 @@ import pytest
 from tests.support.store_commits import add_epoch, open_runner, users
 
 from slackwater.errors import FencedError, LockHeldError
-from slackwater.maintenance.verify import verify_state
+from slackwater.maintenance import verify_state
 from slackwater.state.files.store import FilesStore
 
 

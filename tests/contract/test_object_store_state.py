@@ -22,8 +22,8 @@ from typer.testing import CliRunner
 
 from slackwater.cli.main import app
 from slackwater.errors import EpochError, FencedError, LockHeldError, StartError, StateError
+from slackwater.maintenance import verify_state
 from slackwater.maintenance.sizes import measure_sizes
-from slackwater.maintenance.verify import verify_state
 from slackwater.state.files.store import FilesStore
 from slackwater.storage import base as storage
 from slackwater.storage import object_client, object_store, object_store_lease
@@ -355,7 +355,7 @@ def test_an_epoch_takes_few_requests(behind: Make, door: FaultyProxy) -> None:
         )
         store.commit(next_commit)
         assert listed and store.published_epoch() < epoch and store.delivered_targets() == frozenset()
-        assert sum(store.output(o).height for o in staged) == shards
+        assert sum(frame.height for frame in store.outputs(staged)) == shards
         store.mark_published(epoch)
     request_counts = Counter(
         (method, path.split("?")[0].split("/p/")[-1].split("/")[0]) for method, path in door.seen[before:]

@@ -15,7 +15,7 @@ from tests.support.script import RowsInput, run_local
 from slackwater.config.join import Join
 from slackwater.config.window import Aggregation, Window
 from slackwater.errors import SlackwaterError, StateError
-from slackwater.maintenance.verify import verify_state
+from slackwater.maintenance import verify_state
 from slackwater.state.fork import fork_store
 from slackwater.state.postgres import client
 from slackwater.state.postgres.cursor import escape_percents

@@ -14,10 +14,10 @@ from tests.support.case_selection import select_cases
 from tests.support.store_commits import LOGIC, add_epoch, open_runner, rows, users
 
 from slackwater.errors import StateError
+from slackwater.maintenance import verify_state
 from slackwater.maintenance.sizes import measure_sizes
-from slackwater.maintenance.verify import verify_state
 from slackwater.state.commit import Commit
-from slackwater.state.postgres import staged_row_cache, staged_version_merge
+from slackwater.state.postgres import staged_version_merge, staged_version_overlay
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.windows.state_rows import NEVER
 
@@ -37,7 +37,7 @@ def rarely(monkeypatch: pytest.MonkeyPatch) -> None:
 def elsewhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run a test twice: with copies of the staged rows on the machine of the reader, and without."""
     if not request.param:
-        monkeypatch.setattr(staged_row_cache, "find_copy", lambda meta: None)
+        monkeypatch.setattr(staged_version_overlay, "find_copy", lambda meta: None)
 
 
 def create_store(url: str, name: str = "p") -> PostgresStore:
@@ -167,13 +167,13 @@ def test_a_copy_that_was_changed_is_not_believed(url: str, tmp_path: Path, monke
     three_epochs(store)
     copies = list(tmp_path.rglob("*.arrow"))
     assert len(copies) == 3
-    staged_row_cache._open.clear()
+    staged_version_overlay._open.clear()
     assert seen(url) == ["a", "c", "d"]
     for path in copies:
         content = bytearray(path.read_bytes())
         content[len(content) // 2] ^= 1
         path.write_bytes(content)
-    staged_row_cache._open.clear()
+    staged_version_overlay._open.clear()
     assert seen(url) == ["a", "c", "d"]
     store.close()
 

@@ -12,7 +12,7 @@ from tests.support.command import GOOD, Command
 from slackwater.config import toml
 from slackwater.errors import BadRowError
 from slackwater.runner.run import record_run
-from slackwater.state.store_creation import create_store
+from slackwater.state.store_access import create_store
 
 CONFIG = GOOD.replace("user-sessions", "clicks").partition('kind = "files"\npath = "state"')[0]
 

@@ -22,7 +22,7 @@ from slackwater.engine.epoch_driver import DriverCallbacks
 from slackwater.errors import PublishError
 from slackwater.operators import registry as compiling
 from slackwater.runner.components import create_letter_writer
-from slackwater.state.store_creation import create_store
+from slackwater.state.store_access import create_store
 from slackwater.testing.local_engine import LocalEngine
 from slackwater.testing.rows_without_spark import PlainRowPreparer
 

@@ -24,11 +24,9 @@ from slackwater.cli.main import app
 from slackwater.errors import LockHeldError, StartError, StateError
 from slackwater.evolution.operator_from_state import restore_operator
 from slackwater.maintenance import compact as compacting
-from slackwater.maintenance import state_row_checks
+from slackwater.maintenance import state_row_checks, verify_state
 from slackwater.maintenance.compact import compact_state
-from slackwater.maintenance.hot_keys import find_hot_keys
-from slackwater.maintenance.sizes import measure_sizes
-from slackwater.maintenance.verify import verify_state
+from slackwater.maintenance.sizes import find_hot_keys, measure_sizes
 from slackwater.state.commit import Commit
 from slackwater.state.files.store import FilesStore
 from slackwater.state.postgres.store import PostgresStore

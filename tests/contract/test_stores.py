@@ -19,7 +19,7 @@ from slackwater.errors import FencedError, LockHeldError, StateError
 from slackwater.state.commit import Commit, OutputMeta, SegmentMeta, SourceRecord
 from slackwater.state.files.commit_log import CommitLog
 from slackwater.state.files.store import KEPT_EPOCHS, FilesStore, TemporaryFilesStore
-from slackwater.state.postgres import lock
+from slackwater.state.postgres import runners
 from slackwater.state.postgres import store as postgres_store
 from slackwater.storage import arrow_files
 from slackwater.windows.aggregations import bind_aggregation
@@ -53,7 +53,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
         url = request.getfixturevalue("bucket")
         return lambda: FilesStore(url, "p")
     if request.param == "postgres":
-        monkeypatch.setattr(lock, "LOCK_S", 0.2)
+        monkeypatch.setattr(runners, "LOCK_S", 0.2)
         url = request.getfixturevalue("postgres").database(f"stores_{abs(hash(request.node.name)):x}")
         return lambda: Prepared(url, "public", "p")
     first = TemporaryFilesStore("p")
@@ -126,7 +126,7 @@ def test_output_and_lists_come_back(make: Make) -> None:
     again = make()
     reopened = again.open()
     assert reopened is not None
-    assert again.output(reopened.output[0]).equals(frame)
+    assert again.outputs(reopened.output)[0].equals(frame)
     assert again.read_list(name) == ["a b", "ü"]
     again.close()
 

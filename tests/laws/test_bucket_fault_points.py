@@ -20,7 +20,7 @@ from slackwater.connectors.files.output_directory import open_directory
 from slackwater.connectors.files.target import FilesTarget
 from slackwater.connectors.target import TargetTable
 from slackwater.errors import SlackwaterError
-from slackwater.maintenance.verify import verify_state
+from slackwater.maintenance import verify_state
 from slackwater.state.files.store import FilesStore
 from slackwater.storage import object_client, object_store, object_store_lease
 from slackwater.testing.pipeline import LocalPipeline

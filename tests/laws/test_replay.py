@@ -24,7 +24,7 @@ from slackwater.core.schema import Field
 from slackwater.dead_letters import replay
 from slackwater.dead_letters.attempt_ledger import AttemptLedger
 from slackwater.errors import StartError
-from slackwater.maintenance.verify import verify_state
+from slackwater.maintenance import verify_state
 from slackwater.operators.registry import compile_window
 from slackwater.state.files.store import FilesStore
 from slackwater.windows import gone_window_corrections as windows

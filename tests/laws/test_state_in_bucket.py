@@ -18,7 +18,7 @@ from tests.support.script import KILL_POINTS, Crash, LocalResult, Quiet, RowsInp
 from tests.support.servers.object_store import S3, Azurite, Fault, FaultyProxy
 
 from slackwater.config.window import Aggregation, Window
-from slackwater.maintenance.verify import verify_state
+from slackwater.maintenance import verify_state
 from slackwater.state.files.store import FilesStore
 
 SCHEMA = {"k": "double", "u": "string", "id": "bigint", "x": "bigint", "f": "double"}

@@ -23,7 +23,7 @@ from slackwater.connectors.result_reader import LabeledRows
 from slackwater.errors import BadRowError
 from slackwater.query.compare import compare_outputs
 from slackwater.query.locate_state import list_pipelines
-from slackwater.query.location_reader import read_rows_at_location
+from slackwater.query.result_readers import read_rows_at_location
 from slackwater.runner.backfill import BackfillResult, run_backfill
 
 pytestmark = pytest.mark.spark

@@ -16,7 +16,7 @@ from tests.support.case_selection import select_cases
 from tests.support.run_process import read_log, start_run
 
 import slackwater as sw
-from slackwater.maintenance.verify import verify_state
+from slackwater.maintenance import verify_state
 from slackwater.state.files.store import FilesStore
 
 pytestmark = pytest.mark.spark

@@ -14,7 +14,7 @@ import pytest
 from tests.laws.generators import reminders
 from tests.support.run_process import read_log, start_run
 
-from slackwater.maintenance.verify import verify_state
+from slackwater.maintenance import verify_state
 from slackwater.state.files.store import FilesStore
 
 pytestmark = pytest.mark.spark

@@ -136,7 +136,7 @@ def test_a_state_of_an_earlier_version_is_compared_by_its_epoch(make: Make, monk
     """Its commits have no ids and marks, and its markers have none either."""
     one = make("files")
     with monkeypatch.context() as patch:
-        patch.setattr("slackwater.engine.next_commit.new_commit_id", lambda: "")
+        patch.setattr("slackwater.state.commit.new_commit_id", lambda: "")
         patch.setattr("slackwater.engine.publishing.target_locations.with_targets", unmarked)
         one.add(1, 2)
         one.start()

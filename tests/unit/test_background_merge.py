@@ -11,7 +11,7 @@ from tests.support.store_commits import LOGIC, commit, rows
 
 from slackwater.errors import StateError
 from slackwater.state.commit import SegmentMeta
-from slackwater.state.files.segment_merge_policy import SegmentMerge
+from slackwater.state.files.segments import SegmentMerge
 from slackwater.state.files.store import FilesStore
 
 ALIVE = -(1 << 62)

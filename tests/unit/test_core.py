@@ -26,7 +26,6 @@ from slackwater.engine.row_policies import divide_group_limit
 from slackwater.errors import EpochError, StateError
 from slackwater.state.commit import BatchId, SegmentMeta
 from slackwater.state.files import segments
-from slackwater.state.files.segment_merge_policy import count_segments_to_merge
 from slackwater.state.files.store import FilesStore
 from slackwater.storage import arrow_files
 from slackwater.storage.local import LocalStorage
@@ -100,7 +99,7 @@ def test_the_newest_version_of_a_row_wins_and_deleted_rows_disappear(tmp_path: P
     (tmp_path / "segments").mkdir()
     parts = [frame_of(h1=10, h2=20, h3=30), frame_of(h2=21, h4=41), frame_of(h3=-1)]
     metas = [write_segment(tmp_path, f"{n}.arrow", f) for n, f in enumerate(parts)]
-    reader = segments.SegmentReader(LocalStorage(str(tmp_path)), metas, dict(parts[0].schema))
+    reader = segments.SegmentReader(segments.list_segments(LocalStorage(str(tmp_path)), metas), dict(parts[0].schema))
     assert sorted(reader.scan()["__due"]) == [10, 21, 41]
     assert sorted(reader.units(np.array([2, 3, 4, 9]))["__due"]) == [21, 41]
     due = reader.due(DueRowFilter(((5, 30),), ((5, 30),), (), pending_upto=0, start_before=99))
@@ -114,21 +113,21 @@ def test_a_damaged_segment_is_named(tmp_path: Path) -> None:
     meta = write_segment(tmp_path, "0.arrow", frame_of(h1=1))
     (tmp_path / meta.file).write_bytes(b"ARROW1 and then nothing")
     with pytest.raises(StateError, match=f"state file .*{Path(meta.file).name} cannot be read"):
-        segments.SegmentReader(LocalStorage(str(tmp_path)), [meta], {}).scan()
+        segments.SegmentReader(segments.list_segments(LocalStorage(str(tmp_path)), [meta]), {}).scan()
 
 
 def test_segments_of_one_size_are_merged_and_a_large_one_is_left_alone() -> None:
     def metas(*rows: int) -> list[SegmentMeta]:
         return [SegmentMeta(file="", rows=r, bytes=0, first_due=0, last_due=0, close=0, dead=0) for r in rows]
 
-    assert count_segments_to_merge(metas(*[100] * 7)) == 0
-    assert count_segments_to_merge(metas(*[100] * 8)) == 8
-    assert count_segments_to_merge(metas(1_000_000, *[100] * 8)) == 8
-    assert count_segments_to_merge(metas(*[800] * 7, *[100] * 7)) == 0
+    assert segments.count_segments_to_merge(metas(*[100] * 7)) == 0
+    assert segments.count_segments_to_merge(metas(*[100] * 8)) == 8
+    assert segments.count_segments_to_merge(metas(1_000_000, *[100] * 8)) == 8
+    assert segments.count_segments_to_merge(metas(*[800] * 7, *[100] * 7)) == 0
     sizes: list[int] = []
     for _ in range(1000):
         sizes.append(100)
-        count = count_segments_to_merge(metas(*sizes))
+        count = segments.count_segments_to_merge(metas(*sizes))
         if count:
             sizes[-count:] = [sum(sizes[-count:])]
     assert len(sizes) < 30

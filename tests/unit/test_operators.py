@@ -303,8 +303,7 @@ def test_a_new_operator_inherits_the_defaults_of_non_window_operators() -> None:
         name.removeprefix("slackwater.") for name, q in questions() if q.dispatch(New) is not q.dispatch(object)
     }
     assert answered == {
-        "evolution.state_migration.restore_earlier_settings",
-        "evolution.state_migration.adopt_migrated_state",
+        "evolution.state_migration.continue_state",
         "operators.storability.usable_times",
         "spark.operator_rows.worker_aggregations",
         "spark.operator_rows.lift_rows",

@@ -20,8 +20,8 @@ from slackwater.connectors.target import TargetTable
 from slackwater.core.schema import Field
 from slackwater.engine.epoch_driver import DriverCallbacks
 from slackwater.engine.publishing import split_deletes
+from slackwater.engine.startup_recovery import first_commit
 from slackwater.errors import StartError
-from slackwater.evolution.commit_from_config import first_commit
 from slackwater.operators.registry import compile_window
 from slackwater.state.commit import Commit
 from slackwater.state.files.store import FilesStore

@@ -14,7 +14,7 @@ from slackwater.errors import PublishError, StartError
 from slackwater.evolution import compare
 from slackwater.runner.skip_publish import _read_pending
 from slackwater.state.commit import Commit
-from slackwater.state.files import progress_files
+from slackwater.state.files.progress_files import ProgressFiles
 from slackwater.storage.local import LocalStorage
 from slackwater.testing.pipeline import LocalPipeline
 
@@ -161,21 +161,16 @@ def test_skipping_an_epoch_reads_only_the_unpublished_rows(test: Any) -> None:
 
 def test_markers_of_another_epoch_and_damaged_ones_are_ignored(tmp_path: Path) -> None:
     path = tmp_path / "reached"
-    note = progress_files.ProgressFile(LocalStorage(str(tmp_path)), "reached")
-    assert progress_files.delivered_targets(note, 3) == frozenset()
-    progress_files.mark_delivered(note, 3, "a")
-    progress_files.mark_delivered(note, 3, "b")
-    assert (
-        progress_files.delivered_targets(note, 3) == {"a", "b"}
-        and progress_files.delivered_targets(note, 4) == frozenset()
-    )
-    progress_files.mark_delivered(note, 4, "c")
-    assert (
-        progress_files.delivered_targets(note, 4) == {"c"} and progress_files.delivered_targets(note, 3) == frozenset()
-    )
+    note = ProgressFiles(LocalStorage(str(tmp_path)))
+    assert note.delivered_targets(3) == frozenset()
+    note.mark_delivered(3, "a")
+    note.mark_delivered(3, "b")
+    assert note.delivered_targets(3) == {"a", "b"} and note.delivered_targets(4) == frozenset()
+    note.mark_delivered(4, "c")
+    assert note.delivered_targets(4) == {"c"} and note.delivered_targets(3) == frozenset()
     for text in ("", "[]", '{"epoch": 4, "targets": ["c", "d"]}\n0123456789abcdef\n', "\xff\n\n"):
         path.write_bytes(text.encode("latin-1"))
-        assert progress_files.delivered_targets(note, 4) == frozenset()
+        assert note.delivered_targets(4) == frozenset()
 
 
 def test_a_record_of_one_target_is_still_readable(test: Any) -> None:

@@ -28,9 +28,9 @@ from slackwater.runner.local_paths import check_moved_directories
 from slackwater.runner.table_schema_changes import add_table_schema_changes
 from slackwater.secrets import mask_secrets
 from slackwater.spark.sessions import spark_jars
-from slackwater.state.maintenance_commit import pending_epoch_error
+from slackwater.state.fork import pending_epoch_error
 from slackwater.state.protocol import Snapshot, StateStore
-from slackwater.state.store_creation import create_store
+from slackwater.state.store_access import create_store
 
 # -- check and explain -------------------------------------------------------------------------------------------------
 

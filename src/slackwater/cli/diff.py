@@ -16,7 +16,7 @@ from slackwater.core.humanize import plural
 from slackwater.core.row_format import format_value
 from slackwater.errors import SlackwaterError
 from slackwater.query.compare import ResultComparison, compare_outputs
-from slackwater.query.location_reader import read_rows_at_location
+from slackwater.query.result_readers import read_rows_at_location
 
 
 def print_differences_of_outputs(

@@ -109,7 +109,7 @@ def show_file(file: Path, view: ShowOptions, follow: bool, target: str | None = 
 
 def _print_failure(pipeline: Pipeline) -> None:
     """Report on standard error that the last run failed, so that nobody mistakes old results for new ones."""
-    from slackwater.state.store_creation import create_store
+    from slackwater.state.store_access import create_store
 
     if pipeline.state_store is None or not pipeline.state_store.durable:
         return
@@ -164,7 +164,7 @@ def _print_nothing_published(pipeline: Pipeline, file: Path) -> None:
 
 def _run_state(pipeline: Pipeline) -> tuple[bool, bool]:
     """Return whether the pipeline has ever committed, and whether its last run failed."""
-    from slackwater.state.store_creation import create_store
+    from slackwater.state.store_access import create_store
 
     if pipeline.state_store is None or not pipeline.state_store.durable:
         return False, False

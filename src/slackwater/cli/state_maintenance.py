@@ -15,19 +15,18 @@ from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.humanize import format_age, format_iso, format_size, plural
 from slackwater.errors import StartError, Topic
-from slackwater.maintenance import reset_offsets
+from slackwater.maintenance import reset_offsets, verify_state
 from slackwater.maintenance.compact import CompactionResult, compact_state
 from slackwater.maintenance.history import commit_history
 from slackwater.maintenance.sizes import Sizes, WriteCounts, measure_sizes
-from slackwater.maintenance.verify import verify_state
 from slackwater.maintenance.verify_report import VerifyReport
 from slackwater.query.locate_state import locate_store
 from slackwater.state import fork, migrations
 from slackwater.state.commit import Commit
 from slackwater.state.files.store import FilesStore
-from slackwater.state.maintenance_commit import edit_state, missing_state_error, next_maintenance_commit
 from slackwater.state.migrations import FORMAT, STEPS
 from slackwater.state.protocol import StateStore
+from slackwater.state.store_access import edit_state, missing_state_error
 from slackwater.watermark import NO_WATERMARK
 
 # -- verify, sizes, history, compact -----------------------------------------------------------------------------------
@@ -229,7 +228,7 @@ def migrate(where: str, pipeline: str | None, schema: str, dry_run: bool) -> Non
         return
     store = locate_store(where, pipeline, schema)
     with edit_state(store) as commit:
-        done = store.commit(next_maintenance_commit(commit, _now()))
+        done = store.commit(commit.successor(committed_us=_now()))
     print(f"committed as epoch {done.epoch}, in format {done.format}; earlier versions of slackwater cannot read it")
 
 
@@ -287,7 +286,7 @@ def _reset(store: StateStore, offsets: Sequence[str], config: Pipeline | None) -
             raise StartError(
                 f"{commit.pipeline}: the sources already continue there; nothing was committed", Topic.OFFSETS
             )
-        return store.commit(next_maintenance_commit(commit, _now(), sources=reset_offsets.apply_moves(commit, moves)))
+        return store.commit(commit.successor(committed_us=_now(), sources=reset_offsets.apply_moves(commit, moves)))
 
 
 def _print_moves(commit: Commit, moves: Sequence[reset_offsets.OffsetMove]) -> None:

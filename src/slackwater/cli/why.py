@@ -19,7 +19,6 @@ from slackwater.core.humanize import format_age, format_iso, plural
 from slackwater.core.lateness_histogram import format_lateness_advice
 from slackwater.core.row_format import format_value
 from slackwater.errors import StartError, Topic
-from slackwater.query.clock_sentences import describe_watermark_wait, quote_stage
 from slackwater.query.key_history import add_key_history
 from slackwater.query.why_report import (
     ClockReport,
@@ -29,6 +28,8 @@ from slackwater.query.why_report import (
     RequiredEvent,
     StageReport,
     WhyReport,
+    describe_watermark_wait,
+    quote_stage,
     start_text,
 )
 from slackwater.query.why_report_builder import build_why_report
@@ -38,7 +39,7 @@ PARTITIONS = 4  # the maximum number of partitions listed in a line
 
 def print_why_report(file: Path, key: Sequence[str], as_json: bool, stage: str | None = None) -> None:
     """Print why a pipeline has no output yet. Raises ConfigError, and StartError if there is no durable state."""
-    from slackwater.state.store_creation import create_store
+    from slackwater.state.store_access import create_store
 
     pipeline = toml.load(file)
     if pipeline.state_store is None or not pipeline.state_store.durable:

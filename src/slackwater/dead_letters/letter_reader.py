@@ -41,7 +41,7 @@ def read_attempt_ledger(pipeline: Pipeline) -> AttemptLedger:
 
     Raises StateError or StartError if the state cannot be read.
     """
-    from slackwater.state.store_creation import create_store
+    from slackwater.state.store_access import create_store
 
     if pipeline.state_store is None or not pipeline.state_store.durable:
         return AttemptLedger.from_commit(None, lambda name: [])  # a state in memory: no replay can have used it

@@ -34,6 +34,13 @@ class SourceStats:
     def bad(self) -> int:
         return self.rows - self.usable
 
+    @property
+    def activity(self) -> SourceActivity:
+        return SourceActivity(self.rows, self.max_event_us, self.partitions, self.spans)
+
+
+NO_STATS = SourceStats()
+
 
 class UnstorableRows(NamedTuple):
     """Rows that the SQL returns for a source, but that cannot be stored: counts by reason, and samples.

@@ -19,12 +19,11 @@ from slackwater.connectors.target import TargetWriter
 from slackwater.core.offsets import Offsets
 from slackwater.core.schema import find_value_limits
 from slackwater.engine import idle_stages, next_commit
-from slackwater.engine.engine_interface import IngestOutcome
-from slackwater.engine.idle_tick_check import IdleTickCheck
+from slackwater.engine.engine_interface import NO_STATS, IngestOutcome
 from slackwater.engine.kill_points import PhaseTimer
 from slackwater.engine.observer import DriverCallbacks as DriverCallbacks
 from slackwater.engine.publishing import Publisher, bind_targets
-from slackwater.engine.stage_runner import NO_ROWS, EpochContext, StageResult, StageRunner
+from slackwater.engine.stage_runner import NO_ROWS, EpochContext, StageInput, StageResult, StageRunner
 from slackwater.engine.startup_recovery import StartupRecovery
 from slackwater.engine.status import Status
 from slackwater.errors import FencedError, StartError
@@ -67,6 +66,7 @@ class EpochDriver:
         ]
         # not checkpointed: quiet times of idle ticks that were not committed
         self._clocks: dict[str, dict[str, SourceClock]] = {}
+        self._committed_clocks: dict[str, dict[str, SourceClock]] = {}
         self._uncommitted_us = 0
         # seconds per phase that the latest epoch spent after its commit; the next commit includes them
         self._unreported_seconds: dict[str, float] = {}
@@ -122,12 +122,9 @@ class EpochDriver:
         )
 
     def _load_clocks(self) -> None:
-        self._clocks = self._committed_clocks()
-        self._uncommitted_us = 0
-
-    def _committed_clocks(self) -> dict[str, dict[str, SourceClock]]:
         stages = zip(self.stages, self.state.stages, strict=True)
-        return {s.name: next_commit.input_clocks(s.pipeline, before) for s, before in stages}
+        self._committed_clocks = {s.name: next_commit.input_clocks(s.pipeline, before) for s, before in stages}
+        self._clocks, self._uncommitted_us = {n: dict(clocks) for n, clocks in self._committed_clocks.items()}, 0
 
     def commit_start_offsets(self, offsets: Mapping[str, Offsets], files_changed: int = 0) -> None:
         """Commit the start positions of sources that have never been read, so that "latest" is resolved only once.
@@ -139,7 +136,7 @@ class EpochDriver:
             counters["files_changed"] = counters.get("files_changed", 0) + files_changed
         self.publishing.publish_pending(self.state)
         sources = next_commit.advance_offsets(self.state, Batch(None, offsets, {}))
-        self._commit(next_commit.build_next_commit(self.state, sources=sources, counters=counters))
+        self._commit(self.state.successor(sources=sources, counters=counters))
         self._load_clocks()
 
     # -- epochs --------------------------------------------------------------------------------------------------
@@ -165,12 +162,17 @@ class EpochDriver:
         self.publishing.publish_pending(self.state)
         sources = {s.name for s in self.pipeline.sources}
         for clocks in self._clocks.values():
-            clocks.update(
-                {n: advance_clock(c, next_commit.NOTHING, quiet_us) for n, c in clocks.items() if n in sources}
-            )
+            clocks.update({n: advance_clock(c, NO_STATS.activity, quiet_us) for n, c in clocks.items() if n in sources})
         self._uncommitted_us += quiet_us
-        idle_tick = IdleTickCheck(self._clocks, self._committed_clocks(), self._uncommitted_us, self.hooks.clock_us())
-        if not idle_tick.needs_commit(self.pipeline, self.stages, self.state):
+        if not idle_stages.tick_needs_commit(
+            self.pipeline,
+            self.stages,
+            self.state,
+            self._clocks,
+            self._committed_clocks,
+            self._uncommitted_us,
+            self.hooks.clock_us(),
+        ):
             return False
         self._epoch(self._context())
         return True
@@ -182,7 +184,7 @@ class EpochDriver:
             self._epoch(replace(self._context(), flush=True))
 
     def _context(self, batch: Batch = NO_ROWS, quiet_us: int | None = None) -> EpochContext:
-        carried = idle_stages.limit_idle_watermarks(self.stages, self._committed_clocks(), self.state.promised)
+        carried = idle_stages.limit_idle_watermarks(self.stages, self._committed_clocks, self.state.promised)
         return EpochContext(self.state.epoch + 1, self.hooks.clock_us(), batch, quiet_us, carried=carried)
 
     def _epoch(self, context: EpochContext) -> None:
@@ -205,14 +207,13 @@ class EpochDriver:
         for stage, before in zip(self.stages, self.state.stages, strict=True):
             read = [self._stage(n) for n in stage.inputs if n in done]
             upstream = {s.name: s.results(done[s.name]) for s in read}
-            done[stage.name] = stage.advance(before, self._clocks[stage.name], context, upstream, timer)
+            done[stage.name] = stage.advance(StageInput(context, before, self._clocks[stage.name], upstream), timer)
         if context.flush:
             points = self._flush_points(max(d.state.watermark_us for d in done.values()))
             done = {s.name: s.raise_watermark(done[s.name], points[s.name], context) for s in self.stages}
         published = [(name, d) for name, d in done.items() if name in self.publishing.stages]
         output = tuple(o.model_copy(update={"stage": name}) for name, d in published for o in d.output)
-        commit = next_commit.build_next_commit(
-            self.state,
+        commit = self.state.successor(
             stages=tuple(d.state for d in done.values()),
             sources=next_commit.advance_offsets(self.state, context.batch),
             batch=context.batch.id or self.state.batch,
@@ -252,8 +253,7 @@ class EpochDriver:
             reports = corrections(stage.tasks(before, self._clocks[stage.name], context.epoch))
         before = before.model_copy(update={"waiting": stage.operator.updates})
         output = tuple(o.model_copy(update={"stage": stage.name}) for r in reports for o in r.outputs)
-        commit = next_commit.build_next_commit(
-            self.state,
+        commit = self.state.successor(
             stages=(next_commit.apply_emission(before, reports, stage.operator, context.clock_us), *others),
             output=output,
             emitted=sum(o.rows for o in output),
@@ -263,16 +263,15 @@ class EpochDriver:
     def record_attempts(self, replayed: ReplayRecord) -> None:
         """Commit an epoch that records only which dead letters were tried."""
         clock, timer = self.hooks.clock_us(), PhaseTimer(self.hooks.faults, self.state.epoch + 1)
-        self._conclude(
-            next_commit.add_replay_record(next_commit.build_next_commit(self.state), replayed), {}, (), timer, clock
-        )
+        self._conclude(next_commit.add_replay_record(self.state.successor(), replayed), {}, (), timer, clock)
 
     def dry_run(self, batch: Batch) -> IngestOutcome:
         """Return the outcome that an epoch with this batch would have. Nothing is staged, logged or committed."""
-        context, before, clocks = self._context(batch), self.state.stages[0], self._clocks[self.stage.name]
-        tasks = [replace(t, state=DryRunShardState(t.state)) for t in self.stage.tasks(before, clocks, context.epoch)]
-        overtaken = {n: c.overtaken_partitions(before.watermark_us) for n, c in clocks.items()}
-        return self.stage.engine.ingest(batch, tasks, context.clock_us, {n: p for n, p in overtaken.items() if p})
+        context, stage = self._context(batch), self.stage
+        stage_input = StageInput(context, self.state.stages[0], self._clocks[stage.name])
+        tasks = stage.tasks(stage_input.before, stage_input.clocks, context.epoch)
+        dry_tasks = [replace(t, state=DryRunShardState(t.state)) for t in tasks]
+        return stage.engine.ingest(batch, dry_tasks, context.clock_us, stage_input.overtaken)
 
     def _conclude(
         self,
@@ -300,9 +299,8 @@ class EpochDriver:
         self.hooks.on_status(self._status(outcomes, timer.seconds, timer.total, clock, max(ends, default=None)))
 
     def _commit(self, commit: Commit) -> None:
-        commit = commit.model_copy(
-            update={"committed_us": self.hooks.clock_us()}
-        )  # the time of the commit, not of the start of the epoch
+        # the time of the commit, not of the start of the epoch
+        commit = commit.model_copy(update={"committed_us": self.hooks.clock_us()})
         self.state = self.store.commit(*self.publishing.in_transaction(commit))
 
 

@@ -15,7 +15,8 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -89,24 +90,20 @@ class PhaseTimer:
         now = time.monotonic()
         self.seconds: dict[str, float] = {} if began is None else {"plan": now - began}
         self.began = now if began is None else began
-        self._faults, self._epoch, self._name, self._from = faults, epoch, "", 0.0
+        self._faults, self._epoch = faults, epoch
 
-    def phase(self, name: str) -> PhaseTimer:
-        """Set the name of the phase that is measured next."""
-        self._name = name
-        return self
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Measure a phase. A phase that fails does not reach the step after it."""
+        self._faults.hit(f"{name}.before", self._epoch)
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - start
+        self._faults.hit(f"{name}.after", self._epoch)
 
     @property
     def total(self) -> float:
         """Return the seconds since the epoch began, including its planning."""
         return time.monotonic() - self.began
-
-    def __enter__(self) -> None:
-        self._faults.hit(f"{self._name}.before", self._epoch)
-        self._from = time.monotonic()
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        took = time.monotonic() - self._from
-        self.seconds[self._name] = self.seconds.get(self._name, 0.0) + took
-        if kind is None:
-            self._faults.hit(f"{self._name}.after", self._epoch)

@@ -24,16 +24,8 @@ from slackwater.state.commit import (
     PartitionRecord,
     SourceRecord,
     StageState,
-    new_commit_id,
 )
-from slackwater.watermark import NO_WATERMARK, SourceActivity, SourceClock, output_watermark
-
-NOTHING = SourceActivity(0, None)
-
-
-def source_activity(stats: SourceStats | None) -> SourceActivity:
-    """Return the activity of a source from its statistics; NOTHING if there are none."""
-    return NOTHING if stats is None else SourceActivity(stats.rows, stats.max_event_us, stats.partitions, stats.spans)
+from slackwater.watermark import NO_WATERMARK, SourceClock, output_watermark
 
 
 def add_time_spans(outcome: IngestOutcome, clocks: Mapping[str, SourceClock]) -> IngestOutcome:
@@ -41,7 +33,7 @@ def add_time_spans(outcome: IngestOutcome, clocks: Mapping[str, SourceClock]) ->
     sources = dict(outcome.sources)
     for name, stats in outcome.sources.items():
         jump = clocks[name].jump_us
-        if jump is not None and clocks[name].needs_spans(source_activity(stats)):
+        if jump is not None and clocks[name].needs_spans(stats.activity):
             spans = outcome.spans(name, jump)
             parts = {p: replace(h, spans=spans.get(p, ())) for p, h in stats.partitions.items()}
             sources[name] = replace(stats, spans=spans.get("", ()), partitions=parts)
@@ -65,11 +57,6 @@ def sum_counters(commit: Commit) -> Counters:
     for stage in commit.published_stages:
         totals["emitted"] = _add_counters(totals["emitted"], stage.counters.get("emitted", {}))
     return _counters(commit, totals)
-
-
-def _stage_counters(commit: Commit, stage: StageState) -> Counters:
-    """Return the counters of one stage."""
-    return _counters(commit, stage.counters)
 
 
 def _counters(commit: Commit, values: Mapping[str, Any]) -> Counters:
@@ -140,16 +127,22 @@ def apply_ingest(
     cause, holds = late_cause(before), list(before.holds or ())
     late: Counter[str] = Counter(before.counters.get("late", {}))
     letters: Counter[str] = Counter(before.counters.get("letters", {}))
+    reasons: Counter[str] = Counter(before.counters.get("emitted", {}))
     totals: Counter[str] = Counter({k: v for k, v in before.counters.items() if isinstance(v, int)})
     for r in outcome.reports:
         segments[r.shard] = r.segments
         late.update({cause: r.late - r.late_idle, "idle": r.late_idle})
+        reasons.update(r.reasons)
         if r.holds is not None:
             holds[r.shard] = r.holds
         totals.update(
-            rows_bad=r.bad, rows_sql=r.rows, rows_used=r.used, rows_refused=r.refused, late_windows=r.late_windows
+            rows_bad=r.bad,
+            rows_sql=r.rows,
+            rows_used=r.used,
+            rows_refused=r.refused,
+            late_windows=r.late_windows,
+            rows_partly_late=r.partly_late,
         )
-        totals.update(rows_partly_late=r.partly_late)
         if r.duplicates:
             totals.update(rows_duplicate=r.duplicates)
         if r.overflows.count:
@@ -163,9 +156,6 @@ def apply_ingest(
         of_us = {name: c.lateness_us for name, c in clocks.items()}
         histograms = [r.late_by for r in outcome.reports]
         lateness = {"lateness": update_histogram(lateness.get("lateness", {}), judged, histograms, of_us)}
-    reasons: Counter[str] = Counter(before.counters.get("emitted", {}))
-    for r in outcome.reports:
-        reasons.update(r.reasons)
     for staged in outcome.letters:
         letters.update(staged.reasons)
     if late_results:
@@ -204,19 +194,6 @@ def add_replay_record(commit: Commit, replayed: ReplayRecord) -> Commit:
     names = commit.replayed if replayed.record is None else (*commit.replayed, replayed.record)
     tried = () if replayed.tried is None else (replayed.tried,)
     return commit.model_copy(update={"replayed": names, "tried": tried, "counters": counters})
-
-
-def build_next_commit(before: Commit, **changed: Any) -> Commit:
-    """Return the commit of the next epoch: the same state without pending output, except for the fields `changed`."""
-    nothing: dict[str, Any] = {
-        "epoch": before.epoch + 1,
-        "commit_id": new_commit_id(),
-        "output": (),
-        "letters": (),
-        "reached": (),
-        "emitted": 0,
-    }
-    return before.model_copy(update={**nothing, **changed})
 
 
 def add_target_counts(commit: Commit) -> Commit:
@@ -370,7 +347,7 @@ def _stage(commit: Commit, state: StageState, operator: Operator, outcome: Inges
         groups=groups,
         rows=sum(m.rows for m in state.metas if not m.kind.endswith(("+", "-"))),
         bytes=sum(m.bytes for m in state.metas),
-        counters=_stage_counters(commit, state),
+        counters=_counters(commit, state.counters),
         buffered=_buffer_counts(state, outcome) if is_join else {},
     )
 

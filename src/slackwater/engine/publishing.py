@@ -25,7 +25,7 @@ from slackwater.errors import PublishError, StartError, Topic
 from slackwater.evolution import added_columns, target_locations
 from slackwater.operators.base import Operator
 from slackwater.operators.dead_letters import storable_letters
-from slackwater.state.commit import LETTERS, Commit, OutputMeta, TargetDestination, TargetMarker
+from slackwater.state.commit import LETTERS, Commit, TargetDestination, TargetMarker
 from slackwater.state.protocol import Publish, StateStore, TransactionalTarget
 
 SUPERSEDED = "supersede"  # `__reason` of an emitted row that no longer exists; it has its identity, else NULLs
@@ -242,14 +242,12 @@ class Publisher:
         if name != LETTERS:
             self.bindings[name].target.publish(commit.epoch, *self._output(commit, name), commit.commit_id)
         elif self.letters is not None:
-            letters = pl.concat(self._staged(commit.letters))
+            letters = pl.concat(self.store.outputs(commit.letters))
             rows = storable_letters(letters, find_value_limits(self.letters).time_range)
             self.letters.publish(commit.epoch, rows, commit=commit.commit_id)
 
     def _output(self, commit: Commit, name: str) -> tuple[pl.DataFrame, pl.DataFrame]:
         """Return the rows to write to a target, and the superseded rows."""
         binding = self.bindings[name]
-        return split_deletes(binding.operator, self._staged(commit.output_of(binding.stage)), binding.target.upserts)
-
-    def _staged(self, output: Sequence[OutputMeta]) -> list[pl.DataFrame]:
-        return self.store.outputs(output)
+        staged = self.store.outputs(commit.output_of(binding.stage))
+        return split_deletes(binding.operator, staged, binding.target.upserts)

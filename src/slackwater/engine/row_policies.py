@@ -1,17 +1,20 @@
 """Apply the policies for bad, late, lost and refused rows, and log these rows with their location.
 
 `check_group_limit` enforces `max_groups_per_window` over all shards, and `divide_group_limit` divides it among them.
+`ClockSkewWarnings` warns of wrong clocks in the input: event times that jump ahead and are held back, or make other rows
+late. It never changes how a row is treated.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import polars as pl
 
 from slackwater.config.join import SIDES
+from slackwater.config.message_format import format_config_duration
 from slackwater.config.pipeline import Pipeline
 from slackwater.connectors.source import Batch
 from slackwater.core.humanize import format_duration, format_iso, plural
@@ -23,10 +26,14 @@ from slackwater.operators.base import Operator, Question, ShardTask
 from slackwater.operators.dead_letters import LATE, OUTSIDE
 from slackwater.operators.reports import EmitReport, IngestReport
 from slackwater.state.commit import StageState
+from slackwater.watermark import CONFIRMS, SourceClock, watermark_holder
 
 log = logging.getLogger("slackwater")
 
 EVENT_TIME = "_event_ts"
+FEW = 10  # with fewer late rows, there is no warning
+APART_US = 3_600_000_000  # newest times that differ by less share one warning
+ADVICE = "a clock in the input may be wrong: set max_jump to hold such rows back, correct them at the source, or raise lateness"
 
 
 def enforce_row_policies(pipeline: Pipeline, before: StageState, epoch: int, outcome: IngestOutcome) -> None:
@@ -53,13 +60,10 @@ def log_overflows(pipeline: Pipeline, epoch: int, reports: Sequence[IngestReport
     if count:
         sample = [dict(s) for r in reports for s in r.overflows.sample][:3]
         named = "; ".join(f'"{s.pop("aggregation")}" of {next_commit.format_late_sample(s)}' for s in sample)
+        do = "result does" if count == 1 else "results do"
         log.warning(
-            '%s: epoch %d: %d %s not fit the type of the column; NULL is emitted instead (on_overflow = "null"): %s',
-            pipeline.name,
-            epoch,
-            count,
-            "result does" if count == 1 else "results do",
-            named,
+            f"{pipeline.name}: epoch {epoch}: {count} {do} not fit the type of the column; NULL is emitted instead "
+            f'(on_overflow = "null"): {named}'
         )
 
 
@@ -76,16 +80,9 @@ def log_late_results(
         for row, us in zip(shown.iter_rows(named=True), times, strict=True)
     )
     log.warning(
-        '%s: epoch %d: %s of stage "%s" came late between stages, behind the watermark of stage "%s" (%s); that '
-        "watermark is now used as their event time; this"
-        " can happen after a config change: %s",
-        pipeline.name,
-        epoch,
-        plural(rows.height, "result"),
-        source,
-        stage,
-        format_iso(watermark),
-        sample,
+        f'{pipeline.name}: epoch {epoch}: {plural(rows.height, "result")} of stage "{source}" came late between stages, '
+        f'behind the watermark of stage "{stage}" ({format_iso(watermark)}); that watermark is now used as their event '
+        f"time; this can happen after a config change: {sample}"
     )
 
 
@@ -118,24 +115,13 @@ def _judge_bad_rows(pipeline: Pipeline, before: StageState, epoch: int, outcome:
             + f'{stats.bad - stats.undecodable - stats.future - stats.outside:,} without a usable event time in "{step.event_time_column}")'
             + (f"; {stats.unit_hint}" if stats.unit_hint else "")
         )
-        sample = "; ".join(outcome.bad_samples.get(name, ()))
-        if pipeline.transform.on_error == "fail":
-            raise BadRowError(
-                f'{problem}: {sample}; correct the input, or set on_error = "drop" in [transform] to count and drop such rows, or "dlq" to keep them'
-            )
-        log.warning("%s %s: %s", problem, _policy_text(pipeline), sample)
+        _reject(pipeline, problem, outcome.bad_samples.get(name, ()), "correct the input")
     for rejected in outcome.unstorable:
         why = "; ".join(f"{n}: {storability.REASONS[reason]}" for reason, n in sorted(rejected.reasons.items()))
         problem = (
             f'{pipeline.name}: epoch {epoch}: source "{rejected.source}": {plural(rejected.rows, "bad row")} ({why})'
         )
-        sample = "; ".join(rejected.samples)
-        if pipeline.transform.on_error == "fail":
-            raise BadRowError(
-                f'{problem}: {sample}; correct the input or the SQL, or set on_error = "drop" in [transform] to count and drop such '
-                'rows, or "dlq" to keep them'
-            )
-        log.warning("%s %s: %s", problem, _policy_text(pipeline), sample)
+        _reject(pipeline, problem, rejected.samples, "correct the input or the SQL")
     bad = sum(r.bad for r in outcome.reports)
     if bad:
         window = pipeline.transform.window
@@ -144,17 +130,18 @@ def _judge_bad_rows(pipeline: Pipeline, before: StageState, epoch: int, outcome:
             f"{pipeline.name}: epoch {epoch}: {plural(bad, 'bad row')}: gap ({window.gap_ms}) is NULL, not positive or not below "
             f"max_session_duration ({format_duration(window.max_session_duration_ms or 0)})"
         )
-        sample = "; ".join([next_commit.format_late_sample(s) for r in outcome.reports for s in r.bad_sample][:3])
-        if pipeline.transform.on_error == "fail":
-            raise BadRowError(
-                f'{problem}: {sample}; correct the expression, or set on_error = "drop" in [transform] to count and drop such rows, '
-                'or "dlq" to keep them'
-            )
-        log.warning("%s %s: %s", problem, _policy_text(pipeline), sample)
+        samples = [next_commit.format_late_sample(s) for r in outcome.reports for s in r.bad_sample][:3]
+        _reject(pipeline, problem, samples, "correct the expression")
 
 
-def _policy_text(pipeline: Pipeline) -> str:
-    return "sent to the dead letters" if pipeline.transform.on_error == "dlq" else "dropped"
+def _reject(pipeline: Pipeline, problem: str, samples: Sequence[str], remedy: str) -> None:
+    """Log bad rows, or raise BadRowError for them if `on_error` is "fail"."""
+    sample, on_error = "; ".join(samples), pipeline.transform.on_error
+    if on_error == "fail":
+        raise BadRowError(
+            f'{problem}: {sample}; {remedy}, or set on_error = "drop" in [transform] to count and drop such rows, or "dlq" to keep them'
+        )
+    log.warning("%s %s: %s", problem, "sent to the dead letters" if on_error == "dlq" else "dropped", sample)
 
 
 def _check_letters(pipeline: Pipeline, epoch: int, outcome: IngestOutcome) -> None:
@@ -174,25 +161,16 @@ def _check_letters(pipeline: Pipeline, epoch: int, outcome: IngestOutcome) -> No
 
 def _log_lost(pipeline: Pipeline, epoch: int, batch: Batch) -> None:
     for name, lost in batch.lost.items():
-        log.warning(
-            '%s: epoch %d: source "%s": %s deleted before being read',
-            pipeline.name,
-            epoch,
-            name,
-            plural(lost, "record was", "records were"),
-        )
+        were = plural(lost, "record was", "records were")
+        log.warning(f'{pipeline.name}: epoch {epoch}: source "{name}": {were} deleted before being read')
 
 
 def _log_units(pipeline: Pipeline, epoch: int, outcome: IngestOutcome) -> None:
     for name, stats in outcome.sources.items():
         if stats.unit_hint and not stats.bad and stats.max_event_us is not None:  # else it is logged with the bad rows
             log.warning(
-                '%s: epoch %d: source "%s": its first rows have event times up to %s, far from now; %s',
-                pipeline.name,
-                epoch,
-                name,
-                format_iso(stats.max_event_us),
-                stats.unit_hint,
+                f'{pipeline.name}: epoch {epoch}: source "{name}": its first rows have event times up to '
+                f"{format_iso(stats.max_event_us)}, far from now; {stats.unit_hint}"
             )
 
 
@@ -200,29 +178,21 @@ def _log_late(pipeline: Pipeline, before: StageState, epoch: int, outcome: Inges
     late, partly = sum(r.late for r in outcome.reports), sum(r.partly_late for r in outcome.reports)
     keeps_late = pipeline.keeps_late_rows
     if late or (partly and keeps_late):
-        sample = [s for r in outcome.reports for s in r.late_sample][:3]
+        samples = [next_commit.format_late_sample(s) for r in outcome.reports for s in r.late_sample][:3]
+        if keeps_late:
+            done = f"sent to the dead letters{f', {partly} of them late for some windows only' if partly else ''}"
+        else:
+            done = "emitted by themselves" if pipeline.transform.step.late_data == "standalone" else "dropped"
         log.warning(
-            "%s: epoch %d: %s %s (watermark %s)%s",
-            pipeline.name,
-            epoch,
-            plural(late + partly if keeps_late else late, "late row"),
-            f"sent to the dead letters{f', {partly} of them late for some windows only' if partly else ''}"
-            if keeps_late
-            else "emitted by themselves"
-            if pipeline.transform.step.late_data == "standalone"
-            else "dropped",
-            format_iso(before.watermark_us),
-            "".join(f"{'; ' if n else ': '}{next_commit.format_late_sample(s)}" for n, s in enumerate(sample)),
+            f"{pipeline.name}: epoch {epoch}: {plural(late + partly if keeps_late else late, 'late row')} {done} "
+            f"(watermark {format_iso(before.watermark_us)}){': ' if samples else ''}{'; '.join(samples)}"
         )
     refused = sum(r.refused for r in outcome.reports)
     if refused:
-        window = pipeline.transform.window
+        most = pipeline.transform.window.max_groups_per_window if pipeline.transform.window else None
         log.warning(
-            "%s: epoch %d: %s of new groups refused: max_groups_per_window = %s is reached",
-            pipeline.name,
-            epoch,
-            plural(refused, "row"),
-            window.max_groups_per_window if window else None,
+            f"{pipeline.name}: epoch {epoch}: {plural(refused, 'row')} of new groups refused: max_groups_per_window = "
+            f"{most} is reached"
         )
 
 
@@ -233,14 +203,8 @@ def _log_join(pipeline: Pipeline, epoch: int, outcome: IngestOutcome) -> None:
         most = join.max_rows_per_key if join else 0
         for hot_key in (r.hot_key for r in reports if r.hot_key):
             log.warning(
-                '%s: epoch %d: %s of the %s side ("%s") wait for partners with %s; max_rows_per_key is %d',
-                pipeline.name,
-                epoch,
-                plural(hot_key[0], "row"),
-                name,
-                source,
-                hot_key[1],
-                most,
+                f'{pipeline.name}: epoch {epoch}: {plural(hot_key[0], "row")} of the {name} side ("{source}") wait for '
+                f"partners with {hot_key[1]}; max_rows_per_key is {most}"
             )
         for count, text in (
             (
@@ -250,15 +214,8 @@ def _log_join(pipeline: Pipeline, epoch: int, outcome: IngestOutcome) -> None:
             (sum(r.keyless for r in reports), "have no key and match nothing"),
         ):
             if count:
-                log.warning(
-                    '%s: epoch %d: %s of the %s side ("%s") %s',
-                    pipeline.name,
-                    epoch,
-                    plural(count, "row"),
-                    name,
-                    source,
-                    text,
-                )
+                rows = plural(count, "row")
+                log.warning(f'{pipeline.name}: epoch {epoch}: {rows} of the {name} side ("{source}") {text}')
 
 
 def divide_group_limit(bound: int, shards: int, shard: int) -> int:
@@ -275,3 +232,69 @@ def check_group_limit(
         return engine.count([replace(t, state=t.state.with_metas(after.segments[t.shard])) for t in tasks], question)
 
     operator.check_group_limit(next_commit.read_stage_counts(after), before.watermark_us, recount)
+
+
+@dataclass
+class ClockSkewWarnings:
+    """Row counts since the watermark last moved, and the warnings that were already logged.
+
+    The state contains neither, so warnings are logged again after a restart.
+    """
+
+    pipeline: Pipeline
+    watermark_us: int | None = None
+    rows: int = 0
+    late: int = 0
+    reported: dict[str, int] = field(default_factory=dict)
+    held: dict[str, int] = field(default_factory=dict)
+
+    def check_late_rows(
+        self, before: StageState, clocks: Mapping[str, SourceClock], epoch: int, outcome: IngestOutcome
+    ) -> None:
+        """Warn if most of the rows that were read since the watermark last moved are late."""
+        if before.watermark_us != self.watermark_us:
+            self.watermark_us, self.rows, self.late = before.watermark_us, 0, 0
+        self.rows += sum(r.rows for r in outcome.reports)
+        self.late += sum(r.late - r.late_idle for r in outcome.reports)
+        if self.late < FEW or 2 * self.late <= self.rows:
+            return
+        newest_times = {name: c.max_event_us for name, c in clocks.items() if c.max_event_us is not None}
+        name = watermark_holder(clocks) or max(newest_times, key=lambda n: newest_times[n], default=None)
+        newest = newest_times.get(name or "")
+        if name is None or newest is None or abs(newest - self.reported.get(name, newest - APART_US)) < APART_US:
+            return
+        self.reported[name] = newest
+        record = before.clocks.get(name)
+        location = f", read from {record.newest_at}" if record is not None and record.newest_at else ""
+        log.warning(
+            f"{self.pipeline.name}: epoch {epoch}: most rows are late ({self.late} of {self.rows}), because the watermark "
+            f'is at {format_iso(before.watermark_us)}: the newest event time of source "{name}" is {format_iso(newest)}'
+            f"{location}; {ADVICE}"
+        )
+
+    def check_jumps(self, clocks: Mapping[str, SourceClock], epoch: int, outcome: IngestOutcome) -> None:
+        """Warn about event times that the clocks hold back, because they jump ahead by more than `max_jump`.
+
+        Call this after the clocks have processed the epoch.
+        """
+        for source, clock in clocks.items():
+            for name, partition_clock in {
+                source: clock,
+                **{f"{source}, {p}": c for p, c in clock.partitions.items()},
+            }.items():
+                ahead = partition_clock.held_spans if partition_clock.max_event_us is not None else ()
+                newest = ahead[-1][1] if ahead else None
+                if newest is None or newest == self.held.get(name):
+                    continue
+                self.held[name] = newest
+                stats = outcome.sources.get(source)
+                location = (
+                    f" (read from {stats.place})" if stats and stats.place and stats.max_event_us == newest else ""
+                )
+                jump = self.pipeline.transform.step.max_jump_ms or 0
+                log.warning(
+                    f'{self.pipeline.name}: epoch {epoch}: source "{name}" jumps from '
+                    f"{format_iso(partition_clock.max_event_us or 0)} to {format_iso(newest)}{location}, by more than "
+                    f"max_jump ({format_config_duration(jump)}); these rows are used, but do not advance the watermark "
+                    f"of the source until there are {CONFIRMS} of them ({sum(n for _, _, n in ahead)} so far)"
+                )

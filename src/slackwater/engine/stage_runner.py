@@ -15,11 +15,10 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.connectors.source import Batch
 from slackwater.core.schema import ANYTHING, ValueLimits
 from slackwater.engine import next_commit, row_policies
-from slackwater.engine.clock_skew import ClockSkewWarnings
-from slackwater.engine.engine_interface import Engine, IngestOutcome, SourceStats
+from slackwater.engine.engine_interface import NO_STATS, Engine, IngestOutcome, SourceStats
 from slackwater.engine.kill_points import PhaseTimer
 from slackwater.engine.publishing import split_deletes
-from slackwater.engine.row_policies import EVENT_TIME
+from slackwater.engine.row_policies import EVENT_TIME, ClockSkewWarnings
 from slackwater.operators.base import EpochWatermark, LateLetterContext, Operator, ShardTask
 from slackwater.operators.reports import EmitReport
 from slackwater.state.commit import OutputMeta, StageState
@@ -70,6 +69,42 @@ class EpochContext:
 
 
 @dataclass(frozen=True)
+class StageInput:
+    """What one stage gets in an epoch.
+
+    Args:
+        context: The epoch.
+        before: The state of the stage in the last commit.
+        clocks: The clocks of its inputs before this epoch's rows, including uncommitted quiet times.
+        upstream: The output of the stages that it reads.
+    """
+
+    context: EpochContext
+    before: StageState
+    clocks: Mapping[str, SourceClock]
+    upstream: Mapping[str, StageOutput] = field(default_factory=dict)
+
+    @property
+    def overtaken(self) -> dict[str, Sequence[str]]:
+        """Return the partitions of each source that the watermark has overtaken."""
+        overtaken = {n: c.overtaken_partitions(self.before.watermark_us) for n, c in self.clocks.items()}
+        return {n: partitions for n, partitions in overtaken.items() if partitions}
+
+    def clocks_after(self, rows: Mapping[str, SourceStats] | None) -> Mapping[str, SourceClock]:
+        """Return the clocks after rows with these statistics, or after silence if `rows` is None."""
+        quiet_us = self.context.quiet_us
+        if rows is not None and self.context.moves_clocks:
+            return {
+                n: advance_clock(c, rows.get(n, NO_STATS).activity, 0 if n in self.upstream else quiet_us or 0)
+                for n, c in self.clocks.items()
+            }
+        if quiet_us is None:
+            return self.clocks
+        polled = {n: c for n, c in self.clocks.items() if n not in self.upstream}
+        return {**self.clocks, **{n: advance_clock(c, NO_STATS.activity, quiet_us) for n, c in polled.items()}}
+
+
+@dataclass(frozen=True)
 class StageResult:
     """The outcome of an epoch for one stage, not committed yet."""
 
@@ -109,31 +144,22 @@ class StageRunner:
 
     # -- an epoch ------------------------------------------------------------------------------------------------
 
-    def advance(
-        self,
-        before: StageState,
-        clocks: Mapping[str, SourceClock],
-        context: EpochContext,
-        upstream: Mapping[str, StageOutput],
-        timer: PhaseTimer,
-    ) -> StageResult:
+    def advance(self, stage_input: StageInput, timer: PhaseTimer) -> StageResult:
         """Add an epoch's rows, advance the watermark and stage what is due.
-
-        `clocks`: the input clocks before this epoch's rows, including uncommitted quiet times. `upstream`: the output
-        of the stages that this one reads.
 
         Raises SlackwaterError if the epoch must not be committed.
         """
-        batch, late = self._rows(before, context, upstream)
+        before, context = stage_input.before, stage_input.context
+        batch, late = self._rows(stage_input)
         outcome, tasks = None, list[ShardTask]()
         if batch.payload:
             with timer.phase("read"):
-                epoch_watermark = self._watermark_before_read(before, clocks, context, batch, upstream)
-                tasks = [replace(t, epoch_watermark=epoch_watermark) for t in self.tasks(before, clocks, context.epoch)]
+                known_watermark = self._watermark_before_read(stage_input, batch)
+                tasks = self.tasks(before, stage_input.clocks, context.epoch, known_watermark)
             with timer.phase("ingest"):
-                outcome = self._read(before, clocks, context, batch, tasks)
-        clocks, outcome = self._advance_clocks(clocks, context, upstream, outcome)
-        watermark = self._watermark(before, clocks, context, upstream)
+                outcome = self._read(stage_input, batch, tasks)
+        clocks, outcome = self._advance_clocks(stage_input, outcome)
+        watermark = self._watermark(stage_input, clocks)
         state = next_commit.apply_ingest(
             self.operator, before, batch, outcome or IngestOutcome((), {}), clocks, watermark, late
         )
@@ -144,7 +170,7 @@ class StageRunner:
             state = state.model_copy(update={"watermark_us": max(watermark, close)})
         with timer.phase("emit"):
             done = self._emit(before, state, context, outcome)
-        return replace(done, idle=self._is_idle(clocks, upstream))
+        return replace(done, idle=self._is_idle(clocks, stage_input.upstream))
 
     def raise_watermark(self, done: StageResult, watermark: int, context: EpochContext) -> StageResult:
         """Raise the watermark of an epoch's result to that of a flush (`watermark`), and stage what becomes due."""
@@ -157,85 +183,51 @@ class StageRunner:
         flushed = {"output_watermark_us": promised, "flushed_us": watermark}
         return replace(done, state=done.state.model_copy(update=flushed))
 
-    def _rows(
-        self, before: StageState, context: EpochContext, upstream: Mapping[str, StageOutput]
-    ) -> tuple[Batch, int]:
+    def _rows(self, stage_input: StageInput) -> tuple[Batch, int]:
         """Return a batch with the rows for this stage, and the number of late results among those from other stages."""
-        payload, late = {n: rows for n, rows in context.batch.payload.items() if n in self.inputs}, 0
-        for name, results in upstream.items():
+        batch, watermark = stage_input.context.batch, stage_input.before.watermark_us
+        payload, late = {n: rows for n, rows in batch.payload.items() if n in self.inputs}, 0
+        for name, results in stage_input.upstream.items():
             rows = results.rows
             if rows is None or not rows.height:
                 continue
             if not results.emits_late_rows:
-                rows, behind = _split_late(rows, before.watermark_us)
+                rows, behind = _split_late(rows, watermark)
                 late += behind.height
                 row_policies.log_late_results(
-                    self.pipeline, self.name, context.epoch, name, behind, before.watermark_us
+                    self.pipeline, self.name, stage_input.context.epoch, name, behind, watermark
                 )
             payload[name] = self.engine.payload(rows)
-        return replace(context.batch, payload=payload, stage_names=frozenset(upstream)), late
+        return replace(batch, payload=payload, stage_names=frozenset(stage_input.upstream)), late
 
-    def _read(
-        self,
-        before: StageState,
-        clocks: Mapping[str, SourceClock],
-        context: EpochContext,
-        batch: Batch,
-        tasks: Sequence[ShardTask],
-    ) -> IngestOutcome:
+    def _read(self, stage_input: StageInput, batch: Batch, tasks: Sequence[ShardTask]) -> IngestOutcome:
         """Add a batch's rows to the shards, apply the policies for unusable rows, and log those rows."""
-        overtaken = {n: c.overtaken_partitions(before.watermark_us) for n, c in clocks.items()}
-        outcome = self.engine.ingest(batch, tasks, context.clock_us, {n: p for n, p in overtaken.items() if p})
-        row_policies.enforce_row_policies(self.pipeline, before, context.epoch, outcome)
-        row_policies.log_losses(self.pipeline, before, context.epoch, batch, outcome)
+        before, epoch = stage_input.before, stage_input.context.epoch
+        outcome = self.engine.ingest(batch, tasks, stage_input.context.clock_us, stage_input.overtaken)
+        row_policies.enforce_row_policies(self.pipeline, before, epoch, outcome)
+        row_policies.log_losses(self.pipeline, before, epoch, batch, outcome)
         if self.skew_warnings is not None:
-            self.skew_warnings.check_late_rows(before, clocks, context.epoch, outcome)
+            self.skew_warnings.check_late_rows(before, stage_input.clocks, epoch, outcome)
         return outcome
 
     def _advance_clocks(
-        self,
-        clocks: Mapping[str, SourceClock],
-        context: EpochContext,
-        upstream: Mapping[str, StageOutput],
-        outcome: IngestOutcome | None,
+        self, stage_input: StageInput, outcome: IngestOutcome | None
     ) -> tuple[Mapping[str, SourceClock], IngestOutcome | None]:
         """Return the clocks after an epoch's rows, and the outcome with the event-time spans that the clocks needed."""
-        if outcome is None or not context.moves_clocks:
-            return self._clocks_after(clocks, context, upstream, None), outcome
-        outcome = next_commit.add_time_spans(outcome, clocks)
-        heard = self._clocks_after(clocks, context, upstream, outcome.sources)
+        if outcome is None or not stage_input.context.moves_clocks:
+            return stage_input.clocks_after(None), outcome
+        outcome = next_commit.add_time_spans(outcome, stage_input.clocks)
+        clocks = stage_input.clocks_after(outcome.sources)
         if self.skew_warnings is not None:
-            self.skew_warnings.check_jumps(heard, context.epoch, outcome)
-        return heard, outcome
+            self.skew_warnings.check_jumps(clocks, stage_input.context.epoch, outcome)
+        return clocks, outcome
 
-    def _clocks_after(
-        self,
-        clocks: Mapping[str, SourceClock],
-        context: EpochContext,
-        upstream: Mapping[str, StageOutput],
-        rows: Mapping[str, SourceStats] | None,
-    ) -> Mapping[str, SourceClock]:
-        """Return the clocks after rows with these statistics, or after silence if `rows` is None."""
-        if rows is None or not context.moves_clocks:
-            if context.quiet_us is None:
-                return clocks
-            polled = [n for n in clocks if n not in upstream]
-            return {**clocks, **{n: advance_clock(clocks[n], next_commit.NOTHING, context.quiet_us) for n in polled}}
-        return {
-            n: advance_clock(c, next_commit.source_activity(rows.get(n)), 0 if n in upstream else context.quiet_us or 0)
-            for n, c in clocks.items()
-        }
-
-    def _watermark(
-        self,
-        before: StageState,
-        clocks: Mapping[str, SourceClock],
-        context: EpochContext,
-        upstream: Mapping[str, StageOutput],
-    ) -> int:
-        if not context.moves_clocks:
-            return before.watermark_us
-        return self.watermark(before.watermark_us, clocks, upstream, context.carried.get(self.name))
+    def _watermark(self, stage_input: StageInput, clocks: Mapping[str, SourceClock]) -> int:
+        if not stage_input.context.moves_clocks:
+            return stage_input.before.watermark_us
+        return self.watermark(
+            stage_input.before.watermark_us, clocks, stage_input.upstream, stage_input.context.carried.get(self.name)
+        )
 
     def watermark(
         self,
@@ -269,29 +261,19 @@ class StageRunner:
         hold = self.operator.hold_us(watermark, (h for of_shard in before.holds or () for h in of_shard))
         return output_watermark(before.promised_us if since is None else since, watermark, hold)
 
-    def _watermark_before_read(
-        self,
-        before: StageState,
-        clocks: Mapping[str, SourceClock],
-        context: EpochContext,
-        batch: Batch,
-        upstream: Mapping[str, StageOutput],
-    ) -> EpochWatermark | None:
+    def _watermark_before_read(self, stage_input: StageInput, batch: Batch) -> EpochWatermark | None:
         """Return the watermark after this epoch's rows, if it is known before they are read, else None.
 
         Rows from other stages do not affect it, and some sources provide statistics beforehand.
         """
-        read = batch.payload.keys() - upstream.keys()
+        context, read = stage_input.context, batch.payload.keys() - stage_input.upstream.keys()
         stats = self.engine.statistics_before_read(batch, context.clock_us) if read else {}
-        if (
-            context.flush
-            or not read <= stats.keys()
-            or any(c.needs_spans(next_commit.source_activity(stats.get(n))) for n, c in clocks.items())
-        ):
+        if context.flush or not read <= stats.keys():
             return None
-        early = self.operator.updates and self.may_emit_early(before, context.clock_us)
-        heard = self._clocks_after(clocks, context, upstream, stats)
-        return EpochWatermark(self._watermark(before, heard, context, upstream), early)
+        if any(c.needs_spans(stats.get(n, NO_STATS).activity) for n, c in stage_input.clocks.items()):
+            return None
+        early = self.operator.updates and self.may_emit_early(stage_input.before, context.clock_us)
+        return EpochWatermark(self._watermark(stage_input, stage_input.clocks_after(stats)), early)
 
     def _emit(
         self, before: StageState, state: StageState, context: EpochContext, outcome: IngestOutcome | None
@@ -318,48 +300,52 @@ class StageRunner:
 
     # -- shards --------------------------------------------------------------------------------------------------
 
-    def tasks(self, state: StageState, clocks: Mapping[str, SourceClock], epoch: int) -> list[ShardTask]:
-        """Return the tasks of an epoch. `clocks` are the input clocks, including uncommitted quiet times."""
+    def tasks(
+        self,
+        state: StageState,
+        clocks: Mapping[str, SourceClock],
+        epoch: int,
+        known_watermark: EpochWatermark | None = None,
+    ) -> list[ShardTask]:
+        """Return the tasks of an epoch. `clocks` are the input clocks, including uncommitted quiet times.
+
+        `known_watermark`: the watermark after the epoch's rows, if it is known before they are read.
+        """
         # rows are tagged with the index of their source; indexes of idle partitions follow all sources (see spark.engine)
         count, of_stages = len(clocks), {s.name for s in self.pipeline.sources if s.is_stage_output}
         source_clocks = [
             (i, c) for i, (n, c) in enumerate(clocks.items()) if n not in of_stages and not state.is_flushed
         ]
         overtaken = (i for i, c in source_clocks if c.was_overtaken(state.watermark_us))
-        idle = (*overtaken, *range(count, 2 * count))
-        committed, late = next_commit.input_clocks(self.pipeline, state), None
+        idle, late, cap = (*overtaken, *range(count, 2 * count)), None, self.operator.group_limit
         if self.pipeline.keeps_late_rows:
-            late = LateLetterContext(self.pipeline.name, watermark_holder(committed), next_commit.late_cause(state))
-        cap = self.operator.group_limit
+            held_by = watermark_holder(next_commit.input_clocks(self.pipeline, state))
+            late = LateLetterContext(self.pipeline.name, held_by, next_commit.late_cause(state))
         return [
-            ShardTask(
-                self.operator,
-                self.store.shard(shard, state.shards, epoch, metas, self.number),
-                shard,
-                watermark=state.watermark_us,
-                since=state.watermark_us,
+            replace(
+                task,
                 idle_sources=idle,
-                group_limit=None if cap is None else row_policies.divide_group_limit(cap, state.shards, shard),
-                groups=state.groups[shard],
-                pane_groups={p: g[shard] for p, g in state.panes.items()} if cap is not None else None,
+                group_limit=None if cap is None else row_policies.divide_group_limit(cap, state.shards, task.shard),
+                groups=state.groups[task.shard],
+                pane_groups={p: g[task.shard] for p, g in state.panes.items()} if cap is not None else None,
                 late=late,
                 keeps_bad=self.pipeline.transform.on_error == "dlq",
                 capacity=self.capacity,
-                holds=None if state.holds is None else state.holds[shard],
+                epoch_watermark=known_watermark,
                 hit=self.in_worker(epoch),
             )
-            for shard, metas in enumerate(state.segments)
+            for task in self.all_tasks(state, epoch)
         ]
 
     def all_tasks(
         self, state: StageState, epoch: int, since: int | None = None, flush: bool = False, early: bool = False
     ) -> list[ShardTask]:
         """Return tasks for all shards, to advance from the watermark `since` to that of the state."""
-        watermark = state.watermark_us
+        watermark, shards = state.watermark_us, state.shards
         return [
             ShardTask(
                 self.operator,
-                self.store.shard(shard, state.shards, epoch, metas, self.number),
+                self.store.shard(shard, shards, epoch, metas, self.number),
                 shard,
                 watermark,
                 watermark if since is None else since,

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from slackwater.config.pipeline import Pipeline
+from slackwater.config.spec_base import spec_to_data
+from slackwater.config.step_base import StepBase
 from slackwater.engine import next_commit
 from slackwater.engine.kill_points import PhaseTimer
 from slackwater.engine.observer import DriverCallbacks
 from slackwater.engine.publishing import Publisher
 from slackwater.engine.stage_runner import StageOutput, StageRunner
-from slackwater.evolution import commit_from_config, compare, state_migration
+from slackwater.evolution import compare, state_migration
 from slackwater.evolution.stage_matching import StageMatch, match_stages
-from slackwater.state.commit import Commit, StageState
+from slackwater.operators.base import Operator
+from slackwater.state.commit import ClockRecord, Commit, SourceRecord, StageState
 from slackwater.state.protocol import StateStore
 from slackwater.watermark import NO_WATERMARK
 
@@ -61,15 +65,12 @@ class StartupRecovery:
                 self.hooks.on_notice(change.level, change.line)
             self.publishing.roll_forward(latest)
         names, clock = [s.name for s in stages], self.hooks.clock_us()
-        state = latest or commit_from_config.first_commit(names, operators, shards, clock, state_id)
+        state = latest or first_commit(names, operators, shards, clock, state_id)
         pairs = match_stages(self.pipeline.former_names, state)
-        state = commit_from_config.with_stages(state, names, operators, pairs.matched)
+        state = _with_stages(state, names, operators, pairs.matched)
         migrates = comparison is not None and comparison.migrates
-        with_earlier_settings = (
-            state_migration.adopt_migrated_state if migrates else state_migration.restore_earlier_settings
-        )
         stages = [
-            replace(s, operator=with_earlier_settings(s.operator, before))
+            replace(s, operator=state_migration.continue_state(s.operator, before, migrates))
             for s, before in zip(stages, state.stages, strict=True)
         ]
         for stage, before in zip(stages, pairs.matched, strict=True):
@@ -80,12 +81,11 @@ class StartupRecovery:
             state = _catch_up_new_stages(stages, self._add_holds(stages, state), pairs)
         state = _with_descriptions(stages, state)
         if branches and not migrates:
-            commit = next_commit.build_next_commit(state).model_copy(update={"committed_us": self.hooks.clock_us()})
-            state = self.store.commit(commit)
+            state = self.store.commit(state.successor(committed_us=self.hooks.clock_us()))
         if latest is not None:
             self.store.drop_stages(range(len(stages), len(latest.stages)))
         sources = [s.name for s in self.pipeline.sources]
-        return stages, commit_from_config.with_sources(state, sources, {s.name: s.inputs for s in stages}, schemas)
+        return stages, _with_sources(state, sources, {s.name: s.inputs for s in stages}, schemas)
 
     def _add_holds(self, stages: Sequence[StageRunner], state: Commit) -> Commit:
         """Add watermark holds to stages that other stages read.
@@ -113,7 +113,7 @@ class StartupRecovery:
         with timer.phase("stage"):
             after = tuple(one.write_shards(self.store, shards) for one in migrations)
         with timer.phase("commit"):
-            commit = next_commit.build_next_commit(state, shards=shards, stages=_drop_unread_holds(stages, after))
+            commit = state.successor(shards=shards, stages=_drop_unread_holds(stages, after))
             commit = _with_descriptions(stages, _catch_up_new_stages(stages, commit, pairs))
             return self.store.commit(commit.model_copy(update={"committed_us": self.hooks.clock_us()}))
 
@@ -147,5 +147,85 @@ def _catch_up_new_stages(stages: Sequence[StageRunner], state: Commit, pairs: St
     return state.model_copy(update={"stages": tuple(caught_up)})
 
 
+def first_commit(
+    names: Sequence[str], operators: Sequence[Operator], shards: int, clock_us: int, state_id: str = ""
+) -> Commit:
+    """Return a commit with all stages as they are before the first epoch. This commit is never stored."""
+    stages = (_first_state(name, operator, shards) for name, operator in zip(names, operators, strict=True))
+    return Commit(
+        pipeline=operators[0].pipeline,
+        state_id=state_id,
+        epoch=-1,
+        committed_us=clock_us,
+        shards=shards,
+        stages=tuple(stages),
+    )
+
+
+def _first_state(name: str, operator: Operator, shards: int) -> StageState:
+    """Return a stage as it is before its first epoch."""
+    none = (0,) * shards
+    return StageState(
+        name=name,
+        segments=((),) * shards,
+        groups=none,
+        windows=none,
+        fingerprint=operator.fingerprint,
+        emission=operator.emission,
+    )
+
+
+def _with_stages(
+    commit: Commit, names: Sequence[str], operators: Sequence[Operator], matched: Sequence[StageState | None]
+) -> Commit:
+    """Return the state with the stages of this config: those that continue a stage of the state, and new ones.
+
+    `matched`: see `stage_matching.StageMatch`.
+    """
+    stages = (
+        before or _first_state(name, operator, commit.shards)
+        for name, operator, before in zip(names, operators, matched, strict=True)
+    )
+    return commit.model_copy(update={"stages": tuple(stages)})
+
+
 def _with_descriptions(stages: Sequence[StageRunner], state: Commit) -> Commit:
-    return commit_from_config.with_descriptions(state, [(s.name, s.pipeline, s.operator) for s in stages])
+    """Add the descriptions of this config's stages."""
+    described = []
+    for stage, now in zip(stages, state.stages, strict=True):
+        description = {
+            "name": stage.name,
+            "described": _step_description(stage.pipeline.transform.step, stage.operator),
+            "fingerprint": stage.operator.fingerprint,
+            "texts": compare.sql_hashes(stage.pipeline) | compare.query_hashes(stage.pipeline),
+        }
+        described.append(now.model_copy(update=description))
+    return state.model_copy(update={"stages": tuple(described)})
+
+
+def _step_description(step: StepBase, operator: Operator) -> dict[str, Any]:
+    """Return the description of a step for the commit; empty if the step contains values that cannot be stored.
+
+    Every commit contains this description, so that a state can be read without a config. The description does not
+    contain SQL, which may contain secrets; see `compare.sql_hashes`.
+    """
+    data = spec_to_data(step)
+    return {} if data is None else operator.description(data)
+
+
+def _with_sources(
+    commit: Commit, names: Sequence[str], inputs: Mapping[str, Sequence[str]], schemas: Mapping[str, str]
+) -> Commit:
+    """Return the state with this config's sources: new ones are added, and removed ones dropped with their offsets.
+
+    `names`: the sources. `inputs`: the inputs of each stage. `schemas`: the schemas of the sources that have one.
+    """
+    sources = {n: commit.sources.get(n, SourceRecord()).model_copy(update={"columns": schemas.get(n)}) for n in names}
+    clocks = {
+        n: clock for n, clock in commit.clocks.items() if n in names
+    }  # a new stage starts with the clocks that other stages have
+    stages = (
+        s.model_copy(update={"clocks": {n: s.clocks.get(n) or clocks.get(n, ClockRecord()) for n in inputs[s.name]}})
+        for s in commit.stages
+    )
+    return commit.model_copy(update={"sources": sources, "stages": tuple(stages)})

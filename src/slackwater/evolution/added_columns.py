@@ -1,4 +1,4 @@
-"""Added columns: which state and which targets accept them, and which values they have in earlier rows.
+"""Added columns of sources, state and targets: where they are accepted, and which values they have in earlier rows.
 
     source ──▶ SQL ──▶ join: buffered rows have NULL ──▶ results ──▶ target: gets the column, NULL in its rows
                schema_changes = "add" allows all of it
@@ -10,6 +10,7 @@ to are not changed.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.state_differences import COMPATIBLE, KeyChange
 from slackwater.core.humanize import plural
+from slackwater.errors import StartError, Topic
 from slackwater.evolution import target_locations
 from slackwater.state.commit import Commit, StageState
 
@@ -83,3 +85,32 @@ def added_column_changes(pipeline: Pipeline, commit: Commit, results: Mapping[st
         it = "it" if len(new) == 1 else "them"
         how = f"a table without {it} gets {it}, with NULL in existing rows; new files and messages contain {it}"
         yield KeyChange(f"{label} columns", None, f"new: {_shown(new)}", COMPATIBLE, how, location="the result")
+
+
+# -- sources -------------------------------------------------------------------------------------------------------------
+
+
+def check_schema(source: str, before: str | None, now: str) -> list[str]:
+    """Compare a source's columns (Spark's JSON) with those at its first start.
+
+    Raises StartError if a column is missing or has another type. Returns warnings about new columns.
+    """
+    if before is None:
+        return []
+    old, new = schema_types(before), schema_types(now)
+    wrong = [f'"{c}" is now {new.get(c, "missing")} (was {t})' for c, t in old.items() if new.get(c) != t]
+    if wrong:
+        raise StartError(
+            f'source "{source}": its columns changed since the first start: {"; ".join(wrong)}; restore them in the schema',
+            Topic.STATE_OF_OTHER_CONFIG,
+        )
+    added = [c for c in new if c not in old]
+    return [f'source "{source}": new columns since the first start: {", ".join(added)}'] if added else []
+
+
+def schema_types(schema: str) -> dict[str, str]:
+    """Return the types of a source's columns by name, as Spark writes them in JSON."""
+    return {
+        f["name"]: json.dumps(f["type"]) if isinstance(f["type"], dict) else f["type"]
+        for f in json.loads(schema)["fields"]
+    }

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import xxhash
+
 from slackwater.config.config_paths import restore_written_path
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.state_differences import COMPATIBLE, MIGRATED, REBUILD, KeyChange, StateComparison
 from slackwater.core.humanize import plural
-from slackwater.evolution import added_columns, commit_from_config, target_locations
+from slackwater.evolution import added_columns, target_locations
 from slackwater.evolution.compare_stage import StageComparison, kind_name
 from slackwater.evolution.stage_matching import StageMatch, match_stages
 from slackwater.operators.base import Operator
@@ -174,11 +176,27 @@ def _compare_texts(pipeline: Pipeline, state: StageState, prefix: str) -> Iterat
     def short(text: str) -> str | None:
         return f"text {text[:8]}" if text else None
 
-    for key, now in commit_from_config.sql_hashes(pipeline).items():
+    for key, now in sql_hashes(pipeline).items():
         if (was := hashes.get(key, now)) != now:
             how = "it applies to rows read after the next start; rows in the state do not change"
             yield KeyChange(prefix + key, short(was), short(now), COMPATIBLE, how, "warning")
-    for key, now in commit_from_config.query_hashes(pipeline).items():
+    for key, now in query_hashes(pipeline).items():
         if (was := hashes.get(key, "")) not in ("", now):  # a DataFrame has none
             how = "it is read from the next start on; files and offsets of topics that the state has recorded are not read again"
             yield KeyChange(prefix + key, short(was), short(now), COMPATIBLE, how)
+
+
+def sql_hashes(pipeline: Pipeline) -> dict[str, str]:
+    """Return hashes of a stage's SQL, by config key; "" if there is no SQL."""
+    transform = pipeline.transform
+    hashes = {transform.sql_key(w.name): _hash(transform.sql_of(w.name)) for w in pipeline.input_paths}
+    return hashes | {key: _hash(sql) for w in pipeline.input_paths for key, sql in pipeline.sql_chain(w)}
+
+
+def query_hashes(pipeline: Pipeline) -> dict[str, str]:
+    """Return the hash of each source's query; "" for a DataFrame source."""
+    return {f'source "{s.name}" query': _hash(s.query and restore_written_path(s.query)) for s in pipeline.sources}
+
+
+def _hash(text: str | None) -> str:
+    return xxhash.xxh3_64_hexdigest(text.encode()) if text else ""

@@ -6,24 +6,27 @@ used.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import singledispatch
 from typing import Any
 
 from slackwater.config.aggregation import Aggregation
 from slackwater.config.custom_aggregator import AggregatorError, forbid_imports
 from slackwater.config.join import Join
+from slackwater.config.message_format import format_config_duration
 from slackwater.config.state_differences import COMPATIBLE, MIGRATED, REBUILD, KeyChange
 from slackwater.config.step_base import ROWS, effective_allowed_lateness_ms
 from slackwater.config.step_base import StepBase as Spec
 from slackwater.config.window import Window
-from slackwater.core.humanize import plural
+from slackwater.core.humanize import format_iso, plural
 from slackwater.core.schema import Field
-from slackwater.errors import raise_unregistered
-from slackwater.evolution import added_columns, commit_from_config, state_migration
-from slackwater.evolution.change_messages import BY_KEY, describe_emission_change, describe_gap_change
-from slackwater.joins.compiled_join import JoinSide
+from slackwater.evolution import added_columns
+from slackwater.evolution.operator_from_state import (
+    check_description,
+    described_window,
+    stored_columns,
+    stored_emission,
+)
 from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoinOperator
 from slackwater.operators.registry import find_type_by_kind, find_type_by_step
@@ -80,9 +83,9 @@ class StageComparison:
     # -- windows -------------------------------------------------------------------------------------------------
 
     def _window(self, new: Window) -> Iterator[KeyChange]:
-        wrote, old = self.state.fingerprint, state_migration.described_window(self.state)
+        wrote, old = self.state.fingerprint, described_window(self.state)
         if old is not None:
-            commit_from_config.check_description(self.commit, self.state, old)
+            check_description(self.commit, self.state, old)
         lost = False
         for key in ("kind", "duration_ms", "hop_ms", "offset_ms"):
             if wrote.get(key) != getattr(new, key):
@@ -98,9 +101,10 @@ class StageComparison:
     def _columns(self) -> Mapping[str, Field]:
         """Return the columns that the window reads, as far as their types are known."""
         if self.operator is not None:
-            return _columns_read_by(self.operator)
+            assert isinstance(self.operator, WindowOperator)
+            return {f.name: f for f in (*self.operator.keys, *(i.source for i in self.operator.inputs))}
         assert isinstance(self.step, Window)
-        return commit_from_config.stored_columns(self.state, self.step)
+        return stored_columns(self.state, self.step)
 
     def _keys(self, new: Window) -> Iterator[KeyChange]:
         was, columns = list(self.state.fingerprint.get("keys", [])), self._columns()
@@ -127,7 +131,7 @@ class StageComparison:
             yield self.change("gap_ms", gap, after, REBUILD, how)
         elif gap != after:
             yield self._if_described(
-                "gap_ms", gap, after, is_described, describe_gap_change(int(gap or 0), int(after or 0), self.open)
+                "gap_ms", gap, after, is_described, _describe_gap_change(int(gap or 0), int(after or 0), self.open)
             )
         if cap == above:
             return
@@ -184,7 +188,7 @@ class StageComparison:
 
         A change of the emission settings requires rewriting the state; no other change does.
         """
-        was, now = commit_from_config.stored_emission(self.state), _emission(new)
+        was, now = stored_emission(self.state), _emission(new)
         rewrites, is_explained = was != now, False
         assumed = self.state.described.get(
             "assumed", ()
@@ -200,7 +204,13 @@ class StageComparison:
                 verdict, is_explained = MIGRATED, True
             yield self.change(key, before, after, verdict, BY_KEY[key](before, after, self.state))
         if rewrites and not is_explained:
-            yield self.change("emission", was, now, MIGRATED, describe_emission_change(self.rows))
+            yield self.change(
+                "emission",
+                was,
+                now,
+                MIGRATED,
+                f"{self.rows:,} state rows are rewritten; windows that left the state are not restored",
+            )
 
     # -- joins ---------------------------------------------------------------------------------------------------
 
@@ -225,13 +235,9 @@ class StageComparison:
     def _added_columns(self, new: Sequence[Sequence[str]]) -> Iterator[KeyChange]:
         """Yield the change for the added columns (`new`) of a join's sides; nothing if column types are unknown."""
         if self.operator is not None and any(new):
-            sides = zip(_join_sides(self.operator), new, strict=True)
-            columns = {
-                name: f.type
-                for side, new_columns in sides
-                for name, f in side.output
-                if f"{f.name} {f.type}" in new_columns
-            }
+            assert isinstance(self.operator, IntervalJoinOperator)
+            sides = zip(self.operator.sides, new, strict=True)
+            columns = {n: f.type for side, added in sides for n, f in side.output if f"{f.name} {f.type}" in added}
             yield added_columns.join_change(self.prefix, self.state, columns)
 
     # -- others --------------------------------------------------------------------------------------------------
@@ -272,28 +278,6 @@ def kind_name(kind: object) -> str:
     """Return the name of a step for users, given the kind in its fingerprint. Without a kind, it is a window."""
     operator_type = find_type_by_kind(kind)
     return "window" if operator_type is None else operator_type.name
-
-
-@singledispatch
-def _columns_read_by(operator: Operator) -> Mapping[str, Field]:
-    """Return the columns of the rows that a window reads."""
-    raise_unregistered(operator, "slackwater.evolution.compare_stage")
-
-
-@_columns_read_by.register(WindowOperator)
-def _(operator: WindowOperator) -> Mapping[str, Field]:
-    return {f.name: f for f in (*operator.keys, *(i.source for i in operator.inputs))}
-
-
-@singledispatch
-def _join_sides(operator: Operator) -> Sequence[JoinSide]:
-    """Return the two sides of a join."""
-    raise_unregistered(operator, "slackwater.evolution.compare_stage")
-
-
-@_join_sides.register(IntervalJoinOperator)
-def _(operator: IntervalJoinOperator) -> Sequence[JoinSide]:
-    return operator.sides
 
 
 def _join_fingerprint(new: Join, wrote: Mapping[str, Any]) -> dict[str, Any]:
@@ -339,3 +323,69 @@ def _neutral_problem(spec: Aggregation) -> str | None:
     except AggregatorError as unfit:
         return str(unfit)
     return None
+
+
+# -- messages: what a changed setting means for a state -----------------------------------------------------------------
+
+Text = Callable[[Any, Any, StageState], str]
+
+
+def _describe_gap_change(before: int, after: int, open_: int) -> str:
+    """Return the sentence about a changed gap (`before`, `after`: ms). `open_`: the number of open sessions."""
+    if after > before:
+        return (
+            f"{open_:,} open and retained sessions now reach to their last event + {format_config_duration(after)}; those that now touch "
+            "are merged at once, and closed sessions stay closed"
+        )
+    return (
+        f"{open_:,} open and retained sessions keep their rows and now reach to their last event + {format_config_duration(after)}; "
+        "those that the watermark has then passed close in the next epoch"
+    )
+
+
+def _lateness(before: Any, after: Any, state: StageState) -> str:
+    watermark = format_iso(state.watermark_us)
+    if after > before:
+        return f"the watermark stays at {watermark} until events are {format_config_duration(after)} ahead of it"
+    return f"the watermark continues from {watermark} with the next rows"
+
+
+def _same(text: str) -> Text:
+    return lambda before, after, state: text
+
+
+_NEXT = "it applies from the next start on"
+_COLUMNS = "results have other columns from the next start on; a table must have them"
+BY_KEY: Mapping[str, Text] = {
+    "event_time_column": _same("it applies to rows read after the next start; existing windows do not change"),
+    "event_time_unit": _same("it applies to rows read after the next start; existing windows do not change"),
+    "event_time_zone": _same("it applies to rows read after the next start; existing windows do not change"),
+    "max_jump_ms": _same("it applies to rows read after the next start; the watermark does not move"),
+    "time_mode": _same("it applies to rows read after the next start; existing windows do not change"),
+    "lateness_ms": _lateness,
+    "source_idleness_ms": _same("it applies to silences that have already begun"),
+    "idle_close_ms": _same("it applies to silences that have already begun"),
+    "max_future_ms": _same("it applies to rows read after the next start"),
+    "late_data": _same(
+        "it applies to rows that are late after the next start; windows that left the state are not restored"
+    ),
+    "allowed_lateness_ms": _same(
+        "windows that left the state are not restored; open and retained windows are kept for the new time"
+    ),
+    "on_state_cap": _same(_NEXT),
+    "crash_recovery": _same(_NEXT),
+    "emit": _same(
+        "it applies to open windows; a change to or from updates emits tumbling and hopping windows in the state again"
+    ),
+    "emit_interval_ms": _same(_NEXT),
+    "emit_metadata": _same(_COLUMNS),
+    "max_groups_per_window": _same("it limits groups from the next epoch on; existing groups are not dropped"),
+    "window_start_column": _same(_COLUMNS),
+    "window_end_column": _same(_COLUMNS),
+    "left_source": _same(_NEXT),
+    "right_source": _same(_NEXT),
+    "left_prefix": _same(_COLUMNS),
+    "right_prefix": _same(_COLUMNS),
+    "event_time": _same("it applies to pairs that are emitted after the next start"),
+    "max_rows_per_key": _same("it limits waiting rows from the next epoch on"),
+}

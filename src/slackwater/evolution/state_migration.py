@@ -16,11 +16,14 @@ from typing import Any
 
 import polars as pl
 
-from slackwater.config.spec_base import spec_from_data
-from slackwater.config.window import Window
 from slackwater.core.hashing import shard_of
 from slackwater.errors import raise_unregistered
-from slackwater.evolution import commit_from_config
+from slackwater.evolution.operator_from_state import (
+    described_window,
+    read_earlier_settings,
+    stored_emission,
+    with_stored_accumulators,
+)
 from slackwater.joins import interval_join
 from slackwater.joins.join_buffers import BufferChange
 from slackwater.operators.base import NonWindowOperator, Operator
@@ -38,40 +41,24 @@ from slackwater.windows.session_intervals import count_open_sessions
 from slackwater.windows.state_rows import EMITTED_FRAGMENT, FRAGMENT
 
 
-def read_earlier_settings(state: StageState) -> dict[str, Any]:
-    """Return the lasting effects of earlier configs, which the state of a stage stores."""
-    return {"gone_us": state.gone_us, "rows_from_us": state.rows_from_us, "revised": state.revised}
-
-
 @singledispatch
-def restore_earlier_settings(operator: Operator, state: StageState) -> Operator:
-    """Return the operator with the lasting effects of earlier configs, which the state of its stage stores."""
-    raise_unregistered(operator, "slackwater.evolution.state_migration.restore_earlier_settings")
+def continue_state(operator: Operator, state: StageState, migrated: bool) -> Operator:
+    """Return the operator with the lasting effects of earlier configs, which the state of its stage stores.
+
+    `migrated`: whether the state is migrated for this operator.
+    """
+    raise_unregistered(operator, "slackwater.evolution.state_migration.continue_state")
 
 
-@restore_earlier_settings.register(WindowOperator)
-def _(operator: WindowOperator, state: StageState) -> Operator:
+@continue_state.register(WindowOperator)
+def _(operator: WindowOperator, state: StageState, migrated: bool) -> Operator:
+    if migrated:
+        return operator.continue_from(_former_window(operator, state), state.watermark_us)
     return operator.with_earlier_settings(read_earlier_settings(state))
 
 
-@restore_earlier_settings.register(NonWindowOperator)
-def _(operator: Operator, state: StageState) -> Operator:
-    return operator
-
-
-@singledispatch
-def adopt_migrated_state(operator: Operator, state: StageState) -> Operator:
-    """Return the operator, adapted so that it can continue a state that was migrated for it."""
-    raise_unregistered(operator, "slackwater.evolution.state_migration.adopt_migrated_state")
-
-
-@adopt_migrated_state.register(WindowOperator)
-def _(operator: WindowOperator, state: StageState) -> Operator:
-    return operator.continue_from(_former_window(operator, state), state.watermark_us)
-
-
-@adopt_migrated_state.register(NonWindowOperator)
-def _(operator: Operator, state: StageState) -> Operator:
+@continue_state.register(NonWindowOperator)
+def _(operator: Operator, state: StageState, migrated: bool) -> Operator:
     return operator
 
 
@@ -81,7 +68,7 @@ def _former_window(operator: WindowOperator, state: StageState) -> WindowOperato
     If the state does not describe a window, return the window of this operator. Raises ConfigError if the description
     cannot be read.
     """
-    window, emission = described_window(state) or operator.window, commit_from_config.stored_emission(state)
+    window, emission = described_window(state) or operator.window, stored_emission(state)
     wrote: dict[str, Any] = {
         "aggregations": operator.window.aggregations,
         "late_data": "reopen" if emission["retain_us"] else "drop",
@@ -92,21 +79,10 @@ def _former_window(operator: WindowOperator, state: StageState) -> WindowOperato
     return former.with_earlier_settings(read_earlier_settings(state))
 
 
-def described_window(state: StageState) -> Window | None:
-    """Return the window that a state describes, or None.
-
-    Its aggregations are omitted, because their classes may no longer exist.
-    """
-    if "window" not in state.described:
-        return None
-    data = {**state.described["window"], "aggregations": [{"agg": "count", "as": "__"}]}
-    return spec_from_data(Window, data, f"state of stage {state.name}")
-
-
 def _with_common_aggregations(former: WindowOperator, state: StageState) -> WindowOperator:
     """Return the former window with the aggregations that both state and config have, in the form of the state."""
     fingerprints = dict(state.fingerprint.get("aggregations", {}))
-    aggs = commit_from_config.with_stored_accumulators(former, state).aggs
+    aggs = with_stored_accumulators(former, state).aggs
     return replace(former, aggs=tuple(a for a in aggs if fingerprints.get(a.name) == a.fingerprint()))
 
 
@@ -140,18 +116,11 @@ def _write_rows(operator: Operator, migration: StageMigration, store: StateStore
 
 @_write_rows.register(WindowOperator)
 def _(operator: WindowOperator, migration: StageMigration, store: StateStore, shards: int) -> dict[str, Any]:
-    epoch = migration.epoch
-    owner, owned = (shard_of(f["__kh"].to_numpy(), shards) for f in (migration.rows, migration.before))
-    metas, parts = [], []
-    for shard in range(shards):
-        rows = migration.rows.filter(pl.Series(owner == shard))
-        before = migration.before.filter(pl.Series(owned == shard)) if migration.rewritten else None
-        metas.append(store.shard(shard, shards, epoch, (), migration.number).replace_rows(operator, rows, before))
-        parts.append(rows)
+    metas, parts = _replace_rows(operator, migration, store, shards)
     counts = _count_rows(operator, parts, migration.state.watermark_us)
     return {
         "waiting": _has_pending_output(operator, migration),
-        "segments": tuple(metas),
+        "segments": metas,
         "groups": counts.groups,
         "windows": counts.windows,
         "panes": counts.panes,
@@ -161,34 +130,41 @@ def _(operator: WindowOperator, migration: StageMigration, store: StateStore, sh
 
 
 @_write_rows.register
-def _(operator: IntervalJoinOperator, migration: StageMigration, store: StateStore, shards: int) -> dict[str, Any]:
-    none = (0,) * shards
-    return {
-        "segments": _write_buffers(operator, migration, store, shards),
-        "groups": none,
-        "windows": none,
-        "holds": ((),) * shards,
-    }
+def _(operator: KeyedOperator, migration: StageMigration, store: StateStore, shards: int) -> dict[str, Any]:
+    metas, parts = _replace_rows(operator, migration, store, shards)
+    counts = [operator.count_state(rows, migration.state.watermark_us) for rows in parts]
+    groups, windows = (tuple(count[n] for count in counts) for n in (0, 1))
+    return {"segments": metas, "groups": groups, "windows": windows, "holds": ((),) * shards}
 
 
 @_write_rows.register
-def _(operator: KeyedOperator, migration: StageMigration, store: StateStore, shards: int) -> dict[str, Any]:
+def _(operator: IntervalJoinOperator, migration: StageMigration, store: StateStore, shards: int) -> dict[str, Any]:
+    return _no_counts(shards) | {"segments": _write_buffers(operator, migration, store, shards)}
+
+
+@_write_rows.register
+def _(operator: StatelessOperator, migration: StageMigration, store: StateStore, shards: int) -> dict[str, Any]:
+    return _no_counts(shards) | {"segments": ((),) * shards}
+
+
+def _no_counts(shards: int) -> dict[str, Any]:
+    """Return the fields of a stage whose commit does not count keys and windows."""
+    return {"groups": (0,) * shards, "windows": (0,) * shards, "holds": ((),) * shards}
+
+
+def _replace_rows(
+    operator: WindowOperator | KeyedOperator, migration: StageMigration, store: StateStore, shards: int
+) -> tuple[tuple[tuple[SegmentMeta, ...], ...], list[pl.DataFrame]]:
+    """Stage the rows of each new shard. Return the segments and the rows of each shard."""
     owner, owned = (shard_of(f["__kh"].to_numpy(), shards) for f in (migration.rows, migration.before))
-    metas, counts = [], []
+    metas, parts = [], []
     for shard in range(shards):
         rows = migration.rows.filter(pl.Series(owner == shard))
         before = migration.before.filter(pl.Series(owned == shard)) if migration.rewritten else None
         new_shard = store.shard(shard, shards, migration.epoch, (), migration.number)
         metas.append(new_shard.replace_rows(operator, rows, before))
-        counts.append(operator.count_state(rows, migration.state.watermark_us))
-    groups, windows = (tuple(count[n] for count in counts) for n in (0, 1))
-    return {"segments": tuple(metas), "groups": groups, "windows": windows, "holds": ((),) * shards}
-
-
-@_write_rows.register
-def _(operator: StatelessOperator, migration: StageMigration, store: StateStore, shards: int) -> dict[str, Any]:
-    none = (0,) * shards
-    return {"segments": ((),) * shards, "groups": none, "windows": none, "holds": ((),) * shards}
+        parts.append(rows)
+    return tuple(metas), parts
 
 
 @singledispatch
@@ -228,7 +204,7 @@ def _write_buffers(
     Rows that expired under the old allowed lateness stay expired.
     """
     state, epoch = migration.state, migration.epoch
-    gone = state.watermark_us - commit_from_config.stored_emission(state)["retain_us"] + operator.allowed_us
+    gone = state.watermark_us - stored_emission(state)["retain_us"] + operator.allowed_us
     every: dict[int, pl.DataFrame] = {}
     for side in operator.sides:
         parts = [
@@ -261,12 +237,7 @@ def _(operator: WindowOperator, store: StateStore, state: StageState, epoch: int
     former = _former_window(operator, state)
     wrote = _with_common_aggregations(former, state)
     after = operator.continue_from(former, state.watermark_us)
-    before = pl.concat(
-        [
-            store.shard(shard, state.shards, epoch, metas, number).reader(wrote).scan()
-            for shard, metas in enumerate(state.segments)
-        ]
-    ).sort("__h", maintain_order=True)
+    before = _scan_shards(wrote, store, state, epoch, number)
     rows = state_conversion.convert_state(former, after, before, state.watermark_us)
     before = operator.add_revision_columns(state_conversion.complete_accumulators(operator, before)).select(
         operator.state_schema.keys()
@@ -279,11 +250,7 @@ def _(operator: WindowOperator, store: StateStore, state: StageState, epoch: int
 def _(operator: KeyedOperator, store: StateStore, state: StageState, epoch: int, number: int) -> StageMigration:
     """Read the rows with the columns that they were stored with. Columns of state that have been added are NULL."""
     former = StoredKeyedOperator.from_state(operator.pipeline, state)
-    parts = [
-        store.shard(shard, state.shards, epoch, metas, number).reader(former).scan()
-        for shard, metas in enumerate(state.segments)
-    ]
-    stored = pl.concat(parts).sort("__h", maintain_order=True)
+    stored = _scan_shards(former, store, state, epoch, number)
     added = {name: dtype for name, dtype in operator.state_schema.items() if name not in stored.columns}
     rows = stored.with_columns(pl.lit(None, dtype).alias(name) for name, dtype in added.items())
     rows = rows.select(list(operator.state_schema))
@@ -296,11 +263,12 @@ def _(operator: Operator, store: StateStore, state: StageState, epoch: int, numb
     return StageMigration(operator, number, epoch, state, pl.DataFrame(), pl.DataFrame(), False)
 
 
-__all__ = [
-    "StageMigration",
-    "adopt_migrated_state",
-    "described_window",
-    "read_earlier_settings",
-    "read_stage",
-    "restore_earlier_settings",
-]
+def _scan_shards(
+    former: WindowOperator | StoredKeyedOperator, store: StateStore, state: StageState, epoch: int, number: int
+) -> pl.DataFrame:
+    """Return all rows of a stage as `former` stored them, sorted by `__h`."""
+    shards = (store.shard(shard, state.shards, epoch, metas, number) for shard, metas in enumerate(state.segments))
+    return pl.concat([shard.reader(former).scan() for shard in shards]).sort("__h", maintain_order=True)
+
+
+__all__ = ["StageMigration", "continue_state", "read_stage"]

@@ -7,8 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from slackwater.config.config_paths import restore_written_path
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.target import Target
-from slackwater.config.window import Window
-from slackwater.evolution.change_messages import list_output_columns
+from slackwater.config.window import METADATA, Window
 from slackwater.evolution.stage_matching import match_stages
 from slackwater.state.commit import LETTERS, Commit, TargetDestination, TargetMarker
 
@@ -32,11 +31,8 @@ def configured_targets(pipeline: Pipeline) -> dict[str, TargetDestination]:
     """Return the targets of a config, as far as they are known without the columns of its sources."""
     targets = {}
     for name, sub_pipeline in pipeline.per_target.items():
-        columns = (
-            tuple(list_output_columns(sub_pipeline))
-            if isinstance(sub_pipeline.target_stage.transform.window, Window)
-            else None
-        )
+        window = sub_pipeline.target_stage.transform.window
+        columns = None if window is None else tuple(_output_columns(window))
         targets[name] = TargetDestination(
             stage=str(sub_pipeline.target.from_),
             place=target_location(sub_pipeline.target),
@@ -44,6 +40,13 @@ def configured_targets(pipeline: Pipeline) -> dict[str, TargetDestination]:
             columns=columns,
         )
     return targets
+
+
+def _output_columns(w: Window) -> list[str]:
+    """Return the names of the output columns of a window."""
+    bounds, values = [w.window_start_column, w.window_end_column], [a.as_ for a in w.aggregations]
+    values += METADATA if w.emit_metadata else []
+    return [*w.group_by, *bounds, "session_id", *values] if w.kind == "session" else [*bounds, *w.group_by, *values]
 
 
 def with_targets(
@@ -114,8 +117,7 @@ def with_current_names(commit: Commit, stages: Mapping[str, str | None], targets
     return commit.model_copy(update=update)
 
 
-# -- what is redirected
-# -------------------------------------------------------------------------------------------------
+# -- what is redirected ------------------------------------------------------------------------------------------------
 
 
 def describe_target_changes(pipeline: Pipeline, commit: Commit) -> Iterator[tuple[str, str | None, str | None, str]]:
@@ -158,8 +160,7 @@ def _same(one: TargetDestination, other: TargetDestination) -> bool:
     return (one.stage, one.place) == (other.stage, other.place)
 
 
-# -- while an epoch is pending
-# ------------------------------------------------------------------------------------------
+# -- while an epoch is pending -----------------------------------------------------------------------------------------
 
 
 def describe_blocked_change(pipeline: Pipeline, commit: Commit, missing: Sequence[str]) -> str | None:

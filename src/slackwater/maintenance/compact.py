@@ -21,7 +21,6 @@ from slackwater.evolution.operator_from_state import matches_description, restor
 from slackwater.maintenance.sizes import Sizes, measure_sizes
 from slackwater.operators.base import Operator
 from slackwater.state.commit import Commit, StageState
-from slackwater.state.maintenance_commit import next_maintenance_commit
 from slackwater.state.postgres import client
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.state.protocol import StateStore
@@ -58,7 +57,7 @@ def compact_state(store: StateStore) -> CompactionResult:
             _compact_stage(step, store, state, latest.epoch + 1, number)
             for number, (step, state) in enumerate(zip(steps, latest.stages, strict=True))
         )
-        store.commit(next_maintenance_commit(latest, clock, stages=tuple(stages)))
+        store.commit(latest.successor(committed_us=clock, stages=tuple(stages)))
         store.collect_garbage()
         if isinstance(store, PostgresStore):
             _vacuum(store, len(steps))

@@ -1,6 +1,7 @@
 """`slackwater state sizes`: the size of a state in total and by shard or table, its largest keys, and its writes.
 
-Writes are reported only for an object store. They are counted from the objects that exist:
+The largest keys are those with the most rows, and those whose windows counted the most events. Writes are reported only
+for an object store. They are counted from the objects that exist:
 
 per shard and epoch   segments and outputs whose names begin with the epoch's number, including unreferenced ones
 per commit            lists of offsets or dead letters, the manifest, and `published` if the epoch had output
@@ -8,21 +9,31 @@ per commit            lists of offsets or dead letters, the manifest, and `publi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import singledispatch
 from typing import Any
 
+import polars as pl
 import psycopg
 
-from slackwater.errors import StartError, StateError, Topic
-from slackwater.maintenance.hot_keys import HotKey, find_hot_keys
+from slackwater.errors import StartError, StateError, Topic, raise_unregistered
+from slackwater.evolution.operator_from_state import restore_operator
+from slackwater.operators.base import Operator
+from slackwater.operators.interval_join import IntervalJoinOperator
+from slackwater.operators.keyed import KeyedOperator
+from slackwater.operators.stateless import StatelessOperator
+from slackwater.operators.window_base import WindowOperator
+from slackwater.query.state_inspection import to_plain_key
 from slackwater.state.commit import Commit
-from slackwater.state.files.store import FilesStore
+from slackwater.state.files.store import FilesStore, files_of
 from slackwater.state.postgres import client, table_ownership
+from slackwater.state.postgres.join_buffers import shard_number
 from slackwater.state.postgres.store import PostgresStore
-from slackwater.state.protocol import StateStore
+from slackwater.state.protocol import Snapshot, StateStore
 from slackwater.storage.base import NAMED
+from slackwater.windows.state_rows import OPEN
 
 HOT, ENOUGH_ROWS = 2, 100  # factor of the mean; minimum of mean rows per shard for any shard to be hot
 
@@ -127,7 +138,7 @@ def _measure_files(store: FilesStore, latest: Commit, sizes: Sizes) -> None:
     if latest.staged and store.published_epoch() < latest.epoch:
         waiting = {o.file: on_disk.get(o.file, 0) for o in (*latest.output, *latest.letters)}
         sizes.waiting = _sum(waiting, "")
-    referenced = {name for m in commits for name in _list_referenced_files(m)}
+    referenced = {name for m in commits for name in files_of(m)}
     last = max(sizes.kept, default=latest.epoch)
     garbage = {n: b for n, b in on_disk.items() if n not in referenced and _epoch(n) <= last}
     sizes.garbage = _sum(garbage, "")
@@ -150,14 +161,8 @@ def list_kept_commits(store: StateStore) -> list[Commit]:
     return commits
 
 
-def _list_referenced_files(commit: Commit) -> list[str]:
-    """Return the files that a commit references, relative to the state's directory."""
-    staged = [o.file for o in (*commit.output, *commit.letters)]
-    return [*_segments(commit), *staged, *commit.lists]
-
-
 def _segments(commit: Commit) -> dict[str, int]:
-    return {m.file: m.bytes for stage in commit.stages for shard in stage.segments for m in shard}
+    return {m.file: m.bytes for m in commit.metas}
 
 
 def _sum(files: dict[str, int], prefix: str) -> tuple[int, int]:
@@ -174,29 +179,26 @@ def _epoch(name: str) -> int:
 
 
 def _measure_tables(store: PostgresStore, latest: Commit, sizes: Sizes) -> None:
-    try:
-        with closing(client.open_connection(store.url, "state store")) as db:
-            t, sizes.kept = table_ownership.current_names(db, store.tables, len(latest.stages)), [latest.epoch]
-            stages = [t.for_stage(n) for n in range(len(latest.stages))]
-            for number, stage in enumerate(stages):
-                staged = any(m.file for m in latest.stages[number].metas)
-                rows = f"({stage.newest('key_hash')})" if staged else stage.state
-                rows_by_shard = dict(
-                    db.execute(
-                        f"SELECT s, count(r.key_hash) FROM generate_series(0, {latest.shards - 1}) s LEFT JOIN {rows} r"
-                        f" ON mod(mod(r.key_hash, {latest.shards}) + {latest.shards}, {latest.shards}) = s GROUP BY s"
-                    ).fetchall()
-                )
-                sizes.shards += [ShardSize(number, s, 0, rows_by_shard[s], None) for s in sorted(rows_by_shard)]
-            names = [name for s in stages for name in (s.state, s.staged)]
-            sizes.tables = [_table(db, name) for name in (*names, t.outputs, t.lists, t.offsets, t.pipelines)]
-            sizes.state_bytes = sum(x.bytes for x in sizes.tables if x.table in names)
-            query = "SELECT count(*), coalesce(sum({}), 0)::bigint FROM {} WHERE pipeline_name = %s"
-            sizes.outputs = _count_and_bytes(db, query.format("length(data)", t.outputs), t.pipeline)
-            sizes.lists = _count_and_bytes(db, query.format("length(lines)", t.lists), t.pipeline)
-            sizes.waiting = sizes.outputs if latest.staged else (0, 0)
-    except psycopg.Error as error:
-        raise StateError(f"state store {store.location}: {client.error_reason(error)}") from None
+    with client.report_errors(store.location), closing(client.open_connection(store.url, "state store")) as db:
+        t, sizes.kept = table_ownership.current_names(db, store.tables, len(latest.stages)), [latest.epoch]
+        stages = [t.for_stage(n) for n in range(len(latest.stages))]
+        for number, stage in enumerate(stages):
+            staged = any(m.file for m in latest.stages[number].metas)
+            rows = f"({stage.newest('key_hash')})" if staged else stage.state
+            rows_by_shard = dict(
+                db.execute(
+                    f"SELECT s, count(r.key_hash) FROM generate_series(0, {latest.shards - 1}) s LEFT JOIN {rows} r"
+                    f" ON {shard_number('r.key_hash', latest.shards)} = s GROUP BY s"
+                ).fetchall()
+            )
+            sizes.shards += [ShardSize(number, s, 0, rows_by_shard[s], None) for s in sorted(rows_by_shard)]
+        names = [name for s in stages for name in (s.state, s.staged)]
+        sizes.tables = [_table(db, name) for name in (*names, t.outputs, t.lists, t.offsets, t.pipelines)]
+        sizes.state_bytes = sum(x.bytes for x in sizes.tables if x.table in names)
+        query = "SELECT count(*), coalesce(sum({}), 0)::bigint FROM {} WHERE pipeline_name = %s"
+        sizes.outputs = _count_and_bytes(db, query.format("length(data)", t.outputs), t.pipeline)
+        sizes.lists = _count_and_bytes(db, query.format("length(lines)", t.lists), t.pipeline)
+        sizes.waiting = sizes.outputs if latest.staged else (0, 0)
 
 
 def _count_and_bytes(db: psycopg.Connection[Any], query: str, pipeline: str) -> tuple[int, int]:
@@ -252,3 +254,89 @@ def count_writes(commits: Sequence[Commit], files: Collection[str]) -> WriteCoun
         per_commit=(lists + published) / epochs + 1,
         seconds=span / (epochs - 1) if epochs > 1 and span > 0 else None,
     )
+
+
+# -- keys -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class HotKey:
+    """A key in the state of a stage. Stages are numbered from 0.
+
+    `events`: how many events its open and retained windows counted in total; None if no aggregation counts rows.
+    """
+
+    stage: int
+    side: str  # "left" or "right" for a join, otherwise empty
+    key: dict[str, Any]
+    rows: int
+    events: int | None
+
+
+def find_hot_keys(store: StateStore, snapshot: Snapshot, count: int) -> list[HotKey]:
+    """Return the `count` keys with the most rows, then the `count` keys with the most events, without repetitions.
+
+    Raises StateError if the state does not describe the operator of a stage.
+    """
+    candidates = list[HotKey]()
+    for number in range(len(snapshot.commit.stages)):
+        step = restore_operator(snapshot.commit, number)
+        for shard in range(snapshot.commit.shards):  # a key belongs to exactly one shard
+            for key in _shard_keys(step, store, snapshot, number, shard, count):
+                candidates += [] if key in candidates else [key]
+    by_rows = sorted(candidates, key=lambda k: -k.rows)[:count]
+    by_events = sorted((k for k in candidates if k.events), key=lambda k: -(k.events or 0))[:count]
+    return by_rows + [k for k in by_events if k not in by_rows]
+
+
+@singledispatch
+def _shard_keys(
+    operator: Operator, store: StateStore, snapshot: Snapshot, number: int, shard: int, count: int
+) -> Iterator[HotKey]:
+    raise_unregistered(operator, "slackwater.maintenance.sizes")
+
+
+@_shard_keys.register(WindowOperator)
+def _(
+    logic: WindowOperator, store: StateStore, snapshot: Snapshot, number: int, shard: int, count: int
+) -> Iterator[HotKey]:
+    rows = snapshot.reader(shard, logic, number).scan()
+    counter = next((a for a in logic.aggs if a.spec.agg == "count" and not a.columns), None)
+    events = pl.lit(None, pl.Int64)
+    if counter is not None:
+        events = pl.col(counter.part("n")).filter(pl.col("__kind").is_in(OPEN)).sum()
+    grouped = rows.group_by(logic.key_names or ["__kh"]).agg(pl.len().alias("__rows"), events.alias("__events"))
+    for by in ("__rows", *(["__events"] if counter is not None else [])):
+        for row in grouped.top_k(count, by=by).iter_rows(named=True):
+            yield HotKey(number, "", to_plain_key(row, logic.key_names), row["__rows"], row["__events"])
+
+
+@_shard_keys.register
+def _(
+    logic: IntervalJoinOperator, store: StateStore, snapshot: Snapshot, number: int, shard: int, count: int
+) -> Iterator[HotKey]:
+    state, epoch = snapshot.commit.stages[number], snapshot.commit.epoch
+    buffers = store.shard(shard, state.shards, epoch, state.segments[shard], number).buffers(logic)
+    for side in logic.sides:
+        names = [k.name for k in side.keys]
+        rows = buffers.scan(side.which, state.watermark_us)
+        for row in rows.group_by(names).agg(pl.len().alias("__rows")).top_k(count, by="__rows").iter_rows(named=True):
+            yield HotKey(number, side.name, to_plain_key(row, names), row["__rows"], None)
+
+
+@_shard_keys.register
+def _(
+    logic: KeyedOperator, store: StateStore, snapshot: Snapshot, number: int, shard: int, count: int
+) -> Iterator[HotKey]:
+    """Yield the keys with the most rows of state. Among keys with equally many rows, prefer those with later rows."""
+    rows = logic.drop_expired(snapshot.reader(shard, logic, number).scan(), snapshot.commit.stages[number].watermark_us)
+    grouped = rows.group_by(logic.key_names).agg(pl.len().alias("__rows"), pl.col("__last").max())
+    for row in grouped.top_k(count, by=["__rows", "__last"]).iter_rows(named=True):
+        yield HotKey(number, "", to_plain_key(row, logic.key_names), row["__rows"], None)
+
+
+@_shard_keys.register
+def _(
+    logic: StatelessOperator, store: StateStore, snapshot: Snapshot, number: int, shard: int, count: int
+) -> Iterator[HotKey]:
+    yield from ()

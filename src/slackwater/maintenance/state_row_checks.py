@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from slackwater.core.hashing import key_hash, mix_bits, shard_of
 from slackwater.core.humanize import mismatch, plural
 from slackwater.core.schema import Field
-from slackwater.core.sorted_arrays import Int64s
 from slackwater.errors import raise_unregistered
 from slackwater.joins.compiled_join import JoinSide
 from slackwater.joins.join_buffers import row_references
@@ -29,7 +28,6 @@ from slackwater.operators.stateless import StatelessOperator
 from slackwater.operators.window_base import WindowOperator
 from slackwater.state.commit import SegmentMeta, StageState
 from slackwater.state.files.join_buffers import describe_segment
-from slackwater.state.protocol import ShardState
 from slackwater.windows import pane_windows
 from slackwater.windows.session_intervals import count_open_sessions
 from slackwater.windows.state_rows import (
@@ -43,6 +41,7 @@ from slackwater.windows.state_rows import (
     REVISED,
     TOMBSTONE,
     WHOLE,
+    KeyedStateLayout,
 )
 
 _OF_SESSIONS = (WHOLE, FRAGMENT, FLOOR, TOMBSTONE, EMITTED, EMITTED_FRAGMENT)
@@ -62,8 +61,14 @@ def check_segment_rows(
 
 
 @check_segment_rows.register(WindowOperator)
+@check_segment_rows.register(KeyedOperator)
 def _(
-    operator: WindowOperator, kind: str, rows: pl.DataFrame, shard: int, shards: int, exact: bool = True
+    operator: WindowOperator | KeyedOperator,
+    kind: str,
+    rows: pl.DataFrame,
+    shard: int,
+    shards: int,
+    exact: bool = True,
 ) -> Iterator[str]:
     schema = {c: t for c, t in operator.state_schema.items() if exact or c not in REVISED}
     misfits = list(_schema_problems(rows, schema))
@@ -79,7 +84,7 @@ def _(
 
 @singledispatch
 def _check_units(operator: Operator, rows: pl.DataFrame, exact: bool) -> Iterator[str]:
-    """Describe the problems in the units, kinds and times of a window's state rows."""
+    """Describe the problems in the units, kinds and times of state rows."""
     raise_unregistered(operator, "slackwater.maintenance.state_row_checks.check_segment_rows")
 
 
@@ -111,22 +116,11 @@ def _(operator: SessionOperator, rows: pl.DataFrame, exact: bool) -> Iterator[st
     yield from _count_problem(late, "that are due when their gap is not over")
 
 
-@singledispatch
-def rows_counted_by_commit(operator: Operator, state: ShardState) -> pl.DataFrame | None:
-    """Return the rows of a shard to compare with a commit's counts; None if it counts only the rows of segments."""
-    raise_unregistered(operator, "slackwater.maintenance.state_row_checks.rows_counted_by_commit")
-
-
-@rows_counted_by_commit.register(WindowOperator)
-@rows_counted_by_commit.register(KeyedOperator)
-def _(operator: WindowOperator | KeyedOperator, state: ShardState) -> pl.DataFrame:
-    return state.reader(operator).scan()
-
-
-@rows_counted_by_commit.register(IntervalJoinOperator)
-@rows_counted_by_commit.register(StatelessOperator)
-def _(operator: Operator, state: ShardState) -> None:
-    return
+@_check_units.register
+def _(operator: KeyedOperator, rows: pl.DataFrame, exact: bool) -> Iterator[str]:
+    h, kh, kind = (rows[c].to_numpy() for c in ("__h", "__kh", "__kind"))
+    yield from _count_problem(h != kh, "in the unit of another key")
+    yield from _count_problem(~np.isin(kind, (WHOLE, TOMBSTONE)), "of an unknown kind")
 
 
 @singledispatch
@@ -151,23 +145,6 @@ def _(operator: SessionOperator, rows: pl.DataFrame, state: StageState, shard: i
         yield (
             f"{plural(counts[0], 'key')} with {plural(counts[1], 'open interval')}, but the commit says {recorded[0]:,} with {recorded[1]:,}"
         )
-
-
-@check_segment_rows.register
-def _(
-    operator: KeyedOperator, kind: str, rows: pl.DataFrame, shard: int, shards: int, exact: bool = True
-) -> Iterator[str]:
-    misfits = list(_schema_problems(rows, operator.state_schema))
-    yield from misfits
-    if misfits:
-        return
-    h, kh = (rows[c].to_numpy() for c in ("__h", "__kh"))
-    yield from _check_hashes(rows, operator.keys, operator.keys, shard, shards)
-    yield from _count_problem(h != kh, "in the unit of another key")
-    yield from _count_problem(h[1:] < h[:-1], "not in the order of their units")
-    kinds, start, last = (rows[c].to_numpy() for c in ("__kind", "__start", "__last"))
-    yield from _count_problem(~np.isin(kinds, (WHOLE, TOMBSTONE)), "of an unknown kind")
-    yield from _count_problem(start > last, "that end before they start")
 
 
 @check_row_counts.register
@@ -227,33 +204,17 @@ def _shared_keys(operator: IntervalJoinOperator) -> list[Field]:
 
 def check_segment_times(operator: Operator, rows: pl.DataFrame, meta: SegmentMeta) -> Iterator[str]:
     """Describe the differences between the metadata of a segment and the same values computed from its rows."""
-    for name, value in _segment_figures(operator, rows, meta).items():
+    if isinstance(operator, IntervalJoinOperator):
+        side, suffix = _parse_side(operator, meta.kind)
+        assert side is not None
+        segment = describe_segment(side, suffix, rows, meta.file, meta.bytes)
+        figures = segment.model_dump(include={"first_due", "last_due", "close", "dead", "most"})
+    else:
+        assert isinstance(operator, KeyedStateLayout)
+        figures = operator.stats(rows)._asdict()
+    for name, value in figures.items():
         if getattr(meta, name) != value:
             yield f"its rows have {name} {value}, but the commit says {getattr(meta, name)}"
-
-
-@singledispatch
-def _segment_figures(operator: Operator, rows: pl.DataFrame, meta: SegmentMeta) -> Mapping[str, int]:
-    raise_unregistered(operator, "slackwater.maintenance.state_row_checks.check_segment_times")
-
-
-@_segment_figures.register(WindowOperator)
-@_segment_figures.register(KeyedOperator)
-def _(operator: WindowOperator | KeyedOperator, rows: pl.DataFrame, meta: SegmentMeta) -> Mapping[str, int]:
-    return operator.stats(rows)._asdict()
-
-
-@_segment_figures.register
-def _(operator: IntervalJoinOperator, rows: pl.DataFrame, meta: SegmentMeta) -> Mapping[str, int]:
-    side, suffix = _parse_side(operator, meta.kind)
-    assert side is not None
-    segment = describe_segment(side, suffix, rows, meta.file, meta.bytes)
-    return segment.model_dump(include={"first_due", "last_due", "close", "dead", "most"})
-
-
-@_segment_figures.register
-def _(operator: StatelessOperator, rows: pl.DataFrame, meta: SegmentMeta) -> Mapping[str, int]:
-    return {}
 
 
 def _schema_problems(rows: pl.DataFrame, schema: Mapping[str, pl.DataType]) -> Iterator[str]:
@@ -273,13 +234,8 @@ def _check_hashes(
 ) -> Iterator[str]:
     kh = rows["__kh"].to_numpy()
     renamed = rows.select(pl.col(k.name).alias(s.name) for k, s in zip(keys, shared, strict=True)) if keys else rows
-    yield from _count_problem(kh != _hashes(renamed, shared), "whose hash does not match their key")
+    yield from _count_problem(kh != key_hash(renamed, list(shared)).to_numpy(), "whose hash does not match their key")
     yield from _count_problem(shard_of(kh, shards) != shard, f"that do not belong to shard {shard}")
-
-
-def _hashes(rows: pl.DataFrame, keys: Sequence[Field]) -> Int64s:
-    """Return the hash of each row's key."""
-    return key_hash(rows, list(keys)).to_numpy()
 
 
 def _count_problem(is_wrong: NDArray[np.bool_], problem: str) -> Iterator[str]:

@@ -27,10 +27,11 @@ from slackwater.maintenance import state_row_checks
 from slackwater.maintenance.verify_report import Problem, VerifyReport, format_remedy
 from slackwater.operators.base import Operator
 from slackwater.state.commit import Commit, OutputMeta, SegmentMeta, StageState
-from slackwater.state.files.offset_lists import list_file as listed
+from slackwater.state.files.commit_log import list_file
 from slackwater.state.files.store import FilesStore
 from slackwater.storage.arrow_files import frame_of, open_arrow
 from slackwater.storage.base import FileRef, Storage, file_ref
+from slackwater.windows.state_rows import KeyedStateLayout
 
 COPY = "a copy of the state directory"
 
@@ -193,20 +194,16 @@ class _FilesCheck:
         damaged = {p.place for p in self.report.problems}
         for number, stage in enumerate(commit.stages):
             step = self.step(epoch, number)
-            if step is None or not matches_description(step, stage):
+            if not isinstance(step, KeyedStateLayout) or not matches_description(step, stage):
                 continue
             for shard, metas in enumerate(stage.segments):
                 if self.path(epoch) in damaged or any(self.storage.full_name(m.file) in damaged for m in metas):
                     continue
                 try:
-                    everything = state_row_checks.rows_counted_by_commit(
-                        step, self.store.shard(shard, stage.shards, epoch, metas, number)
-                    )
+                    rows = self.store.shard(shard, stage.shards, epoch, metas, number).reader(step).scan()
                 except StateError:
                     continue  # deleted in the meantime
-                for problem in (
-                    state_row_checks.check_row_counts(step, everything, stage, shard) if everything is not None else ()
-                ):
+                for problem in state_row_checks.check_row_counts(step, rows, stage, shard):
                     self.add_problem(self.path(epoch), f"shard {shard} holds {problem}", (epoch,))
 
     def check_outputs(self, epoch: int, published: int | None) -> None:
@@ -241,10 +238,10 @@ class _FilesCheck:
                 epochs_by_file.setdefault(file, []).append(epoch)
         for file, epochs in epochs_by_file.items():
             self.report.files += 1
-            if damage := self.storage.find_damage(listed(file)):
+            if damage := self.storage.find_damage(list_file(file)):
                 self.add_problem(self.storage.full_name(file), damage, epochs)
             else:
-                self.report.bytes += self.storage.local_path(listed(file)).stat().st_size
+                self.report.bytes += self.storage.local_path(list_file(file)).stat().st_size
 
 
 def verify_files(store: FilesStore) -> VerifyReport:

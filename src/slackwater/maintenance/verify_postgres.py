@@ -32,14 +32,16 @@ from slackwater.operators.keyed import KeyedOperator
 from slackwater.operators.stateless import StatelessOperator
 from slackwater.operators.window_base import WindowOperator
 from slackwater.state.commit import Commit, StageState
-from slackwater.state.postgres import client, state_columns, table_ownership
+from slackwater.state.postgres import client, table_ownership
+from slackwater.state.postgres.commit_log import latest_commit
 from slackwater.state.postgres.commit_transaction import offset_rows
+from slackwater.state.postgres.schema_setup import column_types
 from slackwater.state.postgres.shard_rows import PostgresShard
-from slackwater.state.postgres.snapshot import latest_commit
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.state.postgres.table_checks import row_difference
 from slackwater.state.postgres.table_names import TableNames
 from slackwater.watermark import NO_WATERMARK
+from slackwater.windows.state_rows import KeyedStateLayout
 
 RESTORE = "restore it from a backup of the database, or start over under a new name"
 
@@ -60,6 +62,17 @@ class _TablesCheck:
     def fetch_value(self, query: str, *parameters: Any) -> Any:
         row = self.db.execute(query, parameters).fetchone()
         return None if row is None else row[0]
+
+    def check_commit(self, commit: Commit, published: int) -> None:
+        """Check everything that the latest commit needs. `published`: the last published epoch."""
+        self.snapshot = self.fetch_value("SELECT pg_export_snapshot()")
+        self.report.epochs = (commit.epoch,)
+        self.check_record(commit, published)
+        self.check_outputs(commit, published)
+        self.tables = table_ownership.current_names(self.db, self.tables, len(commit.stages))
+        for number in range(len(commit.stages)):
+            self.check_stage(commit, number)
+        self.report.sound = None if self.report.problems else commit.epoch
 
     def check_record(self, commit: Commit, published: int) -> None:
         t = self.tables
@@ -117,7 +130,7 @@ class _TablesCheck:
     def check_stage(self, commit: Commit, number: int) -> None:
         """Check the table of a stage, its columns and its rows."""
         table, state = self.tables.for_stage(number), commit.stages[number]
-        if self.fetch_value("SELECT to_regclass(%s)::text", table.state) is None:
+        if not client.table_exists(self.db, table.state):
             self.add_problem(table.state, "is missing")
             return
         self.report.files += 1
@@ -141,7 +154,7 @@ class _TablesCheck:
             return
         if wrong := find_contradiction(step, state):
             self.add_problem(f"{self.tables.pipelines}, row {self.tables.pipeline!r}", f"its record {wrong}")
-        if list(self._column_problems(table, state_columns.column_types(step, table))):
+        if list(self._column_problems(table, column_types(step, table))):
             return
         try:
             for wrong in self._row_problems(table, step, state, commit.epoch):
@@ -156,7 +169,7 @@ class _TablesCheck:
         expected = {m.file: m.rows for m in state.metas if m.file}
         if not expected:
             return
-        if self.fetch_value("SELECT to_regclass(%s)::text", table.staged) is None:
+        if not client.table_exists(self.db, table.staged):
             self.add_problem(table.staged, "is missing")
             return
         query = f"SELECT token, count(*) FROM {table.staged} WHERE token = ANY(%s) GROUP BY 1"
@@ -167,13 +180,7 @@ class _TablesCheck:
                 self.add_problem(table.staged, problem)
 
     def _column_problems(self, table: TableNames, expected_types: dict[str, str]) -> Iterator[str]:
-        types = dict(
-            self.db.execute(
-                "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute WHERE attrelid = %s::regclass"
-                " AND attnum > 0 AND NOT attisdropped",
-                (table.state,),
-            ).fetchall()
-        )
+        types = client.types_of(self.db, table.state)
         for name, type_ in expected_types.items():
             expected = type_.removesuffix(" NOT NULL")
             if types.get(name) != expected:
@@ -183,27 +190,13 @@ class _TablesCheck:
 
     def _row_problems(self, table: TableNames, operator: Operator, stage: StageState, epoch: int) -> Iterator[str]:
         exact = matches_description(operator, stage)
-        yield from self._ordinal_problems(operator, table)
+        if isinstance(operator, KeyedStateLayout):  # only its rows have units
+            yield from self._count_bad_ordinals(table)
         for shard, metas in enumerate(stage.segments):
             state = PostgresShard(
                 self.url, table, shard, stage.shards, epoch, metas, self.snapshot, trusts_copies=False
             )
             yield from self._shard_problems(operator, state, stage, exact)
-
-    @singledispatchmethod
-    def _ordinal_problems(self, operator: Operator, table: TableNames) -> Iterator[str]:
-        """Describe the problems in the numbering of rows within their units (see `state_row_checks`)."""
-        raise_unregistered(operator, "slackwater.maintenance.verify_postgres")
-
-    @_ordinal_problems.register(WindowOperator)
-    @_ordinal_problems.register(KeyedOperator)
-    def _(self, operator: Operator, table: TableNames) -> Iterator[str]:
-        yield from self._count_bad_ordinals(table)
-
-    @_ordinal_problems.register(IntervalJoinOperator)
-    @_ordinal_problems.register(StatelessOperator)
-    def _(self, operator: Operator, table: TableNames) -> Iterator[str]:
-        yield from ()  # its rows have no units
 
     @singledispatchmethod
     def _shard_problems(
@@ -258,35 +251,27 @@ def verify_postgres(store: PostgresStore) -> VerifyReport:
     """
     tables, location = store.tables, store.location
     report = VerifyReport(tables.pipeline, "postgres")
-    try:
-        with closing(client.open_connection(store.url, "state store")) as db, db.transaction():
-            db.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            db.execute("SET LOCAL lock_timeout = '5s'")
-            check = _TablesCheck(db, store.url, tables, report)
-            shared_tables = (tables.pipelines, tables.offsets, tables.outputs, tables.lists)
-            missing = [t for t in shared_tables if check.fetch_value("SELECT to_regclass(%s)::text", t) is None]
-            for table in missing:
-                check.add_problem(table, "is missing")
-            if missing:
-                return report
-            report.files = len(shared_tables)
-            try:
-                latest = latest_commit(db, tables, location)
-            except StateError as error:
-                fact, _, remedy = str(error).partition("; ")
-                check.add_problem(tables.pipelines, fact, remedy)
-                return report
-            if latest is None:
-                return report
-            commit, published, _ = latest
-            check.snapshot = check.fetch_value("SELECT pg_export_snapshot()")
-            report.epochs = (commit.epoch,)
-            check.check_record(commit, published)
-            check.check_outputs(commit, published)
-            check.tables = table_ownership.current_names(db, tables, len(commit.stages))
-            for number in range(len(commit.stages)):
-                check.check_stage(commit, number)
-            report.sound = None if report.problems else commit.epoch
-    except psycopg.Error as error:
-        raise StateError(f"state store {location}: {client.error_reason(error)}") from None
+    with (
+        client.report_errors(location),
+        closing(client.open_connection(store.url, "state store")) as db,
+        db.transaction(),
+    ):
+        db.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        db.execute("SET LOCAL lock_timeout = '5s'")
+        check = _TablesCheck(db, store.url, tables, report)
+        shared_tables = (tables.pipelines, tables.offsets, tables.outputs, tables.lists)
+        missing = [table for table in shared_tables if not client.table_exists(db, table)]
+        for table in missing:
+            check.add_problem(table, "is missing")
+        if missing:
+            return report
+        report.files = len(shared_tables)
+        try:
+            latest = latest_commit(db, tables, location)
+        except StateError as error:
+            fact, _, remedy = str(error).partition("; ")
+            check.add_problem(tables.pipelines, fact, remedy)
+            return report
+        if latest is not None:
+            check.check_commit(*latest[:2])
     return report

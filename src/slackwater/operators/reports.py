@@ -8,7 +8,8 @@ from typing import Any
 
 from pydantic import Field
 
-from slackwater.state.commit import CommitModel, Hold, OutputMeta, SegmentMeta
+from slackwater.state.commit import Hold, OutputMeta, SegmentMeta
+from slackwater.state.commit_record_fields import CommitModel
 
 
 class LetterFile(CommitModel):

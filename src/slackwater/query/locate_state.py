@@ -73,7 +73,7 @@ def list_pipelines(where: str | Path | Pipeline, schema: str = "public") -> list
 
 
 def _store_of_config(pipeline: Pipeline) -> StateStore:
-    from slackwater.state.store_creation import create_store
+    from slackwater.state.store_access import create_store
 
     if pipeline.state_store is None or not pipeline.state_store.durable:
         raise _in_memory_error(pipeline)
@@ -155,7 +155,7 @@ def _store_in_database(url: str, schema: str, name: str | None) -> StateStore:
 
 
 def _names_in_database(url: str, schema: str) -> list[str]:
-    from slackwater.state.postgres.snapshot import pipeline_names
+    from slackwater.state.postgres.commit_log import pipeline_names
 
     return [name for name in pipeline_names(url, schema) if ASIDE not in name]
 

@@ -1,4 +1,6 @@
-"""Reads the published results of a pipeline from its target, and later the new ones, without Spark or a lock.
+"""Reads results without Spark or a lock: those of a pipeline from its target, and rows at any location.
+
+`result_reader` reads the published results of a pipeline, and later the new ones:
 
 target     read at first                               new rows
 files      the files that this pipeline wrote          files that did not exist before
@@ -6,17 +8,36 @@ Delta      the table's latest version                  rows of added files that 
 Iceberg    the table's current snapshot                likewise
 Postgres   the table                                   rows whose transaction the last read did not see
 Kafka      the end of the topic, latest per key        the records after that
+
+`read_rows_at_location` reads everything at a location as one frame:
+
+out/sessions, x.parquet, x.jsonl, x.csv      files, or a directory of them
+lake/sessions                                a Delta table
+postgresql://host/db#schema.table            a table
+sessions.toml, sessions.toml#hours           the target of a pipeline, by name if there are several
+state:sessions.toml, state:DIR, state:URL    the open and retained windows of a state
 """
 
 from __future__ import annotations
 
+import re
+from contextlib import closing
+from pathlib import Path
+
 import polars as pl
 
+from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.connectors.connector import connector_for
-from slackwater.connectors.result_reader import ResultReader
+from slackwater.connectors.files.reader import read_path
+from slackwater.connectors.result_reader import LabeledRows, ResultReader
+from slackwater.errors import StartError, Topic
+from slackwater.evolution.operator_from_state import restore_window
+from slackwater.query.locate_state import locate_store
+from slackwater.query.state_view import StateView
 
 TIMES = ("window_start", "window_end")
+_URL = re.compile(r"postgres(ql)?://")
 
 
 def result_reader(pipeline: Pipeline) -> ResultReader:
@@ -56,3 +77,61 @@ def sort_by_start(frame: pl.DataFrame, start: str | None) -> pl.DataFrame:
     if start is None or start not in frame.columns:
         return frame
     return frame.sort(sortable, nulls_last=False, maintain_order=True)
+
+
+def read_rows_at_location(where: str) -> LabeledRows:
+    """Read the rows at a location (see the module docstring). Raises StartError, StateError or ConfigError."""
+    if where.startswith("state:"):
+        return _read_state(where.removeprefix("state:"))
+    if _URL.match(where):
+        from slackwater.connectors.postgres.reader import PostgresResultReader
+        from slackwater.state.postgres import client
+
+        url, _, table = where.partition("#")
+        if not table:
+            raise StartError(
+                f"{client.server_address(url)}: the URL does not name a table; append it, as in postgresql://…/database#schema.table",
+                Topic.OUTPUT_UNREADABLE,
+            )
+        return PostgresResultReader(url, table).read_all()
+    path = Path(where)
+    if path.suffix == ".toml" and not path.is_dir():
+        return _read_pipeline_target(toml.load(path).one_target())
+    file, _, name = where.rpartition("#")
+    if file.endswith(".toml") and not path.exists():
+        return _read_pipeline_target(toml.load(Path(file)).one_target(name))
+    return _read_path(where)
+
+
+def _read_state(where: str) -> LabeledRows:
+    place, _, name = where.partition("#")
+    store = locate_store(place, name or None)
+    with closing(store), StateView(store) as view:
+        rows, commit = view.scan(), view.manifest()
+    identity = restore_window(commit, -1).identity
+    label = f"state of {commit.pipeline} in epoch {commit.epoch}"
+    return LabeledRows(label, rows.select(c for c in rows.columns if not c.startswith("_")), identity)
+
+
+def _read_pipeline_target(pipeline: Pipeline) -> LabeledRows:
+    target, window = pipeline.target, pipeline.target_stage.transform.window
+    connection = resolve_connection(target.connection, pipeline.connections)
+    identity = None if window is None else (*window.group_by, window.window_start_column)
+    assert connection is not None, "the config was checked"
+    with closing(result_reader(pipeline)) as reader:
+        output = reader.read_all()
+    if output is None:
+        raise StartError(
+            f"{pipeline.name}: its target is {connection.kind}, which cannot be read completely; name files, a table or state:FILE",
+            Topic.OUTPUT_UNREADABLE,
+        )
+    label = f"{pipeline.name}, target {target.name}" if pipeline.targets else pipeline.name
+    return LabeledRows(f"{label}: {output.label}", output.rows, identity)
+
+
+def _read_path(where: str) -> LabeledRows:
+    if "://" in where or (Path(where) / "_delta_log").is_dir():
+        from slackwater.connectors.delta.reader import DeltaResultReader
+
+        return DeltaResultReader(where, {}).read_all()
+    return read_path(where)

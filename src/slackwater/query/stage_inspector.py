@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import singledispatchmethod
-from typing import Any, NamedTuple
+from typing import Any
 
 import polars as pl
 
@@ -42,26 +42,6 @@ from slackwater.windows.session_intervals import IntervalBatch
 NEXT = 5  # the number of windows listed in a report
 
 
-class OpenState(NamedTuple):
-    """The open windows or buffered rows of a stage.
-
-    Args:
-        kind: The kind of the step, such as `session` or `join`.
-        windows: The number of open windows.
-        keys: The number of keys that have open windows; None if the commit does not record it.
-        next: The windows that close first.
-        sides: The buffered rows on each side of a join.
-        contents: A description of the state of a keyed stage, or of a stage that emits results immediately.
-    """
-
-    kind: str
-    windows: int = 0
-    keys: int | None = None
-    next: tuple[OpenWindow, ...] = ()
-    sides: tuple[JoinSideReport, ...] = ()
-    contents: str | None = None
-
-
 class StageInspector:
     """Inspects one stage of a snapshot.
 
@@ -89,13 +69,12 @@ class StageInspector:
         """Return the report on this stage, as of the commit. `read_by` and `key` are left empty."""
         idle_close_ms = self.pipeline.transform.step.idle_close_ms
         holder_clock, through = self.find_holder()
-        state = self._open_state(self.operator)
         histogram = self.state.counters.get("lateness", {})
-        return StageReport(
+        report = StageReport(
             stage=self.name,
             reads=(*self.clocks, *self.read),
             read_by=(),
-            kind=state.kind,
+            kind=self.operator.fingerprint["kind"],
             watermark_us=time_or_none(self.state.watermark_us),
             clocks=(
                 *(c for name, clock in self.clocks.items() for c in report_clocks(name, clock)),
@@ -105,14 +84,13 @@ class StageInspector:
             through=through,
             held_back_us=max(self._hold_us(through[0]) - self._delay_us(through[0]), 0) if through else 0,
             idle_close_us=None if idle_close_ms is None else 1000 * idle_close_ms,
-            open_windows=state.windows,
-            open_keys=state.keys,
-            next=state.next,
+            open_windows=0,
+            open_keys=None,
+            next=(),
             key=None,
-            sides=state.sides,
-            kept=state.contents,
             lateness=compute_lateness_stats(histogram, next_commit.final_wait_us(self.pipeline)),
         )
+        return self._with_open_state(self.operator, report)
 
     # -- the holder of the watermark --------------------------------------------------------------------------------------------
 
@@ -168,113 +146,101 @@ class StageInspector:
     # -- what is open --------------------------------------------------------------------------------------------
 
     @singledispatchmethod
-    def _open_state(self, operator: Operator) -> OpenState:
+    def _with_open_state(self, operator: Operator, report: StageReport) -> StageReport:
+        """Return the report with the open windows, buffered rows or rows of state of this stage."""
         raise_unregistered(operator, "slackwater.query.stage_inspector")
 
-    @_open_state.register
-    def _(self, operator: PaneOperator) -> OpenState:
-        """Return the open windows, counted from the groups per pane in the commit."""
+    @_with_open_state.register
+    def _(self, operator: PaneOperator, report: StageReport) -> StageReport:
+        """Count the open windows from the groups per pane in the commit."""
         groups = {pane: sum(of_shards) for pane, of_shards in self.state.panes.items()}
         totals = pane_windows.window_totals(operator, groups, self.state.watermark_us)
         windows = [(s, n) for s, n in sorted(totals.items()) if n]
         next_windows = (
             self._open_window(None, s, None, s + operator.duration_us, "close", None, n) for s, n in windows[:NEXT]
         )
-        return OpenState(operator.window.kind, len(windows), None, tuple(next_windows))
+        return replace(report, open_windows=len(windows), next=tuple(next_windows))
 
-    @_open_state.register
-    def _(self, operator: SessionOperator) -> OpenState:
+    @_with_open_state.register
+    def _(self, operator: SessionOperator, report: StageReport) -> StageReport:
         rows = state_inspection.find_next_sessions(self.snapshot, operator, NEXT)
         count = rows.height if rows.height < NEXT else sum(self.state.windows)
-        return OpenState("session", count, sum(self.state.groups), self._sessions(operator, rows.head(NEXT)))
+        next_windows = self._sessions(operator, rows.head(NEXT))
+        return replace(report, open_windows=count, open_keys=sum(self.state.groups), next=next_windows)
 
-    @_open_state.register
-    def _(self, operator: IntervalJoinOperator) -> OpenState:
+    @_with_open_state.register
+    def _(self, operator: IntervalJoinOperator, report: StageReport) -> StageReport:
         spec = self.pipeline.transform.join
         assert spec is not None
-        metas = list(self.state.metas)
         sides = []
         for side, source in zip(operator.sides, (spec.left_source, spec.right_source), strict=True):
-            side_metas = [m for m in metas if m.kind == side.name and m.rows]
-            over = max((m.dead for m in side_metas), default=None)
-            sides.append(
-                JoinSideReport(side.name, source, sum(m.rows for m in side_metas), side.keep_us, over, side.outer)
-            )
-        return OpenState("join", sides=tuple(sides))
+            metas = [m for m in self.state.metas if m.kind == side.name and m.rows]
+            over, rows = max((m.dead for m in metas), default=None), sum(m.rows for m in metas)
+            sides.append(JoinSideReport(side.name, source, rows, side.keep_us, over, side.outer))
+        return replace(report, sides=tuple(sides))
 
-    @_open_state.register
-    def _(self, operator: KeyedOperator) -> OpenState:
+    @_with_open_state.register
+    def _(self, operator: KeyedOperator, report: StageReport) -> StageReport:
         counts = next_commit.read_stage_counts(self.state)
         rows = state_inspection.find_next_sessions(self.snapshot, operator, NEXT).head(NEXT)
-        next_timers = self._timers(operator, rows)
-        return OpenState(operator.kind, 0, sum(counts.groups), next_timers, contents=operator.state_text(counts))
+        next_timers, contents = self._timers(operator, rows), operator.state_text(counts)
+        return replace(report, open_keys=sum(counts.groups), next=next_timers, kept=contents)
 
-    @_open_state.register
-    def _(self, operator: StatelessOperator) -> OpenState:
+    @_with_open_state.register
+    def _(self, operator: StatelessOperator, report: StageReport) -> StageReport:
         counts = next_commit.read_stage_counts(self.state)
-        contents, keys = operator.state_text(counts), operator.open_counts(counts)[1] or None
-        return OpenState(operator.fingerprint["kind"], keys=keys, contents=contents)
+        return replace(report, open_keys=operator.open_counts(counts)[1] or None, kept=operator.state_text(counts))
 
     # -- one key -------------------------------------------------------------------------------------------------
 
     def key_report(self, texts: state_inspection.Texts) -> KeyReport:
         """Return the report on a key in the state. Raises StartError if the key is wrong, or the stage has no keys."""
-        report = self._key_report(self.operator, texts)
+        operator = self.operator
+        if isinstance(operator, StatelessOperator):
+            raise StartError(
+                f"{self.pipeline.name}: --key: no rows are waiting, because rows are emitted in the epoch that reads "
+                "them; omit --key",
+                Topic.NO_WINDOWS,
+            )
+        if isinstance(operator, IntervalJoinOperator):
+            raise StartError(
+                f"{self.pipeline.name}: --key: a join has no windows to look up by key; omit --key", Topic.VALUE
+            )
+        assert isinstance(operator, WindowOperator | KeyedOperator)
+        key = state_inspection.parse_key(operator, texts, "--key")
+        rows = state_inspection.read_key_rows(self.snapshot, operator, key)
+        windows = state_inspection.list_open_windows(operator, rows, self.state.watermark_us)
+        plain_key = state_inspection.to_plain_key(key.row(0, named=True), operator.key_names)
+        report = self._key_report(operator, plain_key, rows, windows)
         # the results of a stage are never late for its readers
         return report if self.clocks else replace(report, late_before_us=None)
 
     @singledispatchmethod
-    def _key_report(self, operator: Operator, texts: state_inspection.Texts) -> KeyReport:
+    def _key_report(
+        self, operator: Operator, key: dict[str, Any], rows: pl.DataFrame, windows: pl.DataFrame
+    ) -> KeyReport:
+        """Return the report on a key. `rows`: its state rows. `windows`: its open windows."""
         raise_unregistered(operator, "slackwater.query.stage_inspector")
 
     @_key_report.register
-    def _(self, operator: PaneOperator, texts: state_inspection.Texts) -> KeyReport:
-        watermark, key = self.state.watermark_us, state_inspection.parse_key(operator, texts, "--key")
-        rows = state_inspection.read_key_rows(self.snapshot, operator, key)
-        windows = self._windows_of(operator, state_inspection.list_open_windows(operator, rows, watermark))
-        before = None
+    def _(self, operator: PaneOperator, key: dict[str, Any], rows: pl.DataFrame, windows: pl.DataFrame) -> KeyReport:
+        before, watermark = None, self.state.watermark_us
         if watermark > NO_WATERMARK:
             before = pane_windows.last_closed(operator, operator.horizon(watermark)) + operator.hop_us
-        return KeyReport(
-            state_inspection.to_plain_key(key.row(0, named=True), operator.key_names), windows, None, before
-        )
+        return KeyReport(key, self._windows_of(operator, windows), None, before)
 
     @_key_report.register
-    def _(self, operator: SessionOperator, texts: state_inspection.Texts) -> KeyReport:
-        watermark, key = self.state.watermark_us, state_inspection.parse_key(operator, texts, "--key")
-        rows = state_inspection.read_key_rows(self.snapshot, operator, key)
-        windows = self._sessions(operator, state_inspection.list_open_windows(operator, rows, watermark), rows)
-        unit, horizon = IntervalBatch.from_frame(operator, rows), operator.horizon(watermark)
+    def _(self, operator: SessionOperator, key: dict[str, Any], rows: pl.DataFrame, windows: pl.DataFrame) -> KeyReport:
+        unit, horizon = IntervalBatch.from_frame(operator, rows), operator.horizon(self.state.watermark_us)
         floor = time_or_none(int(unit.floors(operator.reach_us, horizon)[0])) if unit.keys else None
-        before = None if watermark <= NO_WATERMARK else horizon - operator.gap_us
-        return KeyReport(
-            state_inspection.to_plain_key(key.row(0, named=True), operator.key_names), windows, floor, before
-        )
+        before = None if self.state.watermark_us <= NO_WATERMARK else horizon - operator.gap_us
+        return KeyReport(key, self._sessions(operator, windows, rows), floor, before)
 
     @_key_report.register
-    def _(self, operator: KeyedOperator, texts: state_inspection.Texts) -> KeyReport:
-        watermark, key = self.state.watermark_us, state_inspection.parse_key(operator, texts, "--key")
-        rows = state_inspection.read_key_rows(self.snapshot, operator, key)
-        timers = self._timers(operator, state_inspection.list_open_windows(operator, rows, watermark))
+    def _(self, operator: KeyedOperator, key: dict[str, Any], rows: pl.DataFrame, windows: pl.DataFrame) -> KeyReport:
         refuses_late_rows = "late_data" in self.pipeline.transform.step.KEYS
-        before = watermark if refuses_late_rows and watermark > NO_WATERMARK else None
-        return KeyReport(
-            state_inspection.to_plain_key(key.row(0, named=True), operator.key_names), timers, None, before
-        )
-
-    @_key_report.register
-    def _(self, operator: IntervalJoinOperator, texts: state_inspection.Texts) -> KeyReport:
-        raise StartError(
-            f"{self.pipeline.name}: --key: a join has no windows to look up by key; omit --key", Topic.VALUE
-        )
-
-    @_key_report.register
-    def _(self, operator: StatelessOperator, texts: state_inspection.Texts) -> KeyReport:
-        raise StartError(
-            f"{self.pipeline.name}: --key: no rows are waiting, because rows are emitted in the epoch that reads "
-            "them; omit --key",
-            Topic.NO_WINDOWS,
-        )
+        before = time_or_none(self.state.watermark_us) if refuses_late_rows else None
+        return KeyReport(key, self._timers(operator, windows), None, before)
 
     def _sessions(
         self, logic: SessionOperator, sessions: pl.DataFrame, state: pl.DataFrame | None = None

@@ -20,8 +20,7 @@ from slackwater.core.humanize import mismatch
 from slackwater.core.schema import INTEGERS, Field
 from slackwater.core.sorted_arrays import Int64s, distinct_values
 from slackwater.errors import StartError, StateError, Topic, raise_unregistered
-from slackwater.evolution import commit_from_config
-from slackwater.evolution.operator_from_state import restore_operator
+from slackwater.evolution.operator_from_state import restore_operator, stored_columns, with_stored_accumulators
 from slackwater.operators.base import Operator
 from slackwater.operators.keyed import KeyedOperator
 from slackwater.operators.keyed_state import NO_TIMER
@@ -56,7 +55,7 @@ def rebuild_operator(pipeline: Pipeline, commit: Commit) -> Operator:
     state, window = commit.stages[0], pipeline.transform.window
     if window is None or state.described:
         return restore_operator(commit)
-    columns = commit_from_config.stored_columns(state, window)
+    columns = stored_columns(state, window)
     unknown = [c for a in window.aggregations if (c := a.column) and c not in columns]
     if unknown:
         raise StateError(
@@ -64,7 +63,7 @@ def rebuild_operator(pipeline: Pipeline, commit: Commit) -> Operator:
             f"{', '.join(unknown)}; change the config back, or start the pipeline once",
             Topic.STATE_OF_OTHER_CONFIG,
         )
-    return commit_from_config.with_stored_accumulators(compile_window(pipeline, columns), state)
+    return with_stored_accumulators(compile_window(pipeline, columns), state)
 
 
 # -- one key ---------------------------------------------------------------------------------------------------------
@@ -297,7 +296,7 @@ def find_next_sessions(snapshot: Snapshot, logic: SessionOperator | KeyedOperato
     rows instead, because very many rows may be due at the same moment.
     """
     state = snapshot.commit.stages[0]
-    metas = list(state.metas)
+    metas = state.metas
     readers = [snapshot.reader(shard, logic) for shard in range(state.shards)]
     since = state.watermark_us
     if not metas:

@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import singledispatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,12 +25,9 @@ import polars as pl
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.humanize import mismatch
 from slackwater.core.notebook_repr import NotebookRepr
-from slackwater.errors import StartError, StateError, Topic, raise_unregistered
+from slackwater.errors import StartError, StateError, Topic
 from slackwater.evolution.operator_from_state import restore_operator, restore_window
-from slackwater.operators.base import Operator
 from slackwater.operators.keyed import KeyedOperator
-from slackwater.operators.panes import PaneOperator
-from slackwater.operators.sessions import SessionOperator
 from slackwater.operators.window_base import WindowOperator
 from slackwater.query import state_inspection
 from slackwater.query.condition import filter_frame, parse_condition
@@ -229,32 +225,18 @@ class StateView(NotebookRepr):
         self.close()
 
 
-@singledispatch
-def _check_sessions(operator: Operator) -> None:
+def _check_sessions(logic: Viewed) -> None:
     """Raise StartError if the windows are not sessions."""
-    raise_unregistered(operator, "slackwater.query.state_view._check_sessions")
-
-
-@_check_sessions.register
-def _(operator: PaneOperator) -> None:
-    raise StartError(
-        f"{operator.pipeline}: find_sessions: "
-        + mismatch(f"windows of kind {operator.window.kind}", "session windows"),
-        Topic.NO_WINDOWS,
-    )
-
-
-@_check_sessions.register
-def _(operator: KeyedOperator) -> None:
-    raise StartError(
-        f"{operator.pipeline}: find_sessions: the state has rows of a {operator.kind} stage, not sessions",
-        Topic.NO_WINDOWS,
-    )
-
-
-@_check_sessions.register
-def _(operator: SessionOperator) -> None:
-    return
+    if isinstance(logic, KeyedOperator):
+        raise StartError(
+            f"{logic.pipeline}: find_sessions: the state has rows of a {logic.kind} stage, not sessions",
+            Topic.NO_WINDOWS,
+        )
+    if logic.window.kind != "session":
+        raise StartError(
+            f"{logic.pipeline}: find_sessions: " + mismatch(f"windows of kind {logic.window.kind}", "session windows"),
+            Topic.NO_WINDOWS,
+        )
 
 
 def _require_snapshot(snapshot: Snapshot | None) -> Snapshot:

@@ -21,7 +21,7 @@ def find_connection_problems(pipeline: Pipeline) -> list[SlackwaterError]:
 
     Spark is started only for a Postgres target, to find out which columns its table must have.
     """
-    from slackwater.state.store_creation import create_store
+    from slackwater.state.store_access import create_store
 
     problems: list[SlackwaterError] = []
 
@@ -54,7 +54,7 @@ def find_connection_problems(pipeline: Pipeline) -> list[SlackwaterError]:
 def find_connection_notes(pipeline: Pipeline) -> list[str]:
     """Return notes about what a start would create, and about files that changed after they were read."""
     from slackwater.connectors.files import file_change_tracker
-    from slackwater.state.store_creation import create_store
+    from slackwater.state.store_access import create_store
 
     notes = [
         line
@@ -120,7 +120,7 @@ def _check_tables(pipeline: Pipeline) -> None:
     from slackwater.runner.components import create_source, create_target_writers, spark_settings
     from slackwater.runner.stage_binding import bind_stages
     from slackwater.spark.sessions import spark_session
-    from slackwater.state.store_creation import create_store
+    from slackwater.state.store_access import create_store
 
     private_session = spark_session.private_session(
         spark_session.start_session(spark_settings(pipeline, lambda level, line: None)), 1

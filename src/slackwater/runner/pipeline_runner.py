@@ -27,7 +27,7 @@ from slackwater.engine import kill_points
 from slackwater.engine.epoch_driver import DriverCallbacks, EpochDriver
 from slackwater.engine.observer import RunSchema
 from slackwater.errors import StartError
-from slackwater.evolution import commit_from_config
+from slackwater.evolution import added_columns
 from slackwater.operators.base import Operator
 from slackwater.runner import error_boundary, run_log, target_markers
 from slackwater.runner.components import create_letter_writer, create_source, create_target_writers, spark_settings
@@ -37,7 +37,7 @@ from slackwater.spark.engine import SparkEngine
 from slackwater.spark.sessions import spark_session
 from slackwater.spark.worker_tasks import warm_up
 from slackwater.state.commit import LETTERS, Commit
-from slackwater.state.store_creation import create_store
+from slackwater.state.store_access import create_store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -204,7 +204,7 @@ class PipelineRunner:
 
     def _warn_about_config(self, schemas: Mapping[str, str], stored_columns: Mapping[str, str | None]) -> None:
         for name, schema in schemas.items():
-            for line in commit_from_config.check_schema(name, stored_columns.get(name), schema):
+            for line in added_columns.check_schema(name, stored_columns.get(name), schema):
                 self.reporter.notice("warning", line)
         for stage_pipeline in self.pipeline.stage_pipelines.values():
             for line in state_size.size_warnings(stage_pipeline.transform.step):

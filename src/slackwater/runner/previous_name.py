@@ -20,8 +20,7 @@ from slackwater.runner import target_markers
 from slackwater.state.commit import TargetMarker
 from slackwater.state.migrations import with_targets
 from slackwater.state.protocol import StateStore
-from slackwater.state.rename_by_fork import rename_state
-from slackwater.state.store_creation import create_store
+from slackwater.state.store_access import create_store, rename_state
 
 _BACKFILL = "-backfill-"
 

@@ -29,9 +29,8 @@ from slackwater.runner.components import create_letter_writer, create_skipped_ro
 from slackwater.runner.pipeline_runner import PipelineRunner
 from slackwater.runner.run_log import RunNotifier
 from slackwater.state.commit import LETTERS, Commit
-from slackwater.state.maintenance_commit import missing_state_error, next_maintenance_commit
 from slackwater.state.protocol import StateStore
-from slackwater.state.store_creation import create_store
+from slackwater.state.store_access import create_store, missing_state_error
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -110,7 +109,7 @@ def skip_publish(pipeline: Pipeline, epoch: int, to: Path | None) -> str:
         skipped = [name for name in commit.missing(store.delivered_targets()) if name != LETTERS or to is not None]
         # the targets keep their markers: the next start expects these
         remaining_commit = with_skipped_targets(commit, skipped)
-        store.commit(next_maintenance_commit(remaining_commit, time.time_ns() // 1000))
+        store.commit(remaining_commit.successor(committed_us=time.time_ns() // 1000))
         store.mark_published(epoch)
         if store.published_epoch() < epoch:
             raise StartError(

@@ -16,9 +16,9 @@ from slackwater.config.source import Source
 from slackwater.connectors.batch_planning import AnySource
 from slackwater.core.column_names import find_reserved_collisions, quote_identifier
 from slackwater.core.schema import Field
-from slackwater.engine.clock_skew import ClockSkewWarnings
 from slackwater.engine.engine_interface import Engine
 from slackwater.engine.kill_points import FaultInjector
+from slackwater.engine.row_policies import ClockSkewWarnings
 from slackwater.engine.stage_runner import StageRunner
 from slackwater.errors import StartError, Topic
 from slackwater.operators.base import Operator

@@ -17,7 +17,7 @@ from slackwater.config.state_differences import KeyChange, StateComparison
 from slackwater.connectors.connector import C, Connector, connector_for
 from slackwater.connectors.source import SourceUnavailableError
 from slackwater.errors import SlackwaterError
-from slackwater.evolution import added_columns, commit_from_config
+from slackwater.evolution import added_columns
 from slackwater.evolution.added_columns import Types
 from slackwater.evolution.stage_matching import match_stages
 from slackwater.state.commit import Commit, SourceRecord
@@ -101,7 +101,7 @@ def _downstream_changes(
     previous_columns = {
         **current_columns,
         **{
-            check.spec.name: commit_from_config.schema_types(check.stored_columns)
+            check.spec.name: added_columns.schema_types(check.stored_columns)
             for check in checks
             if check.changes and check.stored_columns
         },

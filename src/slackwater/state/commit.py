@@ -9,12 +9,10 @@ Commit ─┬─ stages   name, description, input clocks, watermark, segments p
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     PlainSerializer,
     PlainValidator,
@@ -28,6 +26,7 @@ from slackwater.core.offsets import Offsets, offsets_to_json, parse_offsets
 from slackwater.state import migrations
 from slackwater.state.commit_record_fields import (
     Amount,
+    CommitModel,
     Counted,
     Description,
     Emission,
@@ -50,12 +49,6 @@ LETTERS = "[dead_letter]"  # represents dead letters among the names of targets;
 
 def _encode_offsets(offsets: Offsets | None) -> Mapping[str, Any] | None:
     return None if offsets is None else offsets_to_json(offsets)
-
-
-class CommitModel(BaseModel):
-    """Base class of all parts of a commit record. Instances are immutable, and unknown fields are rejected."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class SegmentMeta(CommitModel):
@@ -132,19 +125,15 @@ class PartitionRecord(CommitModel):
     max_event_us: Time | None = None
     quiet_us: Amount = 0
     idle: StrictBool = False
-    spans: tuple[tuple[Time, Time, Amount], ...] = ()
+    spans: tuple[tuple[Time, Time, Amount], ...] = ()  # used with `max_jump_ms`, see `watermark`
 
 
-class ClockRecord(CommitModel):
+class ClockRecord(PartitionRecord):
     """The clock of one input of a stage at the end of an epoch, with the counts of all rows and of usable rows."""
 
-    max_event_us: Time | None = None
-    quiet_us: Amount = 0
-    idle: StrictBool = False
     partitions: Mapping[str, PartitionRecord] = Field(default_factory=dict)
     rows: Amount = 0
     usable: Amount = 0
-    spans: tuple[tuple[Time, Time, Amount], ...] = ()  # used with `max_jump_ms`, see `watermark`
     newest_at: str | None = None  # where the row with the newest event time was read, for display
 
     def clock(self, lateness_us: int, idleness_us: int, jump_us: int | None = None) -> SourceClock:
@@ -244,9 +233,9 @@ class StageState(CommitModel):
         return NO_WATERMARK < self.flushed_us == self.watermark_us
 
     @property
-    def metas(self) -> Iterator[SegmentMeta]:
-        """Iterate over all segments of all shards."""
-        return (meta for shard in self.segments for meta in shard)
+    def metas(self) -> list[SegmentMeta]:
+        """Return all segments of all shards."""
+        return [meta for shard in self.segments for meta in shard]
 
 
 class Commit(CommitModel):
@@ -370,13 +359,19 @@ class Commit(CommitModel):
         return list(dict.fromkeys([*self.offset_lists, *self.replayed, *self.tried]))
 
     @property
-    def metas(self) -> Iterator[SegmentMeta]:
-        """Iterate over all segments of all stages."""
-        return (meta for stage in self.stages for meta in stage.metas)
+    def metas(self) -> list[SegmentMeta]:
+        """Return all segments of all stages."""
+        return [meta for stage in self.stages for meta in stage.metas]
 
     @property
     def state_bytes(self) -> int:
         return sum(m.bytes for m in self.metas)
+
+    def successor(self, **changed: Any) -> Commit:
+        """Return the commit of the next epoch: the same state without output, except for the fields `changed`."""
+        nothing = {"output": (), "letters": (), "reached": (), "emitted": 0}
+        following = {"epoch": self.epoch + 1, "commit_id": new_commit_id(), **nothing}
+        return self.model_copy(update={**following, **changed})
 
 
 def new_commit_id() -> str:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
+    BaseModel,
     ConfigDict,
     Discriminator,
     Field,
@@ -39,6 +40,12 @@ Id = Annotated[str, Field(pattern=r"^[\w-]*$", max_length=64)]
 PaneStart = Annotated[int, Field(ge=-LIMIT, le=LIMIT)]  # a mapping key, which JSON stores as text
 SegmentKind = Annotated[str, Field(pattern=r"^((left|right)[+-]?)?$")]
 Side = Literal["left", "right"]
+
+
+class CommitModel(BaseModel):
+    """Base class of all parts of a commit record. Instances are immutable, and unknown fields are rejected."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class RecordError(ValueError):

@@ -19,7 +19,6 @@ from slackwater.config.pipeline import LONGEST_NAME, NAME
 from slackwater.core.humanize import mismatch
 from slackwater.errors import StartError, StateError, Topic
 from slackwater.state.commit import Commit, SourceRecord, new_commit_id
-from slackwater.state.maintenance_commit import pending_epoch_error
 from slackwater.state.protocol import StateStore
 
 PATIENCE_S = 5.0  # how long to wait for a runner to publish its latest commit
@@ -49,6 +48,15 @@ def fork_store(store: StateStore, name: str, epoch: int | None = None) -> Commit
             record = stored.record if stored else {}
             raise pending_epoch_error(record.get("pipeline", name), record.get("epoch", -1))
         time.sleep(0.05)
+
+
+def pending_epoch_error(pipeline: str, epoch: int) -> StateError:
+    """Return the error for a commit whose output is not published yet."""
+    return StateError(
+        f"{pipeline}: epoch {epoch} was committed, but its output is not published yet; start the runner once to "
+        "publish it, then repeat the command",
+        Topic.EPOCH_UNPUBLISHED,
+    )
 
 
 def name_taken_error(name: str, epoch: int, place: str) -> StateError:

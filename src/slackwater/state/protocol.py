@@ -254,10 +254,6 @@ class StateStore(Protocol):
         """Return a shard with these segments, for use in an epoch."""
         ...
 
-    def output(self, meta: OutputMeta) -> pl.DataFrame:
-        """Read staged output."""
-        ...
-
     def outputs(self, metas: Sequence[OutputMeta]) -> list[pl.DataFrame]:
         """Read the staged output of several shards, in parallel if the state is in an object store."""
         ...

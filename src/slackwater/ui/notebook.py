@@ -18,10 +18,9 @@ from slackwater.core import humanize
 from slackwater.errors import SlackwaterError, StartError
 from slackwater.evolution.operator_from_state import restore_window
 from slackwater.explain import Plan
-from slackwater.query.clock_sentences import describe_watermark_wait, quote_stage
 from slackwater.query.open_windows import state_column_names
 from slackwater.query.state_view import StateView
-from slackwater.query.why_report import ClockReport, StageReport, WhyReport
+from slackwater.query.why_report import ClockReport, StageReport, WhyReport, describe_watermark_wait, quote_stage
 from slackwater.runner.background_run import Handle
 from slackwater.secrets import mask_secrets
 from slackwater.ui.blocks.key import SessionBar, draw_sessions

@@ -14,11 +14,10 @@ from slackwater.core.lateness_histogram import NOTHING, LatenessStats, format_la
 from slackwater.errors import SlackwaterError, StateError, Topic
 from slackwater.maintenance.sizes import list_kept_commits
 from slackwater.query import locate_state as staged
-from slackwater.query.clock_sentences import quote_stage
 from slackwater.query.key_history import add_key_history
 from slackwater.query.pipeline_from_state import rebuild_pipeline
 from slackwater.query.state_inspection import Texts
-from slackwater.query.why_report import WhyReport
+from slackwater.query.why_report import WhyReport, quote_stage
 from slackwater.query.why_report_builder import build_why_report_from_snapshot
 from slackwater.state.commit import Commit
 from slackwater.state.protocol import Snapshot, StateStore

@@ -22,7 +22,7 @@ from slackwater.core.dead_letter_schema import LetterFilter
 from slackwater.core.humanize import mismatch
 from slackwater.dead_letters.letter_reader import add_attempts, read_newest
 from slackwater.errors import ExhaustedError, SlackwaterError, StartError, StateError, Topic
-from slackwater.maintenance.hot_keys import find_hot_keys
+from slackwater.maintenance.sizes import find_hot_keys
 from slackwater.secrets import mask_secrets
 from slackwater.ui import pages
 from slackwater.ui.blocks.key import KeyView

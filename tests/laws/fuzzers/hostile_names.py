@@ -13,7 +13,7 @@ from tests.support.script import RowsInput, run_local
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.errors import SlackwaterError
-from slackwater.maintenance.verify import verify_state
+from slackwater.maintenance import verify_state
 from slackwater.query.state_view import StateView
 from slackwater.state.files.store import FilesStore
 

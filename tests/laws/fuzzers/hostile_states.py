@@ -29,9 +29,9 @@ from slackwater.cli import state_show
 from slackwater.config.pipeline import Pipeline
 from slackwater.errors import SlackwaterError
 from slackwater.evolution import compare
+from slackwater.maintenance import verify_state
 from slackwater.maintenance.history import commit_history
 from slackwater.maintenance.sizes import measure_sizes
-from slackwater.maintenance.verify import verify_state
 from slackwater.query.pipeline_from_state import rebuild_pipeline
 from slackwater.query.state_view import StateView
 from slackwater.query.why_report_builder import build_why_report

@@ -29,15 +29,15 @@ from slackwater.config.state_differences import REBUILD
 from slackwater.connectors.iceberg.tables import IcebergTables
 from slackwater.connectors.source import Batch
 from slackwater.core.offsets import KafkaOffsets
-from slackwater.engine.clock_skew import ClockSkewWarnings
 from slackwater.engine.epoch_driver import DriverCallbacks, EpochDriver
+from slackwater.engine.row_policies import ClockSkewWarnings
 from slackwater.engine.stage_runner import StageRunner
 from slackwater.errors import SlackwaterError
 from slackwater.query.result_readers import result_reader
 from slackwater.runner import previous_name, previous_output, target_markers
 from slackwater.runner.components import create_target_writers
 from slackwater.state.commit import BatchId
-from slackwater.state.store_creation import create_store
+from slackwater.state.store_access import create_store
 from slackwater.testing.pipeline import LocalPipeline
 
 MINUTE_US = 60_000_000

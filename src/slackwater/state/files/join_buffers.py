@@ -22,26 +22,18 @@ from slackwater.core.sorted_arrays import Int64s, find_run_starts, is_in_sorted
 from slackwater.joins.compiled_join import HIDDEN, CompiledJoin, JoinSide
 from slackwater.joins.join_buffers import OUTLINE, BufferChange, Changes, SortedRows, bisect_ranges, sort_order
 from slackwater.state.commit import SegmentMeta
-from slackwater.state.files.segment_merge_policy import MOST, SegmentMerge, count_segments_to_merge
+from slackwater.state.files.segments import MOST, Segment, SegmentMerge, count_segments_to_merge
 from slackwater.storage.arrow_files import frame_of
-from slackwater.storage.base import Storage, file_ref, open_file
+from slackwater.storage.base import Storage
 from slackwater.watermark import NO_WATERMARK
 
 
-@dataclass(frozen=True)
-class JoinSegment:
-    """One file with rows of one side of a join, or with ids of such rows.
+class JoinSegment(Segment):
+    """One segment with rows of one side of a join, or with ids of such rows."""
 
-    The file is opened on first use, and remains readable after it is deleted.
-    """
-
-    storage: Storage
-    meta: SegmentMeta
-    side: JoinSide
-
-    @cached_property
-    def table(self) -> pa.Table:
-        return open_file(self.storage, file_ref(self.meta))
+    def __init__(self, storage: Storage, meta: SegmentMeta, side: JoinSide) -> None:
+        super().__init__(storage, meta)
+        self.side = side
 
     def column(self, name: str) -> Int64s:
         return frame_of(self.table.select([name]))[name].to_numpy()
@@ -51,13 +43,12 @@ class JoinSegment:
         return SortedRows(self.column("__kh"), self.column("__ts"), self.column("__id"), self.rows)
 
     def rows(self, index: Int64s) -> pl.DataFrame:
-        return self._complete(self.table.take(pl.Series(index).to_arrow()))  # pa.array would import pandas
+        return self._complete(super().rows(index))
 
     def all_rows(self) -> pl.DataFrame:
-        return self._complete(self.table)
+        return self._complete(super().all_rows())
 
-    def _complete(self, table: pa.Table) -> pl.DataFrame:
-        frame = frame_of(table)
+    def _complete(self, frame: pl.DataFrame) -> pl.DataFrame:
         if self.meta.kind != self.side.name:
             return frame
         return self.side.add_missing_columns(frame).select(list(self.side.schema))

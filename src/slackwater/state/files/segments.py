@@ -1,6 +1,7 @@
 """Segments: immutable, memory-mapped Arrow files of state rows, sorted by `__h`.
 
-All rows with the same `__h` form a unit. If several segments contain a unit, only the newest version counts.
+All rows with the same `__h` form a unit. If several segments contain a unit, only the newest version counts. Segments
+of similar size that have piled up are merged.
 
 shard 0   [segment 3: 2 M rows] [segment 17: 80 k] [segment 18: 20 k]   ─▶ newer
           units: binary search, newest segment first; due rows: a scan of all due times
@@ -8,9 +9,9 @@ shard 0   [segment 3: 2 M rows] [segment 17: 80 k] [segment 18: 20 k]   ─▶ n
 
 from __future__ import annotations
 
-import uuid
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -19,24 +20,21 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from slackwater.core.sorted_arrays import distinct_values, find_run_starts, is_in_sorted
-from slackwater.joins.compiled_join import CompiledJoin
-from slackwater.joins.join_buffers import Changes
-from slackwater.state.commit import OutputMeta, SegmentMeta
-from slackwater.state.files.join_buffers import FilesBuffers, JoinWriter
-from slackwater.state.files.segment_merge_policy import MOST, SegmentMerge, count_segments_to_merge
+from slackwater.state.commit import SegmentMeta
 from slackwater.state.protocol import OUTLINE
 from slackwater.storage.arrow_files import frame_of
 from slackwater.storage.base import Storage, file_ref, open_file
-from slackwater.watermark import NO_WATERMARK
 from slackwater.windows.state_rows import (
     HIDDEN,
     TOMBSTONE,
     DueRowFilter,
     Int64s,
-    KeyedStateLayout,
     empty_frame,
     with_revision_columns,
 )
+
+FAN = 8  # number of segments of a size class that are merged into one of the next class
+MOST = 2 * FAN  # segments of a size class at which an epoch merges them itself, because the background merge lags
 
 
 @dataclass(frozen=True)
@@ -93,18 +91,16 @@ class Segment:
         return begin[units], np.append(begin, len(self.columns.h))[units + 1]
 
 
+def list_segments(storage: Storage, metas: Sequence[SegmentMeta]) -> list[Segment]:
+    """Return the segments with rows. Their files are opened on first use."""
+    return [Segment(storage, m) for m in metas if m.rows]
+
+
 class SegmentReader:
-    """Reads the state rows of one shard from its segments, as of a commit."""
+    """Reads the state rows of one shard from its segments, oldest first, as of a commit."""
 
-    def __init__(self, storage: Storage, metas: Sequence[SegmentMeta], schema: dict[str, pl.DataType]) -> None:
-        self.schema, self._storage = schema, storage
-        self.segments = [Segment(storage, m) for m in metas if m.rows]
-
-    def with_schema(self, schema: dict[str, pl.DataType]) -> SegmentReader:
-        """Return a reader with another schema for the same open files."""
-        reader = SegmentReader(self._storage, (), schema)
-        reader.segments = self.segments
-        return reader
+    def __init__(self, segments: Sequence[Segment], schema: dict[str, pl.DataType]) -> None:
+        self.segments, self.schema = segments, schema
 
     def units(self, hashes: Int64s) -> pl.DataFrame:
         """Return the newest version of all rows whose `__h` is one of these hashes (sorted, unique)."""
@@ -146,7 +142,7 @@ class SegmentReader:
 
     def scan(self) -> pl.DataFrame:
         """Return all rows of the newest version of each unit (rows with one `__h`)."""
-        return self._concat_visible(_newest_units([s.all_rows() for s in self.segments]))
+        return self._concat_visible(newest_units([s.all_rows() for s in self.segments]))
 
     def outline(self) -> pl.DataFrame:
         """Return the columns OUTLINE of the rows that `scan` returns, without reading other columns."""
@@ -183,98 +179,8 @@ class SegmentReader:
     def _typed(self, frame: pl.DataFrame) -> pl.DataFrame:
         return with_revision_columns(frame, self.schema).select(list(self.schema)).cast(self.schema)  # type: ignore[arg-type]
 
-    def open_files(self) -> SegmentReader:
-        """Open every file and return this reader."""
-        for segment in self.segments:
-            _ = segment.table
-        return self
 
-
-@dataclass(frozen=True)
-class FilesShard:
-    """A `ShardState` in files."""
-
-    storage: Storage
-    shard: int
-    epoch: int
-    metas: tuple[SegmentMeta, ...]
-
-    def with_metas(self, metas: tuple[SegmentMeta, ...]) -> FilesShard:
-        return replace(self, metas=metas)
-
-    def reader(self, logic: KeyedStateLayout) -> SegmentReader:
-        return SegmentReader(self.storage, self.metas, logic.state_schema)
-
-    def stage(
-        self, logic: KeyedStateLayout, rows: pl.DataFrame, before: pl.DataFrame, watermark: int
-    ) -> tuple[SegmentMeta, ...]:
-        """Return the segments, with `rows` added as the newest segment and without expired segments.
-
-        If the background merge lags behind, segments that have piled up are merged here.
-        """
-        metas = list(self.metas)
-        while metas and metas[0].dead <= watermark:
-            metas.pop(0)
-        if rows.height:
-            metas.append(self._write(logic, rows))
-        segments = tuple(metas)
-        for merge in self.with_metas(segments).merges(logic, watermark, MOST):
-            segments = merge.apply(segments, watermark)
-        return segments
-
-    def merges(self, logic: KeyedStateLayout, watermark: int, fan: int) -> list[SegmentMerge]:
-        """Merge the newest segments if `fan` segments of a size class have piled up."""
-        count = count_segments_to_merge(self.metas, fan)
-        if not count:
-            return []
-        merged = self._merge(logic, self.metas[-count:], oldest=count == len(self.metas), watermark=watermark)
-        return [SegmentMerge(self.metas[-count:], (self._write(logic, merged),) if merged.height else ())]
-
-    def buffers(self, logic: CompiledJoin) -> FilesBuffers:
-        return FilesBuffers(self.storage, self.metas, logic)
-
-    def write_changes(self, logic: CompiledJoin, changes: Changes, watermark: int) -> tuple[SegmentMeta, ...]:
-        return JoinWriter(self.storage, self.shard, self.epoch, logic).stage(self.metas, changes, watermark)
-
-    def replace_buffers(self, logic: CompiledJoin, changes: Changes) -> tuple[SegmentMeta, ...]:
-        return JoinWriter(self.storage, self.shard, self.epoch, logic).stage((), changes, NO_WATERMARK)
-
-    def replace_rows(
-        self, logic: KeyedStateLayout, rows: pl.DataFrame, before: pl.DataFrame | None = None
-    ) -> tuple[SegmentMeta, ...]:
-        """Replace the contents of the shard with `rows`, and return its new segments. `before` is not used."""
-        return (self._write(logic, rows),) if rows.height else ()
-
-    def write_output(self, frame: pl.DataFrame) -> OutputMeta:
-        name = f"outputs/{self.epoch:09d}-{self.shard:03d}-{uuid.uuid4().hex[:12]}.arrow"
-        _, digest = self.storage.write(name, frame)
-        return OutputMeta(file=name, rows=frame.height, checksum=digest)
-
-    def _write(self, logic: KeyedStateLayout, rows: pl.DataFrame) -> SegmentMeta:
-        """Write a new segment. Its name is unique, so that a task may run twice."""
-        name = f"segments/{self.epoch:09d}-{self.shard:03d}-{uuid.uuid4().hex[:12]}.arrow"
-        size, digest = self.storage.write(name, rows)
-        stats = logic.stats(rows)
-        return SegmentMeta(file=name, rows=rows.height, bytes=size, checksum=digest, **stats._asdict())
-
-    def _merge(
-        self, logic: KeyedStateLayout, metas: tuple[SegmentMeta, ...], oldest: bool, watermark: int
-    ) -> pl.DataFrame:
-        """Merge segments into one frame.
-
-        `oldest`: whether there are no older segments. Only then are expired rows dropped: otherwise, older versions of
-        them would count again.
-        """
-        if oldest:
-            return _sort_by_unit(logic.drop_expired(self.with_metas(metas).reader(logic).scan(), watermark))
-        opened = [Segment(self.storage, m) for m in metas]
-        rows = [logic.add_revision_columns(s.all_rows()) for s in opened]
-        frames = [f.select(list(logic.state_schema)) for f in rows]
-        frame = pl.concat(_newest_units(frames))
-        return _sort_by_unit(frame.cast(logic.state_schema))  # type: ignore[arg-type]
-
-
-def _sort_by_unit(frame: pl.DataFrame) -> pl.DataFrame:
+def sort_by_unit(frame: pl.DataFrame) -> pl.DataFrame:
     """Sort rows by `__h`, as segments require."""
     hashes = frame["__h"].to_numpy()
     if bool((hashes[1:] >= hashes[:-1]).all()):
@@ -282,7 +188,7 @@ def _sort_by_unit(frame: pl.DataFrame) -> pl.DataFrame:
     return frame[np.argsort(hashes, kind="stable")]
 
 
-def _newest_units(frames: Sequence[pl.DataFrame]) -> list[pl.DataFrame]:
+def newest_units(frames: Sequence[pl.DataFrame]) -> list[pl.DataFrame]:
     """Drop from each frame the rows whose `__h` a later frame contains. The oldest frame comes first."""
     visible: list[pl.DataFrame] = []
     seen: Int64s = np.empty(0, dtype=np.int64)
@@ -298,3 +204,41 @@ def _expand_ranges(begin: Int64s, end: Int64s) -> Int64s:
     lengths = end - begin
     offsets = np.repeat(begin - (np.cumsum(lengths) - lengths), lengths)
     return np.arange(int(lengths.sum())) + offsets
+
+
+def count_segments_to_merge(metas: Sequence[SegmentMeta], fan: int = FAN) -> int:
+    """Return how many of the newest segments to merge into one segment; 0 if none should be merged.
+
+    A size class spans a factor of FAN in rows. Once `fan` segments of a class have piled up, they and the smaller
+    segments after them are merged into one segment of the next class. Thus, each row is rewritten about once per
+    class, and a shard has few segments.
+    """
+    classes = [int(math.log(max(m.rows, 1), FAN)) for m in metas]
+    count = 0
+    for size_class in sorted(set(classes)):
+        trailing = next((i for i, c in enumerate(reversed(classes)) if c > size_class), len(classes))
+        if classes[len(classes) - trailing :].count(size_class) >= fan:
+            count = trailing
+    return count
+
+
+@dataclass(frozen=True)
+class SegmentMerge:
+    """A merge of adjacent segments of one shard into one segment, or into none if all their rows have expired."""
+
+    inputs: tuple[SegmentMeta, ...]
+    outputs: tuple[SegmentMeta, ...]
+
+    def apply(self, metas: tuple[SegmentMeta, ...], watermark: int) -> tuple[SegmentMeta, ...]:
+        """Return the segments with the inputs replaced by the outputs; unchanged if another merge replaced an input.
+
+        Inputs that have expired at this watermark may be missing in `metas`, because their rows in the outputs have
+        expired as well.
+        """
+        remaining = [m for m in self.inputs if m in metas]
+        if not remaining or any(m.dead > watermark for m in self.inputs if m not in remaining):
+            return metas
+        position = metas.index(remaining[0])
+        if list(metas[position : position + len(remaining)]) != remaining:
+            return metas
+        return (*metas[:position], *self.outputs, *metas[position + len(remaining) :])

@@ -25,13 +25,11 @@ import polars as pl
 
 from slackwater.errors import FencedError, StateError, Topic
 from slackwater.state.commit import Commit, OutputMeta, SegmentMeta
-from slackwater.state.files import offset_lists, progress_files
-from slackwater.state.files.background_merge import BackgroundMerger
-from slackwater.state.files.commit_log import CommitLog
-from slackwater.state.files.fork import FORKING, fork_state
-from slackwater.state.files.segments import FilesShard
-from slackwater.state.files.snapshot import SnapshotReader
-from slackwater.state.protocol import ASIDE, Publish, Snapshot, StateLayout, StoredRecord
+from slackwater.state.files.commit_log import CommitLog, list_file
+from slackwater.state.files.progress_files import ProgressFiles
+from slackwater.state.files.shard_rows import BackgroundMerger, FilesShard
+from slackwater.state.fork import forked_commit, name_taken_error
+from slackwater.state.protocol import ASIDE, Publish, Snapshot, StateLayout, StoredRecord, missing_epoch_error
 from slackwater.state.run_history import Run
 from slackwater.storage import storage_for
 from slackwater.storage.arrow_files import read_arrow
@@ -41,6 +39,8 @@ from slackwater.storage.local import LocalStorage
 log = logging.getLogger("slackwater")
 
 KEPT_EPOCHS = 8
+FORK_ATTEMPTS = 5
+FORKING = "forking"  # marker file that exists while a fork is in progress
 FETCHED_AT_ONCE = 16  # staged files fetched in parallel from an object store
 
 
@@ -58,14 +58,9 @@ class FilesStore:
         self.root = self.storage.root
         self._lock: StorageLock | None = None
         self._log, self._latest = CommitLog(self.storage), -1
-        self._published = progress_files.ProgressFile(self.storage, progress_files.PUBLISHED)
-        self._reached = progress_files.ProgressFile(self.storage, progress_files.REACHED)
-        self._runs = progress_files.ProgressFile(self.storage, progress_files.RUNS)
-        self._snapshots = SnapshotReader(self._log)
+        self._progress = ProgressFiles(self.storage)
         self._merger = BackgroundMerger(self.storage)
-        self._named: dict[
-            int, frozenset[str]
-        ] = {}  # the files of the commits that this process has read or written, by epoch
+        self._named: dict[int, frozenset[str]] = {}  # files of the commits that this process knows, by epoch
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
     @property
@@ -122,14 +117,20 @@ class FilesStore:
         self.storage.prepare()
         self._lock = self.storage.lock()
         self._named.clear()
-        for marker in (self._published, self._reached, self._runs):
-            marker.invalidate()
+        self._progress.invalidate()
 
     def _read_latest(self) -> Commit | None:
         """Return the latest commit, after checking that it belongs to the same state as earlier commits."""
         epochs = self._log.list_all_epochs()
         latest = self._log.read(epochs[-1]) if epochs else None
-        self.check_published(self.published_epoch(), latest.epoch if latest else -1)
+        published, newest = self.published_epoch(), latest.epoch if latest else -1
+        if published > newest:
+            latest_shown = f"the latest manifest is of epoch {newest}" if latest else "there is no manifest"
+            raise StateError(
+                f"manifest {self._log.full_name(published)} is missing: {self._progress.published_file} says that epoch {published} was "
+                f"published, but {latest_shown}; restore it from a copy of the directory",
+                Topic.STATE_DAMAGED,
+            )
         if latest is None:
             self.check_begins()
             return None
@@ -145,16 +146,6 @@ class FilesStore:
                 Topic.STATE_DAMAGED,
             )
         return latest
-
-    def check_published(self, published: int, latest: int) -> None:
-        """Raise StateError if epoch `published` is later than `latest`, the epoch of the latest commit (-1: none)."""
-        if published > latest:
-            latest_shown = f"the latest manifest is of epoch {latest}" if latest >= 0 else "there is no manifest"
-            raise StateError(
-                f"manifest {self._log.full_name(published)} is missing: {self._published.full_name} says that epoch {published} was "
-                f"published, but {latest_shown}; restore it from a copy of the directory",
-                Topic.STATE_DAMAGED,
-            )
 
     def check_begins(self) -> None:
         """Raise StateError if a state without commits has files of epochs after 0, or is an incomplete fork."""
@@ -195,20 +186,20 @@ class FilesStore:
 
     def _verify(self, commit: Commit) -> None:
         """Verify all segments and offset lists, once per start. This process writes all later files itself."""
-        self.storage.check([*map(file_ref, commit.metas), *map(offset_lists.list_file, commit.offset_lists)])
+        self.storage.check([*map(file_ref, commit.metas), *map(list_file, commit.offset_lists)])
 
     def runner(self) -> str | None:
         return self.storage.holder()
 
     def runs(self) -> tuple[Run, ...]:
-        return progress_files.read_runs(progress_files.ProgressFile(self.storage, progress_files.RUNS))
+        return ProgressFiles(self.storage).runs()
 
     def save_run(self, run: Run) -> None:
         self._confirm("record this run")
-        progress_files.save_run(self._runs, run)
+        self._progress.save_run(run)
 
     def peek(self, epoch: int | None = None) -> AbstractContextManager[Snapshot | None]:
-        return self._snapshots.peek(epoch)
+        return self._log.peek(epoch)
 
     def epochs(self) -> list[int]:
         return self._log.epochs()
@@ -230,21 +221,21 @@ class FilesStore:
     def shard(self, shard: int, shards: int, epoch: int, metas: tuple[SegmentMeta, ...], stage: int = 0) -> FilesShard:
         return FilesShard(self.storage, shard, epoch, self._merger.apply_merges(stage, shard, metas))
 
-    def output(self, meta: OutputMeta) -> pl.DataFrame:
+    def outputs(self, metas: Sequence[OutputMeta]) -> list[pl.DataFrame]:
+        if not self.storage.is_remote or len(metas) < 2:
+            return [self._read_output(m) for m in metas]
+        with ThreadPoolExecutor(min(len(metas), FETCHED_AT_ONCE)) as pool:  # sequential requests would add up
+            return list(pool.map(self._read_output, metas))
+
+    def _read_output(self, meta: OutputMeta) -> pl.DataFrame:
         held = self.storage.local_path(FileRef(meta.file, meta.checksum))
         return read_arrow(held, meta.checksum, self.storage.full_name(meta.file))
 
-    def outputs(self, metas: Sequence[OutputMeta]) -> list[pl.DataFrame]:
-        if not self.storage.is_remote or len(metas) < 2:
-            return [self.output(m) for m in metas]
-        with ThreadPoolExecutor(min(len(metas), FETCHED_AT_ONCE)) as pool:  # sequential requests would add up
-            return list(pool.map(self.output, metas))
-
     def write_list(self, epoch: int, lines: Sequence[str]) -> str:
-        return offset_lists.write_list(self.storage, epoch, lines)
+        return self._log.write_list(epoch, lines)
 
     def read_list(self, name: str) -> list[str]:
-        return offset_lists.read_list(self.storage, name)
+        return self._log.read_list(name)
 
     def shares_transaction(self, target: object) -> bool:
         return False
@@ -262,22 +253,13 @@ class FilesStore:
         self._put(commit)
         return commit
 
-    def create_state(self, commit: Commit) -> None:
-        """Create a state from a commit. The commit may have any epoch, and its files must already exist.
-
-        Requires the lock (see `claim`). There must be no commit yet.
-        """
-        self._verify(commit)
-        self._put(commit)
-        self.mark_published(commit.epoch)
-
     def _put(self, commit: Commit) -> None:
         self._confirm(f"commit epoch {commit.epoch}")
         self._log.put(commit, self._latest, "" if self._lock is None else self._lock.token)
         # if the lease expired before the response arrived, the next runner publishes this commit
         self._confirm(f"continue from epoch {commit.epoch}")
         self._latest = commit.epoch
-        self._named[commit.epoch] = _files_of(commit)
+        self._named[commit.epoch] = files_of(commit)
         self._merger.schedule_merges(commit)
 
     def _confirm(self, doing: str) -> None:
@@ -289,18 +271,18 @@ class FilesStore:
             self._lock.confirm(doing)
 
     def published_epoch(self) -> int:
-        return progress_files.read_published_epoch(self._published, held=self._lock is not None)
+        return self._progress.published_epoch(held=self._lock is not None)
 
     def mark_published(self, epoch: int) -> None:
         self._confirm(f"mark epoch {epoch} as published")
-        progress_files.write_published_epoch(self._published, epoch)
+        self._progress.mark_published(epoch)
 
     def delivered_targets(self) -> frozenset[str]:
-        return progress_files.delivered_targets(self._reached, self._latest, held=self._lock is not None)
+        return self._progress.delivered_targets(self._latest, held=self._lock is not None)
 
     def mark_delivered(self, epoch: int, target: str) -> None:
         self._confirm(f'record the epoch of target "{target}"')
-        progress_files.mark_delivered(self._reached, epoch, target)
+        self._progress.mark_delivered(epoch, target)
 
     def collect_garbage(self) -> None:
         self._confirm("clean up")
@@ -309,7 +291,7 @@ class FilesStore:
         self.storage.delete([self._log.file(e) for e in epochs[:-KEPT_EPOCHS]])
         try:  # records with many shards are long: do not re-read those that this process wrote
             known_files, recent = self._named, epochs[-KEPT_EPOCHS:]
-            files_by_epoch = {e: known_files[e] if e in known_files else _files_of(self._log.read(e)) for e in recent}
+            files_by_epoch = {e: known_files[e] if e in known_files else files_of(self._log.read(e)) for e in recent}
         except StateError as error:
             log.warning("%s; no old files are removed", error)
             return
@@ -320,7 +302,7 @@ class FilesStore:
         self.storage.delete([file for file, epoch in old if epoch not in merging_epochs and file not in used])
 
     def fork(self, name: str, epoch: int | None = None, renames: bool = False) -> Commit | None:
-        return fork_state(self, FilesStore(self.storage, name), epoch, renames)
+        return _fork(self, FilesStore(self.storage, name), epoch, renames)
 
     def remove(self) -> None:
         """Delete the state and release the lock. Requires `open`."""
@@ -338,10 +320,74 @@ class FilesStore:
             self._temporary = None
 
 
-def _files_of(commit: Commit) -> frozenset[str]:
+def files_of(commit: Commit) -> frozenset[str]:
     """Return the names of all files that a commit references."""
     staged = (o.file for o in (*commit.output, *commit.letters))
     return frozenset([*(m.file for m in commit.metas), *staged, *commit.lists])
+
+
+def _fork(store: FilesStore, copy: FilesStore, epoch: int | None, renames: bool) -> Commit | None:
+    """Copy a commit to another store, by hard links to its immutable files if possible; see `StateStore.fork`."""
+    to = copy.storage
+    if existing := copy.epochs():
+        raise name_taken_error(to.name, existing[-1], f"in {to.root}")
+    if not store.epochs():
+        raise missing_epoch_error(epoch or 0, [], store.storage.root)
+    fresh = to.is_fresh() or to.has(FORKING)
+    copy.claim()
+    copied: list[str] = []
+    try:
+        if existing := copy.epochs():  # created since the first check
+            copied, fresh = [], False
+            raise name_taken_error(to.name, existing[-1], f"in {to.root}")
+        if to.has(FORKING):  # left by a fork that was killed: no commit references its files
+            to.delete([f"{folder}/{file}" for folder in NAMED for file in to.sizes(folder)])
+            to.delete([FORKING])
+        copy.check_begins()
+        to.put(FORKING, b"")
+        commit = _copy_files(store, to, epoch, copied)
+        if commit is not None:
+            commit = forked_commit(commit, to.name, renames=renames)
+            copy._verify(commit)
+            copy._put(commit)
+            copy.mark_published(commit.epoch)
+            to.delete([FORKING])
+            copied = []
+        return commit
+    finally:
+        if copied or not copy.epochs():
+            to.delete([FORKING])
+            if fresh:
+                to.remove()
+            to.delete(copied)
+        copy.close()
+
+
+def _copy_files(store: FilesStore, to: Storage, epoch: int | None, copied: list[str]) -> Commit | None:
+    """Copy the files of a commit, and append their names to `copied`. Return None if its output is unpublished.
+
+    If a runner deletes one of the files during the copy, copying restarts, with the latest commit if `epoch` is None.
+    """
+    missing = ""
+    for _ in range(FORK_ATTEMPTS):
+        with store.peek(epoch) as snapshot:
+            if snapshot is None:
+                break
+            commit = snapshot.commit
+            if commit.staged and snapshot.published < commit.epoch:
+                return None
+            try:
+                for name in [*(m.file for m in commit.metas), *commit.lists]:
+                    if name not in copied:
+                        to.copy_from(store.storage, name)
+                        copied.append(name)
+                return commit
+            except FileNotFoundError as error:
+                missing = str(error.filename)
+    raise StateError(
+        f"state file {missing} is missing; restore it from a copy of the state directory; nothing was changed",
+        Topic.STATE_DAMAGED,
+    )
 
 
 class TemporaryFilesStore(FilesStore):

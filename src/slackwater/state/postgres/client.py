@@ -22,7 +22,7 @@ import polars as pl
 
 from slackwater.core.row_format import is_nested, value_to_json
 from slackwater.core.schema import Field
-from slackwater.errors import StartError, Topic
+from slackwater.errors import StartError, StateError, Topic
 from slackwater.storage.arrow_files import rebuild_empty_lists
 
 if TYPE_CHECKING:
@@ -166,11 +166,28 @@ def types_of(connection: psycopg.Connection[Any], table: str) -> dict[str, str]:
     return dict(rows.fetchall())
 
 
+def table_exists(connection: psycopg.Connection[Any], table: str) -> bool:
+    """Return whether a table or view (quoted SQL name) exists."""
+    row = connection.execute("SELECT to_regclass(%s) IS NOT NULL", (table,)).fetchone()
+    return bool(row and row[0])
+
+
 def error_reason(error: BaseException) -> str:
     """Return the first line of an error raised by Postgres or its client."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = lines[0] if lines else type(error).__name__
     return text.replace("[libpq] ", "").removesuffix(". Vendor code: 0").strip()
+
+
+@contextmanager
+def report_errors(location: str) -> Iterator[None]:
+    """Convert the database errors of a block to one-line StateErrors. `location`: the location of the state store."""
+    import psycopg
+
+    try:
+        yield
+    except psycopg.Error as error:
+        raise StateError(f"state store {location}: {error_reason(error)}") from None
 
 
 def open_connection(url: str, label: str, seconds: int = 10) -> psycopg.Connection[Any]:

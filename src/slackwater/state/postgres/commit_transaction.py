@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import singledispatchmethod
 from typing import Any
 
@@ -19,8 +19,9 @@ from slackwater.core.offsets import Offsets
 from slackwater.errors import FencedError, raise_unregistered
 from slackwater.joins.compiled_join import CompiledJoin
 from slackwater.state.commit import FORMAT, Commit, SegmentMeta, StageState, TableRecord
-from slackwater.state.postgres import client, join_buffers, staged_version_merge, state_columns
+from slackwater.state.postgres import client, join_buffers, staged_version_merge
 from slackwater.state.postgres.join_buffers import JoinTable
+from slackwater.state.postgres.schema_setup import column_types
 from slackwater.state.postgres.table_names import TableNames
 from slackwater.state.protocol import NoState, Publish, StateLayout
 from slackwater.watermark import NO_WATERMARK
@@ -52,7 +53,7 @@ def separate_refusals(publish: Publish) -> Publish:
 class Transaction:
     """The transaction of one commit. `run` raises FencedError, EpochError or psycopg's errors.
 
-    Without `stages`, only the record changes (see `state.maintenance_commit`). Tables are altered within the
+    Without `stages`, only the record changes (see `state.store_access`). Tables are altered within the
     transaction, so a failed commit leaves them and their views unchanged. `location` is the location of the store, for
     messages.
     """
@@ -101,16 +102,77 @@ class Transaction:
 
     def _merge_stages(self, commit: Commit) -> Commit:
         """Merge the staged rows of all stages, and return the commit with the resulting segments."""
-        moved = []
+        merged = []
         for number, (state, logic) in enumerate(zip(commit.stages, self.stages, strict=True)):
-            settings = (self.named, bool(self.altering))
-            change = RowChange(self.db, replace(self.tables, stage=number), logic, commit.epoch, *settings)
-            segments, gained = change.run(state)
-            table = TableRecord(
-                rows=change.rows(state, gained), columns=state_columns.column_types(logic, change.tables)
+            tables = self.tables.for_stage(number)
+            segments, gained = self._merge(logic, tables, state, commit.epoch)
+            table = TableRecord(rows=self._count(tables, state, gained), columns=column_types(logic, tables))
+            merged.append(state.model_copy(update={"segments": segments, "table": table}))
+        return commit.model_copy(update={"stages": tuple(merged)})
+
+    @singledispatchmethod
+    def _merge(self, logic: StateLayout, tables: TableNames, state: StageState, epoch: int) -> Changed:
+        """Merge staged rows into the state of a stage, and delete expired rows.
+
+        Return the resulting segments, and how many rows the table gained. Raises EpochError if staged rows are
+        missing.
+        """
+        raise_unregistered(logic, "slackwater.state.postgres.commit_transaction.Transaction")
+
+    @_merge.register
+    def _(self, logic: KeyedStateLayout, tables: TableNames, state: StageState, epoch: int) -> Changed:
+        staged = staged_version_merge.staged_segments(state.segments)
+        fresh = [m for m in staged if m.file not in self.named]
+        staged_version_merge.check_staged_rows(self.db, tables.staged, fresh, epoch)
+        if not self.altering and not staged_version_merge.should_merge(state.segments):
+            return state.segments, 0
+        gained = staged_version_merge.merge_versions(self.db, tables.staged, tables.state, state.segments)
+        if staged:
+            # including rows of failed epochs; not TRUNCATE, because that takes effect in older snapshots
+            self.db.execute(f"DELETE FROM {tables.staged} WHERE epoch <= {epoch}")
+        gained -= self._forget(logic, tables, state.watermark_us)
+        size = self._size(tables) // state.shards
+        return tuple(staged_version_merge.collapsed_segments(metas, size) for metas in state.segments), gained
+
+    @_merge.register
+    def _(self, logic: CompiledJoin, tables: TableNames, state: StageState, epoch: int) -> Changed:
+        table = JoinTable(tables, logic)
+        gained = join_buffers.apply_staged(self.db, table, state, epoch)
+        gone = join_buffers.delete_expired(self.db, table, state)
+        return join_buffers.collapsed_segments(logic, state, gone, self._size(tables)), gained - sum(gone.values())
+
+    @_merge.register
+    def _(self, logic: NoState, tables: TableNames, state: StageState, epoch: int) -> Changed:
+        return state.segments, 0
+
+    def _count(self, tables: TableNames, state: StageState, gained: int) -> int:
+        """Return how many rows the table has after gaining `gained`. Counts them if the number was never recorded."""
+        if state.table is not None:
+            return state.table.rows + gained
+        row = self.db.execute(f"SELECT count(*) FROM {tables.state}").fetchone()
+        return int(row[0]) if row else 0
+
+    def _size(self, tables: TableNames) -> int:
+        row = self.db.execute("SELECT pg_total_relation_size(%s)", (tables.state,)).fetchone()
+        return int(row[0]) if row else 0
+
+    def _forget(self, logic: KeyedStateLayout, tables: TableNames, watermark: int) -> int:
+        """Delete units (rows with one hash) whose rows have all expired. Return the number of deleted rows."""
+        if watermark <= NO_WATERMARK:
+            return 0
+        rule = logic.expiry_bounds(watermark)
+
+        def expired(row: str) -> str:
+            return (
+                f"({row}.kind IN ({WHOLE}, {EMITTED}) AND {row}.closes_at <= {client.time_literal(rule.whole_upto)}"
+                f" OR {row}.kind = {FLOOR} AND {row}.closes_at <= {client.time_literal(rule.floor_upto)})"
             )
-            moved.append(state.model_copy(update={"segments": segments, "table": table}))
-        return commit.model_copy(update={"stages": tuple(moved)})
+
+        latest = client.time_literal(max(rule))
+        return self.db.execute(
+            f"DELETE FROM {tables.state} s WHERE s.closes_at <= {latest} AND {expired('s')} AND NOT EXISTS"
+            f" (SELECT 1 FROM {tables.state} o WHERE o.unit = s.unit AND NOT {expired('o')})"
+        ).rowcount
 
     def _fence(self, commit: Commit) -> None:
         """Claim the epoch. Raises FencedError if the previous epoch is not the latest one."""
@@ -150,89 +212,6 @@ class Transaction:
                 f"DELETE FROM {t.offsets} WHERE pipeline_name = %s AND epoch < %s",
                 (self.tables.pipeline, commit.epoch),
             )
-
-
-@dataclass(frozen=True)
-class RowChange:
-    """The changes that a commit makes to the state of one stage."""
-
-    db: psycopg.Connection[Any]
-    tables: TableNames
-    logic: StateLayout
-    epoch: int
-    named: frozenset[str] = frozenset()
-    alters: bool = False
-
-    def run(self, state: StageState) -> Changed:
-        """Merge staged rows into the state, and delete expired rows.
-
-        Return the resulting segments, and how many rows the table gained. Raises EpochError if staged rows are
-        missing.
-        """
-        return self._run(self.logic, state)
-
-    @singledispatchmethod
-    def _run(self, logic: StateLayout, state: StageState) -> Changed:
-        raise_unregistered(logic, "slackwater.state.postgres.commit_transaction.RowChange")
-
-    @_run.register
-    def _(self, logic: KeyedStateLayout, state: StageState) -> Changed:
-        t, fresh = (
-            self.tables,
-            [m for m in staged_version_merge.staged_segments(state.segments) if m.file not in self.named],
-        )
-        staged_version_merge.check_staged_rows(self.db, t.staged, fresh, self.epoch)
-        if not self.alters and not staged_version_merge.should_merge(state.segments):
-            return state.segments, 0
-        gained = staged_version_merge.merge_versions(self.db, t.staged, t.state, state.segments)
-        if staged_version_merge.staged_segments(state.segments):
-            # including rows of failed epochs; not TRUNCATE, because that takes effect in older snapshots
-            self.db.execute(f"DELETE FROM {t.staged} WHERE epoch <= {self.epoch}")
-        gained -= self._forget(logic, state.watermark_us)
-        size = self._size()
-        return tuple(
-            staged_version_merge.collapsed_segments(metas, size // state.shards) for metas in state.segments
-        ), gained
-
-    @_run.register
-    def _(self, logic: CompiledJoin, state: StageState) -> Changed:
-        table = JoinTable(self.tables, logic)
-        gained = join_buffers.apply_staged(self.db, table, state, self.epoch)
-        gone = join_buffers.delete_expired(self.db, table, state)
-        return join_buffers.collapsed_segments(logic, state, gone, self._size()), gained - sum(gone.values())
-
-    @_run.register
-    def _(self, logic: NoState, state: StageState) -> Changed:
-        return state.segments, 0
-
-    def rows(self, state: StageState, gained: int) -> int:
-        """Return how many rows the table has after gaining `gained`. Counts them if the number was never recorded."""
-        if state.table is not None:
-            return state.table.rows + gained
-        row = self.db.execute(f"SELECT count(*) FROM {self.tables.state}").fetchone()
-        return int(row[0]) if row else 0
-
-    def _size(self) -> int:
-        row = self.db.execute("SELECT pg_total_relation_size(%s)", (self.tables.state,)).fetchone()
-        return int(row[0]) if row else 0
-
-    def _forget(self, logic: KeyedStateLayout, watermark: int) -> int:
-        """Delete units (rows with one hash) whose rows have all expired. Return the number of deleted rows."""
-        if watermark <= NO_WATERMARK:
-            return 0
-        rule = logic.expiry_bounds(watermark)
-
-        def expired(row: str) -> str:
-            return (
-                f"({row}.kind IN ({WHOLE}, {EMITTED}) AND {row}.closes_at <= {client.time_literal(rule.whole_upto)}"
-                f" OR {row}.kind = {FLOOR} AND {row}.closes_at <= {client.time_literal(rule.floor_upto)})"
-            )
-
-        latest = client.time_literal(max(rule))
-        return self.db.execute(
-            f"DELETE FROM {self.tables.state} s WHERE s.closes_at <= {latest} AND {expired('s')} AND NOT EXISTS"
-            f" (SELECT 1 FROM {self.tables.state} o WHERE o.unit = s.unit AND NOT {expired('o')})"
-        ).rowcount
 
 
 def offset_rows(offsets: Offsets | None) -> dict[str, str]:

@@ -17,8 +17,8 @@ from slackwater.errors import LockHeldError, StateError, Topic
 from slackwater.state import migrations
 from slackwater.state.commit import FORMAT, Commit
 from slackwater.state.fork import forked_commit, name_taken_error
-from slackwater.state.postgres import client, lock, staged_version_merge, table_ownership
-from slackwater.state.postgres.snapshot import latest_commit, table_exists
+from slackwater.state.postgres import client, runners, staged_version_merge, table_ownership
+from slackwater.state.postgres.commit_log import latest_commit
 from slackwater.state.postgres.table_names import TableNames
 from slackwater.state.protocol import missing_epoch_error
 
@@ -28,21 +28,18 @@ def fork_tables(
 ) -> Commit | None:
     """Copy a commit to another pipeline; see `StateStore.fork`."""
     new = replace(tables, pipeline=name)
-    try:
-        with closing(client.open_connection(url, "state store")) as db:
-            _check_free(db, new, location)
-            _lock(db, new, location)
-            with db.transaction():
-                db.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-                db.execute("SET LOCAL lock_timeout = '5s'")  # do not wait long for a session that alters a table
-                return _fork(db, tables, new, epoch, location, renames)
-    except psycopg.Error as error:
-        raise StateError(f"state store {location}: {client.error_reason(error)}") from None
+    with client.report_errors(location), closing(client.open_connection(url, "state store")) as db:
+        _check_free(db, new, location)
+        _lock(db, new, location)
+        with db.transaction():
+            db.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            db.execute("SET LOCAL lock_timeout = '5s'")  # do not wait long for a session that alters a table
+            return _fork(db, tables, new, epoch, location, renames)
 
 
 def _check_free(db: psycopg.Connection[Any], new: TableNames, location: str) -> None:
     """Raise StateError if the new pipeline already has a state."""
-    if not table_exists(db, new.pipelines):
+    if not client.table_exists(db, new.pipelines):
         return
     if row := db.execute(f"SELECT epoch FROM {new.pipelines} WHERE pipeline_name = %s", (new.pipeline,)).fetchone():
         raise name_taken_error(new.pipeline, row[0], location)
@@ -50,8 +47,8 @@ def _check_free(db: psycopg.Connection[Any], new: TableNames, location: str) -> 
 
 def _lock(db: psycopg.Connection[Any], new: TableNames, location: str) -> None:
     """Take the lock of the new pipeline, so that it cannot be started. Closing the connection releases the lock."""
-    if not lock.take_lock(db, new):
-        holder = lock.lock_holder(db, new) or "another process"
+    if not runners.take_lock(db, new):
+        holder = runners.lock_holder(db, new) or "another process"
         raise LockHeldError(
             f'"{new.pipeline}" is already running: {holder} holds its lock {location}; choose another name'
         )
@@ -60,7 +57,7 @@ def _lock(db: psycopg.Connection[Any], new: TableNames, location: str) -> None:
 def _fork(
     db: psycopg.Connection[Any], old: TableNames, new: TableNames, epoch: int | None, location: str, renames: bool
 ) -> Commit | None:
-    latest = latest_commit(db, old, location) if table_exists(db, old.pipelines) else None
+    latest = latest_commit(db, old, location) if client.table_exists(db, old.pipelines) else None
     if latest is None or epoch not in (None, latest[0].epoch):
         raise missing_epoch_error(
             epoch or 0, [latest[0].epoch] if latest else [], f"the tables {location}, which hold the latest"
@@ -108,7 +105,7 @@ def _copy_table(db: psycopg.Connection[Any], old: TableNames, new: TableNames) -
 
     Existing tables under the new name are replaced: as the new pipeline has no state, a failed start left them.
     """
-    if not table_exists(db, old.state):
+    if not client.table_exists(db, old.state):
         raise StateError(f"table {old.state} is missing; restore it from a backup", Topic.STATE_DAMAGED)
     table_ownership.drop_tables(db, new, "windows", "staged", "state")
     settings = db.execute(
@@ -118,12 +115,7 @@ def _copy_table(db: psycopg.Connection[Any], old: TableNames, new: TableNames) -
     db.execute(f"CREATE TABLE {new.state} (LIKE {old.state} INCLUDING ALL){storage_settings}")
     name = new.pipeline.replace("'", "''")
     db.execute(f"ALTER TABLE {new.state} ALTER COLUMN pipeline_name SET DEFAULT '{name}'")
-    columns = db.execute(
-        "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped"
-        " AND attname <> 'pipeline_name' ORDER BY attnum",
-        (old.state,),
-    ).fetchall()
-    names = client.quote_names([row[0] for row in columns])
+    names = client.quote_names([c for c in client.columns_of(db, old.state) if c != "pipeline_name"])
     db.execute(f"INSERT INTO {new.state} ({names}) SELECT {names} FROM {old.state}")
     table_ownership.name_indexes(db, new)
     table_ownership.sign_table(db, new, "state")

@@ -26,7 +26,8 @@ from slackwater.joins.compiled_join import CompiledJoin, JoinSide
 from slackwater.joins.join_buffers import OUTLINE, Changes, SortedRows
 from slackwater.state.commit import FORMAT, SegmentMeta, StageState
 from slackwater.state.files.join_buffers import describe_segment
-from slackwater.state.postgres import client, row_validation
+from slackwater.state.postgres import client
+from slackwater.state.postgres.table_checks import check_rows, report_read_errors
 from slackwater.state.postgres.table_names import TableNames
 
 ROW_KEY = ("side", "key_hash", "event_time", "row_id")
@@ -89,11 +90,6 @@ class JoinTable:
             f"CREATE INDEX {client.quote_name(self.tables.name_of('state', 'due'))} ON {self.state} (side, event_time)",
         ]
 
-    def alter(self, existing_columns: Sequence[str]) -> str:
-        """Return a statement that adds the columns missing in `existing_columns`; empty if none is missing."""
-        added = [f"ADD COLUMN {client.quote_name(c)} {t}" for c, t in self.types().items() if c not in existing_columns]
-        return f"ALTER TABLE {self.state} {', '.join(added)}" if added else ""
-
     def create_staged(self) -> str:
         columns = ", ".join(f"{client.quote_name(c)} {t}" for c, t in self.types().items())
         return f"CREATE UNLOGGED TABLE {self.staged} (token text NOT NULL, {columns})"
@@ -107,9 +103,9 @@ class JoinTable:
         return rows.rename(names).select(pl.lit(token).alias("token"), pl.lit(side.name).alias("side"), pl.all())
 
 
-def shard_condition(column: str, shard: int, shards: int) -> str:
-    """Return a SQL condition that is true if the hash in `column` belongs to a shard."""
-    return f"mod(mod({column}, {shards}) + {shards}, {shards}) = {shard}"
+def shard_number(column: str, shards: int) -> str:
+    """Return a SQL expression for the number of the shard to which the hash in `column` belongs."""
+    return f"mod(mod({column}, {shards}) + {shards}, {shards})"
 
 
 @dataclass(frozen=True)
@@ -138,13 +134,13 @@ class PostgresBuffers:
             parts.append(f"SELECT {columns} FROM {self.table.staged} r WHERE token IN {tokens} AND {condition}")
         frame = self._query(" UNION ALL ".join(parts), side.schema)
         required = [c for c in names if c in ("__kh", "__ts", "__id", *(k.name for k in side.keys))]
-        row_validation.check_rows(frame, self.table.state, {c: names[c] for c in required})
+        check_rows(frame, self.table.state, {c: names[c] for c in required})
         return frame
 
     def _query(self, query: str, schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
         times = {c: pl.Datetime("us", "UTC") if c == "__ts" else t for c, t in schema.items()}
         with (
-            row_validation.report_read_errors(self.table.state),
+            report_read_errors(self.table.state),
             client.arrow_cursor(self.url, self.snapshot) as cursor,
         ):
             frame = client.fetch_frame(cursor, query, times)
@@ -157,8 +153,8 @@ class PostgresBuffers:
         side = self._side(which)
         if not self._has(side) or not len(hashes):
             return []
-        within = f"event_time BETWEEN {_time_sql(low)} AND {_time_sql(high)}"
-        frame = self._fetch(side, f"key_hash = ANY({_array(hashes)}) AND {within}")
+        within = f"event_time BETWEEN {client.time_literal(low)} AND {client.time_literal(high)}"
+        frame = self._fetch(side, f"key_hash = ANY({array_literal(hashes)}) AND {within}")
         return [SortedRows.from_frame(frame.sort("__kh", "__ts", "__id"))]
 
     def matched(self, which: int, rows: pl.DataFrame) -> NDArray[np.bool_]:
@@ -173,10 +169,10 @@ class PostgresBuffers:
         if not self._has(side):
             return pl.DataFrame(schema=side.schema)
         keep_us = side.keep_us + 1
-        after, upto = _time_sql(since - keep_us), _time_sql(watermark - keep_us)
+        after, upto = client.time_literal(since - keep_us), client.time_literal(watermark - keep_us)
         condition = f"NOT matched AND event_time > {after} AND event_time <= {upto}"
         if self.shards > 1:
-            condition += f" AND {shard_condition('key_hash', self.shard, self.shards)}"
+            condition += f" AND {shard_number('key_hash', self.shards)} = {self.shard}"
         for suffix in "+-":
             if tokens := self._tokens(side, suffix):
                 same = " AND ".join(f"x.{c} = r.{c}" for c in ROW_KEY)
@@ -191,8 +187,8 @@ class PostgresBuffers:
     def counts(self, which: int, hashes: Int64s, watermark: int) -> Int64s:
         side = self._side(which)
         query = (
-            f"SELECT key_hash, count(*) FROM {self.table.state} WHERE side = '{side.name}' AND key_hash = ANY({_array(hashes)})"
-            f" AND event_time > {_time_sql(watermark - side.keep_us - 1)} GROUP BY 1"
+            f"SELECT key_hash, count(*) FROM {self.table.state} WHERE side = '{side.name}' AND key_hash = ANY({array_literal(hashes)})"
+            f" AND event_time > {client.time_literal(watermark - side.keep_us - 1)} GROUP BY 1"
         )
         frame = self._query(query, {"__kh": pl.Int64(), "__n": pl.Int64()})
         counts = np.zeros(len(hashes), dtype=np.int64)
@@ -201,16 +197,16 @@ class PostgresBuffers:
 
     def scan(self, which: int, watermark: int) -> pl.DataFrame:
         side = self._side(which)
-        condition = f"event_time > {_time_sql(watermark - side.keep_us - 1)}"
+        condition = f"event_time > {client.time_literal(watermark - side.keep_us - 1)}"
         if self.shards > 1:
-            condition += f" AND {shard_condition('key_hash', self.shard, self.shards)}"
+            condition += f" AND {shard_number('key_hash', self.shards)} = {self.shard}"
         return self._fetch(side, condition).sort("__kh", "__ts", "__id")
 
     def outline(self, which: int, watermark: int) -> pl.DataFrame:
         side = self._side(which)
         query = (
             f"SELECT key_hash, event_time, matched FROM {self.table.state} WHERE side = '{side.name}'"
-            f" AND event_time > {_time_sql(watermark - side.keep_us - 1)} AND {shard_condition('key_hash', self.shard, self.shards)}"
+            f" AND event_time > {client.time_literal(watermark - side.keep_us - 1)} AND {shard_number('key_hash', self.shards)} = {self.shard}"
         )
         return self._query(query, OUTLINE).with_columns(pl.col("__matched").fill_null(False))
 
@@ -291,9 +287,9 @@ def apply_staged(db: psycopg.Connection[Any], table: JoinTable, state: StageStat
 def delete_expired(db: psycopg.Connection[Any], table: JoinTable, state: StageState) -> dict[tuple[str, int], int]:
     """Delete the expired rows, and return their number by side and shard."""
     expired: dict[tuple[str, int], int] = {}
-    shard = f"mod(mod(key_hash, {state.shards}) + {state.shards}, {state.shards})::integer"
+    shard = f"{shard_number('key_hash', state.shards)}::integer"
     for side in table.logic.sides:
-        upto = _time_sql(state.watermark_us - side.keep_us - 1)
+        upto = client.time_literal(state.watermark_us - side.keep_us - 1)
         counts = db.execute(
             f"WITH gone AS (DELETE FROM {table.state} WHERE side = %s AND event_time <= {upto} RETURNING key_hash)"
             f" SELECT {shard}, count(*) FROM gone GROUP BY 1",
@@ -334,9 +330,5 @@ def collapsed_segments(
     return tuple(shards)
 
 
-def _array(hashes: Int64s) -> str:
+def array_literal(hashes: Int64s) -> str:
     return "'{" + ",".join(np.char.mod("%d", hashes)) + "}'::bigint[]"
-
-
-def _time_sql(us: int) -> str:
-    return client.time_literal(us)

@@ -1,10 +1,13 @@
-"""Set up tables when a pipeline starts, with the current format and names: shared tables and those of stages."""
+"""Set up tables when a pipeline starts, with the current format and names: shared tables and those of stages.
+
+The columns of a stage's table depend on its kind of state: rows of windows and keys, or buffered rows of a join.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import singledispatchmethod
+from functools import singledispatch, singledispatchmethod
 from typing import Any
 
 import psycopg
@@ -13,10 +16,10 @@ from slackwater.errors import StateError, Topic, raise_unregistered
 from slackwater.joins.compiled_join import CompiledJoin
 from slackwater.state import migrations
 from slackwater.state.commit import FORMAT
-from slackwater.state.postgres import client, state_columns, table_ownership
+from slackwater.state.postgres import client, table_ownership
+from slackwater.state.postgres.commit_log import latest_commit
 from slackwater.state.postgres.join_buffers import JoinTable
-from slackwater.state.postgres.snapshot import latest_commit
-from slackwater.state.postgres.table_names import TableNames
+from slackwater.state.postgres.table_names import TableNames, add_columns
 from slackwater.state.protocol import NoState, StateLayout
 from slackwater.windows.state_rows import KeyedStateLayout
 
@@ -49,6 +52,48 @@ def migrate_tables(db: psycopg.Connection[Any], tables: TableNames, location: st
             db.execute(f"UPDATE {table} SET {columns} WHERE pipeline_name = %s", [*values, tables.pipeline])
 
 
+@singledispatch
+def column_types(logic: StateLayout, tables: TableNames) -> dict[str, str]:
+    """Map the columns of a stage's table to their types, except the columns that all state tables share."""
+    raise_unregistered(logic, "slackwater.state.postgres.schema_setup.column_types")
+
+
+@column_types.register
+def _(logic: KeyedStateLayout, tables: TableNames) -> dict[str, str]:
+    return tables.types(logic)
+
+
+@column_types.register
+def _(logic: CompiledJoin, tables: TableNames) -> dict[str, str]:
+    return JoinTable(tables, logic).types()
+
+
+@column_types.register
+def _(logic: NoState, tables: TableNames) -> dict[str, str]:
+    return {}
+
+
+@singledispatch
+def check_columns(logic: StateLayout, tables: TableNames, where: str) -> None:
+    """Raise StartError for a column whose name or values Postgres cannot store unchanged."""
+    raise_unregistered(logic, "slackwater.state.postgres.schema_setup.check_columns")
+
+
+@check_columns.register
+def _(logic: KeyedStateLayout, tables: TableNames, where: str) -> None:
+    client.check_names(list(tables.columns(logic).values()), where)
+
+
+@check_columns.register
+def _(logic: CompiledJoin, tables: TableNames, where: str) -> None:
+    JoinTable(tables, logic).check(where)
+
+
+@check_columns.register
+def _(logic: NoState, tables: TableNames, where: str) -> None:
+    """Do nothing: a stage without state has no columns."""
+
+
 @dataclass(frozen=True)
 class SchemaSetup:
     """Sets up the tables of one stage, for a state at `epoch` (-1: a new state)."""
@@ -69,7 +114,7 @@ class SchemaSetup:
 
         Raises StartError, StateError or psycopg's errors.
         """
-        state_columns.check_columns(logic, self.tables, f"pipeline {self.tables.pipeline}: state store")
+        check_columns(logic, self.tables, f"pipeline {self.tables.pipeline}: state store")
         if self.continues:
             self._rename()
         return self._run(logic)
@@ -132,7 +177,7 @@ class SchemaSetup:
             ):
                 self.db.execute(f"ALTER TABLE {table.state} DROP COLUMN {name}")
                 del existing_types[column]
-        if statement := table.alter(list(existing_types)):
+        if statement := add_columns(table.state, types, existing_types):
             self.db.execute(statement)
 
     def _rename(self) -> None:
@@ -170,7 +215,7 @@ class SchemaSetup:
             return
         table_ownership.find_table(self.db, t, "staged")
         self.db.execute(f"DELETE FROM {t.staged}")
-        if statement := t.complete_staged(logic, existing_columns):
+        if statement := add_columns(t.staged, t.types(logic), existing_columns):
             self.db.execute(statement)
 
     def _has_view(self) -> bool:
@@ -194,11 +239,9 @@ class SchemaSetup:
 
     def _must_exist(self) -> None:
         """Raise StateError if the state table is missing."""
-        table = self.tables.state
-        row = self.db.execute("SELECT to_regclass(%s)", (table,)).fetchone()
-        if row is None or row[0] is None:
+        if not client.table_exists(self.db, self.tables.state):
             raise StateError(
-                f'table {table} is missing {self.location}, but pipeline "{self.tables.pipeline}" has state in epoch '
+                f'table {self.tables.state} is missing {self.location}, but pipeline "{self.tables.pipeline}" has state in epoch '
                 f"{self.epoch}; "
                 "restore it from a backup, or delete the pipeline's row from slackwater_pipelines to start over",
                 Topic.STATE_DAMAGED,

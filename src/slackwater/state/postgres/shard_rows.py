@@ -19,9 +19,11 @@ from slackwater.errors import EpochError
 from slackwater.joins.compiled_join import CompiledJoin
 from slackwater.joins.join_buffers import Changes
 from slackwater.state.commit import OutputMeta, SegmentMeta
-from slackwater.state.postgres import client, join_buffers, row_validation, staged_row_cache
-from slackwater.state.postgres.join_buffers import JoinTable, PostgresBuffers
-from slackwater.state.postgres.staged_version_overlay import StagedVersionOverlay
+from slackwater.state.files.segments import sort_by_unit
+from slackwater.state.postgres import client, join_buffers
+from slackwater.state.postgres.join_buffers import JoinTable, PostgresBuffers, array_literal, shard_number
+from slackwater.state.postgres.staged_version_overlay import StagedVersionOverlay, store_copy
+from slackwater.state.postgres.table_checks import check_rows, report_read_errors
 from slackwater.state.postgres.table_names import TIMES, TableNames
 from slackwater.state.protocol import OUTLINE
 from slackwater.storage.arrow_files import encode_frame, file_checksum
@@ -86,7 +88,7 @@ class PostgresShard:
             raise EpochError(f"state was not staged: {error}") from None
         stats, content = logic.stats(rows), encode_frame(rows)
         owner = (self.url, self.tables.state, self.shard)
-        staged_row_cache.store_copy(token, content, owner, {m.file for m in self.metas})
+        store_copy(token, content, owner, {m.file for m in self.metas})
         figures = stats._asdict() | {"checksum": file_checksum(content)}
         return (*self.metas, SegmentMeta(file=token, rows=frame.height, bytes=int(frame.estimated_size()), **figures))
 
@@ -174,7 +176,7 @@ class PostgresReader:
         if not len(hashes) or not self._has_rows():
             return self.logic.empty_state()
         newest, rest = self._staged_versions.units(hashes)
-        below = self._fetch([f"unit = ANY({_array(rest)})"], shard_only=False) if len(rest) else None
+        below = self._fetch([f"unit = ANY({array_literal(rest)})"], shard_only=False) if len(rest) else None
         return _concat_sorted(newest, below)
 
     def due(self, when: DueRowFilter) -> pl.DataFrame:
@@ -189,19 +191,18 @@ class PostgresReader:
                 conditions.append(f"kind = {kind} AND {within}")
         before = client.time_literal(when.start_before)
         below = self._fetch([f"(({') OR ('.join(conditions)})) AND window_start < {before}"], shard_only=True)
-        return self._overlay(self._staged_versions.due(when) if self._staged_versions else None, below)
+        return self._overlay(self._staged_versions.all().due(when) if self._staged_versions else None, below)
 
     def nearest(self, after: int, count: int) -> Int64s | None:
         return None  # the index finds the rows of any time range
 
     def scan(self) -> pl.DataFrame:
-        return self._overlay(
-            self._staged_versions.scan() if self._staged_versions else None, self._fetch([], shard_only=True)
-        )
+        below = self._fetch([], shard_only=True)
+        return self._overlay(self._staged_versions.all().scan() if self._staged_versions else None, below)
 
     def outline(self) -> pl.DataFrame:
         below = self._fetch([], shard_only=True, only=OUTLINE)
-        return self._overlay(self._staged_versions.outline() if self._staged_versions else None, below)
+        return self._overlay(self._staged_versions.all().outline() if self._staged_versions else None, below)
 
     def _overlay(self, newest: pl.DataFrame | None, below: pl.DataFrame) -> pl.DataFrame:
         """Return the newest staged rows, and the rows of the state table that they do not replace."""
@@ -216,11 +217,7 @@ class PostgresReader:
         `shard_only`: whether to read only units of this shard. `only`: the columns to fetch; None for all.
         """
         t, shards = self.state.tables, self.state.shards
-        in_shard = (
-            [f"mod(mod(key_hash, {shards}) + {shards}, {shards}) = {self.state.shard}"]
-            if shard_only and shards > 1
-            else []
-        )
+        in_shard = [f"{shard_number('key_hash', shards)} = {self.state.shard}"] if shard_only and shards > 1 else []
         condition = " AND ".join([*conditions, *in_shard]) or "true"
         if conditions and shard_only:
             # read the whole unit, even if only one of its rows is due
@@ -236,7 +233,7 @@ class PostgresReader:
         """
         columns, schema = self._columns()
         tokens = ", ".join(f"'{m.file}'" for m in metas)
-        condition = "" if hashes is None else f" AND unit = ANY({_array(hashes)})"
+        condition = "" if hashes is None else f" AND unit = ANY({array_literal(hashes)})"
         query = f"SELECT {columns}, token FROM {self.state.tables.staged} r WHERE token IN ({tokens}){condition}"
         frame = self._query(query, {**schema, _TOKEN: pl.String()}).sort(_TOKEN, "__h", _ORDINAL).drop(_ORDINAL)
         parts = frame.partition_by(_TOKEN, as_dict=True, include_key=False)
@@ -257,25 +254,17 @@ class PostgresReader:
 
     def _query(self, query: str, schema: dict[str, pl.DataType]) -> pl.DataFrame:
         with (
-            row_validation.report_read_errors(self.state.tables.state),
+            report_read_errors(self.state.tables.state),
             client.arrow_cursor(self.state.url, self.state.snapshot) as cursor,
         ):
             frame = client.fetch_frame(cursor, query, schema)
         if self.state.trusts_copies:  # otherwise `slackwater state verify` checks all rows itself
-            row_validation.check_rows(frame, self.state.tables.state, self._required)
+            check_rows(frame, self.state.tables.state, self._required)
         if "__rev" in schema:  # rows stored before windows had revisions
             frame = frame.with_columns(pl.col("__rev").fill_null(0), pl.col("__out").fill_null([]))
         return frame
 
 
-def _array(hashes: Int64s) -> str:
-    return "'{" + ",".join(np.char.mod("%d", hashes)) + "}'::bigint[]"
-
-
 def _concat_sorted(newest: pl.DataFrame, below: pl.DataFrame | None) -> pl.DataFrame:
     """Concatenate two frames without common values of `__h`, and sort the rows by `__h`. The sort is stable."""
-    frame = newest if below is None else below if newest.is_empty() else pl.concat([newest, below])
-    hashes = frame["__h"].to_numpy()
-    if bool((hashes[1:] >= hashes[:-1]).all()):
-        return frame
-    return frame[np.argsort(hashes, kind="stable")]
+    return sort_by_unit(newest if below is None else below if newest.is_empty() else pl.concat([newest, below]))

@@ -19,7 +19,8 @@ import psycopg
 
 from slackwater.errors import EpochError, StateError, Topic
 from slackwater.state.commit import Commit, SegmentMeta
-from slackwater.state.postgres import client, staged_row_cache
+from slackwater.state.postgres import client
+from slackwater.state.postgres.staged_version_overlay import forget_copies
 from slackwater.state.postgres.table_checks import check_tables
 from slackwater.state.postgres.table_names import TableNames
 from slackwater.windows.state_rows import TOMBSTONE
@@ -72,7 +73,7 @@ def merge_versions(db: psycopg.Connection[Any], staged: str, state: str, segment
     metas = staged_segments(segments)
     if not metas:
         return 0
-    missing = [t for t in (staged, state) if not _exists(db, t)]
+    missing = [t for t in (staged, state) if not client.table_exists(db, t)]
     if missing or _count(db, staged, metas) != sum(m.rows for m in metas):
         raise StateError(
             f"{missing[0] if missing else staged} lacks rows that the latest commit refers to; restore it from a backup of the database",
@@ -163,7 +164,7 @@ def merge_at_start(db: psycopg.Connection[Any], tables: TableNames, commit: Comm
         )
         if row.rowcount != 1:
             raise StateError(f'pipeline "{tables.pipeline}" {location} was changed by another runner; start again')
-    staged_row_cache.forget_copies(staged_tokens(commit))
+    forget_copies(staged_tokens(commit))
     return merged
 
 
@@ -207,7 +208,7 @@ def clear_merged(
         The tokens of the rows that are still staged.
     """
     waits = staged_tokens(stored)
-    staged_row_cache.forget_copies((before | staged_tokens(commit)) - waits)
+    forget_copies((before | staged_tokens(commit)) - waits)
     for number, stage in enumerate(stored.stages) if before - waits else ():
         if not staged_segments(stage.segments):
             try:
@@ -215,8 +216,3 @@ def clear_merged(
             except psycopg.Error as error:  # the commit succeeded; autovacuum or the next commit cleans up
                 log.warning("%s: staged rows could not be vacuumed: %s", tables.pipeline, client.error_reason(error))
     return waits
-
-
-def _exists(db: psycopg.Connection[Any], table: str) -> bool:
-    row = db.execute("SELECT to_regclass(%s) IS NOT NULL", (table,)).fetchone()
-    return bool(row and row[0])

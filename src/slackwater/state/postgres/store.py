@@ -21,11 +21,12 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import polars as pl
 import psycopg
@@ -36,18 +37,14 @@ from slackwater.errors import EpochError, FencedError, LockHeldError, StartError
 from slackwater.state.commit import FORMAT, Commit, OutputMeta, SegmentMeta
 from slackwater.state.postgres import (
     client,
-    lock,
-    offset_lists,
-    run_history,
+    commit_log,
+    runners,
     schema_setup,
-    staged_output,
     staged_version_merge,
     table_ownership,
 )
 from slackwater.state.postgres.commit_transaction import TargetRefusedError, Transaction, separate_refusals
-from slackwater.state.postgres.database_errors import report_database_errors
 from slackwater.state.postgres.shard_rows import PostgresShard
-from slackwater.state.postgres.snapshot import latest_commit, open_snapshot, pipeline_names, stored_record, table_exists
 from slackwater.state.postgres.table_names import TableNames
 from slackwater.state.protocol import ASIDE, Publish, Snapshot, StateLayout, StoredRecord
 from slackwater.state.run_history import Run
@@ -55,6 +52,22 @@ from slackwater.state.run_history import Run
 log = logging.getLogger("slackwater")
 
 PATIENCE_S = 30.0  # how long a lost connection is retried
+T = TypeVar("T")
+
+
+def _report_epoch_errors(method: Callable[..., T]) -> Callable[..., T]:
+    """Wrap a method of the store so that database errors become one-line EpochErrors."""
+
+    @wraps(method)
+    def reporting(self: PostgresStore, *arguments: Any) -> T:
+        try:
+            return method(self, *arguments)
+        except psycopg.Error as error:
+            raise EpochError(
+                f"state store {self.location}: {client.error_reason(error)}; start again once the database is available"
+            ) from None
+
+    return reporting
 
 
 class PostgresStore:
@@ -91,74 +104,69 @@ class PostgresStore:
     # -- start and end -------------------------------------------------------------------------------------------
 
     def open(self) -> Commit | None:
+        return self._begin(self._open_latest)
+
+    def _begin(self, start: Callable[[], T]) -> T:
+        """Take the lock, create the shared tables, and return the result of `start`. Closes the store on an error."""
         self.checkpoint.mkdir(parents=True, exist_ok=True)
         try:
-            self._connect()
-            schema_setup.create_shared_tables(self._db, self.tables)
-            latest = self._read_latest()
-            return latest and staged_version_merge.merge_at_start(self._db, self.tables, latest, self._location)
-        except psycopg.Error as error:
-            self.close()
-            raise StateError(f"state store {self._location}: {client.error_reason(error)}") from None
+            with client.report_errors(self.location):
+                self._connect()
+                schema_setup.create_shared_tables(self._db, self.tables)
+                return start()
         except (StartError, StateError):
             self.close()
             raise
 
+    def _open_latest(self) -> Commit | None:
+        latest = commit_log.latest_commit(self._db, self.tables, self.location)
+        commit, self._published, self._version = latest or (None, -1, FORMAT)
+        self._epoch = commit.epoch if commit else -1
+        self._reached = frozenset(commit.reached if commit else ())
+        return commit and staged_version_merge.merge_at_start(self._db, self.tables, commit, self.location)
+
     def start_over(self) -> str | None:
         """Rename the tables and the record in one transaction; see `StateStore.start_over`."""
-        self.checkpoint.mkdir(parents=True, exist_ok=True)
-        try:
-            self._connect()
-            schema_setup.create_shared_tables(self._db, self.tables)
-            return self.put_aside() if table_ownership.has_record(self._db, self.tables) else None
-        except psycopg.Error as error:
-            self.close()
-            raise StateError(f"state store {self._location}: {client.error_reason(error)}") from None
+        return self._begin(lambda: self.put_aside() if table_ownership.has_record(self._db, self.tables) else None)
 
     def put_aside(self) -> str:
         aside = f"{self._pipeline}{ASIDE}{dt.datetime.now(dt.UTC):%Y%m%dT%H%M%S%fZ}"
         with self._db.transaction():
             table_ownership.put_aside(self._db, self.tables, aside)
-        return f'"{aside}" {self._location}'
+        return f'"{aside}" {self.location}'
 
     def pipelines(self) -> list[str]:
-        return [name for name in pipeline_names(self._url, self._schema) if ASIDE not in name]
+        return [name for name in commit_log.pipeline_names(self._url, self._schema) if ASIDE not in name]
 
     def peek(self, epoch: int | None = None) -> AbstractContextManager[Snapshot | None]:
-        return open_snapshot(self._url, self.tables, self._location, epoch)
+        return commit_log.open_snapshot(self._url, self.tables, self.location, epoch)
 
     def epochs(self) -> list[int]:
         with self.peek() as snapshot:
             return [] if snapshot is None else [snapshot.commit.epoch]
 
     def stored_record(self) -> StoredRecord | None:
-        try:
-            with closing(client.open_connection(self._url, "state store")) as db:
-                stored = (
-                    stored_record(db, self.tables, self._location) if table_exists(db, self.tables.pipelines) else None
-                )
-                return stored[0] if stored else None
-        except psycopg.Error as error:
-            raise StateError(f"state store {self._location}: {client.error_reason(error)}") from None
+        with client.report_errors(self.location), closing(client.open_connection(self._url, "state store")) as db:
+            if not client.table_exists(db, self.tables.pipelines):
+                return None
+            stored = commit_log.stored_record(db, self.tables, self.location)
+            return stored[0] if stored else None
 
     def fork(self, name: str, epoch: int | None = None, renames: bool = False) -> Commit | None:
         from slackwater.state.postgres.fork import fork_tables
 
-        return fork_tables(self._url, self.tables, name, epoch, self._location, renames)
+        return fork_tables(self._url, self.tables, name, epoch, self.location, renames)
 
     def runner(self) -> str | None:
-        try:
-            with closing(client.open_connection(self._url, "state store")) as db:
-                return lock.lock_holder(db, self.tables)
-        except psycopg.Error as error:
-            raise StateError(f"state store {self._location}: {client.error_reason(error)}") from None
+        with client.report_errors(self.location), closing(client.open_connection(self._url, "state store")) as db:
+            return runners.lock_holder(db, self.tables)
 
     def runs(self) -> tuple[Run, ...]:
-        return run_history.read_runs(self._url, self.tables, self._location)
+        return runners.read_runs(self._url, self.tables, self.location)
 
-    @report_database_errors
+    @_report_epoch_errors
     def save_run(self, run: Run) -> None:
-        run_history.write_run(self._db, self.tables, run)
+        runners.write_run(self._db, self.tables, run)
 
     @property
     def capacity(self) -> ValueLimits:
@@ -172,29 +180,18 @@ class PostgresStore:
     @property
     def location(self) -> str:
         """Return the location of the tables, for messages."""
-        return self._location
-
-    @property
-    def _location(self) -> str:
         return f'in schema "{self._schema}" of {client.server_address(self._url)}'
-
-    def _read_latest(self) -> Commit | None:
-        latest = latest_commit(self._db, self.tables, self._location)
-        commit, self._published, self._version = latest or (None, -1, FORMAT)
-        self._epoch = commit.epoch if commit else -1
-        self._reached = frozenset(commit.reached if commit else ())
-        return commit
 
     def _migrate(self) -> None:
         """Migrate the tables before the first epoch. Merely reading a state never changes it."""
         if self._version != FORMAT:
-            schema_setup.migrate_tables(self._db, self.tables, self._location)
+            schema_setup.migrate_tables(self._db, self.tables, self.location)
             self._version = FORMAT
 
     def prepare(self, logic: StateLayout, stage: int = 0, begins: bool = False) -> None:
         self._migrate()
         preparation = schema_setup.SchemaSetup(
-            self._db, self.tables.for_stage(stage), self._location, self._epoch, begins
+            self._db, self.tables.for_stage(stage), self.location, self._epoch, begins
         )
         self._altering[stage] = preparation.run(logic)
         self._stages[stage] = logic
@@ -207,14 +204,14 @@ class PostgresStore:
     def _connect(self) -> None:
         """Connect, and take the pipeline's lock. Closing the connection releases the lock."""
         self._disconnect()
-        self._connection = lock.connect_locked(self._url, self.tables, self._location)
+        self._connection = runners.connect_locked(self._url, self.tables, self.location)
 
     def _disconnect(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
-    @report_database_errors
+    @_report_epoch_errors
     def remove(self) -> None:
         """Delete the state and release the lock. Requires `prepare`."""
         with self._db.transaction():
@@ -237,22 +234,19 @@ class PostgresStore:
     ) -> PostgresShard:
         return PostgresShard(self._url, replace(self.tables, stage=stage), shard, shards, epoch, metas)
 
-    def output(self, meta: OutputMeta) -> pl.DataFrame:
-        return self.outputs([meta])[0]
-
-    @report_database_errors
+    @_report_epoch_errors
     def outputs(self, metas: Sequence[OutputMeta]) -> list[pl.DataFrame]:
         reads_only = self._connection is None  # a reader without the lock
         with client.borrow_connection(self._url, "state store") if reads_only else nullcontext(self._db) as db:
-            return [staged_output.read_staged_output(db, self.tables, self._location, meta) for meta in metas]
+            return [commit_log.read_staged_output(db, self.tables, self.location, meta) for meta in metas]
 
-    @report_database_errors
+    @_report_epoch_errors
     def write_list(self, epoch: int, lines: Sequence[str]) -> str:
-        return offset_lists.write_list(self._db, self.tables, epoch, lines)
+        return commit_log.write_list(self._db, self.tables, epoch, lines)
 
-    @report_database_errors
+    @_report_epoch_errors
     def read_list(self, name: str) -> list[str]:
-        return offset_lists.read_list(self._db, self.tables, self._location, name)
+        return commit_log.read_list(self._db, self.tables, self.location, name)
 
     def shares_transaction(self, target: object) -> bool:
         url = getattr(target, "url", None)
@@ -302,7 +296,7 @@ class PostgresStore:
         stored_epoch = -1 if row is None else row[0]
         if stored_epoch != commit.epoch - 1:
             raise FencedError(
-                f"epoch {stored_epoch} was committed {self._location} by another runner while this one was disconnected; this one is stopping"
+                f"epoch {stored_epoch} was committed {self.location} by another runner while this one was disconnected; this one is stopping"
             )
         log.warning("%s: epoch %d was not committed; the commit is repeated", self._pipeline, commit.epoch)
         try:
@@ -317,7 +311,7 @@ class PostgresStore:
     def _transact(self, commit: Commit, publish: Publish | None, commit_id: uuid.UUID) -> Commit:
         stages = [self._stages[n] for n in sorted(self._stages)]
         altering = [statement for n in sorted(self._altering) for statement in self._altering[n]]
-        stored = Transaction(self._db, self.tables, stages, self._location, altering, self._named).run(
+        stored = Transaction(self._db, self.tables, stages, self.location, altering, self._named).run(
             commit, None if publish is None else separate_refusals(publish), commit_id
         )
         self._altering.clear()
@@ -333,7 +327,7 @@ class PostgresStore:
                 # the server may not have noticed yet that the old connection is gone
                 if time.monotonic() > end:
                     raise FencedError(
-                        f"another runner took the lock {self._location} while this one was disconnected; this one is stopping"
+                        f"another runner took the lock {self.location} while this one was disconnected; this one is stopping"
                     ) from None
             except Exception as error:
                 if time.monotonic() > end:
@@ -364,10 +358,7 @@ class PostgresStore:
         except psycopg.Error as error:
             # harmless: a target ignores an epoch that it already holds
             log.warning(
-                "%s: epoch %d is published, but could not be marked as published: %s",
-                self._pipeline,
-                epoch,
-                client.error_reason(error),
+                f"{self._pipeline}: epoch {epoch} is published, but could not be marked as published: {client.error_reason(error)}"
             )
         self._published = epoch
 
@@ -385,16 +376,13 @@ class PostgresStore:
         except psycopg.Error as error:
             # mostly harmless: most targets ignore an epoch that they already hold
             log.warning(
-                '%s: epoch %d is in target "%s", but could not be marked as delivered: %s',
-                self._pipeline,
-                epoch,
-                target,
-                client.error_reason(error),
+                f'{self._pipeline}: epoch {epoch} is in target "{target}", but could not be marked as delivered: '
+                f"{client.error_reason(error)}"
             )
 
     def discard_attempt(self, epoch: int) -> None:
         """Do nothing: staged rows have no effect unless a commit references them."""
 
-    @report_database_errors
+    @_report_epoch_errors
     def collect_garbage(self) -> None:
-        offset_lists.collect_garbage(self._db, self.tables, self._epoch)
+        commit_log.delete_unused_lists(self._db, self.tables, self._epoch)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import xxhash
@@ -231,13 +231,6 @@ class TableNames:
             f"CREATE INDEX {client.quote_name(self.name_of('staged', 'token'))} ON {self.staged} (token)",
         ]
 
-    def complete_staged(self, logic: KeyedStateLayout, existing_columns: Sequence[str]) -> str:
-        """Return a statement that adds missing columns to the table of staged rows; empty if none is missing."""
-        added = [
-            f"ADD COLUMN {client.quote_name(c)} {t}" for c, t in self.types(logic).items() if c not in existing_columns
-        ]
-        return f"ALTER TABLE {self.staged} {', '.join(added)}" if added else ""
-
     def newest(self, columns: str) -> str:
         """Return a query for all rows as of the latest commit.
 
@@ -265,3 +258,9 @@ class TableNames:
             f" WHERE s.kind IN ({FRAGMENT}, {EMITTED_FRAGMENT})"
             f" OR s.kind IN ({WHOLE}, {EMITTED}) AND (p.watermark IS NULL OR s.closes_at > p.watermark)"
         )
+
+
+def add_columns(table: str, types: Mapping[str, str], existing_columns: Collection[str]) -> str:
+    """Return a statement that adds the columns missing in `existing_columns`; empty if none is missing."""
+    added = [f"ADD COLUMN {client.quote_name(c)} {t}" for c, t in types.items() if c not in existing_columns]
+    return f"ALTER TABLE {table} {', '.join(added)}" if added else ""

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slackwater.core.humanize import format_exact_time, format_number, format_span, plural
-from slackwater.query.clock_sentences import describe_watermark_wait, name_clock, quote_stage
-from slackwater.query.why_report import WhyReport
+from slackwater.query.why_report import WhyReport, describe_watermark_wait, name_clock, quote_stage
 from slackwater.ui.blocks.row_accounting import PARTS, RowAccounting
 
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from slackwater.core.humanize import format_brief, format_exact_time, format_number, plural
-from slackwater.query.clock_sentences import describe_watermark_wait
-from slackwater.query.why_report import StageReport, WhyReport
+from slackwater.query.why_report import StageReport, WhyReport, describe_watermark_wait
 from slackwater.state.commit import Commit, StageState
 from slackwater.ui.svg import WIDTH, element, picture, rect, shorten, text, title
 

@@ -1,0 +1,221 @@
+"""One shard of the files store: reads state rows from segments, stages new ones, and merges segments that have piled up.
+
+A thread of the driver's process merges segments while epochs continue:
+
+    commit 12   [a][b][c][d][e][f][g][h]       eight segments of one size class: the thread merges them into [m]
+    epoch  13   [a][b][c][d][e][f][g][h][i]    does not wait for [m]
+    epoch  14   [m][i][j]                      shards opened after the merge have [m] instead of [a] to [h]
+
+A merged segment takes effect when a commit references it; unreferenced segments are garbage-collected. If the thread
+falls behind until twice as many segments of a shard have piled up, the task that writes the shard merges them
+(`FilesShard.stage`).
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Collection
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import singledispatchmethod
+
+import polars as pl
+
+from slackwater.errors import raise_unregistered
+from slackwater.joins.compiled_join import CompiledJoin
+from slackwater.joins.join_buffers import Changes
+from slackwater.state.commit import Commit, OutputMeta, SegmentMeta
+from slackwater.state.files.join_buffers import FilesBuffers, JoinWriter
+from slackwater.state.files.segments import (
+    FAN,
+    MOST,
+    Segment,
+    SegmentMerge,
+    SegmentReader,
+    count_segments_to_merge,
+    list_segments,
+    newest_units,
+    sort_by_unit,
+)
+from slackwater.state.protocol import NoState, StateLayout
+from slackwater.storage.base import Storage
+from slackwater.watermark import NO_WATERMARK
+from slackwater.windows.state_rows import KeyedStateLayout
+
+StageShard = tuple[int, int]  # stage number, shard
+
+
+@dataclass(frozen=True)
+class FilesShard:
+    """A `ShardState` in files."""
+
+    storage: Storage
+    shard: int
+    epoch: int
+    metas: tuple[SegmentMeta, ...]
+
+    def with_metas(self, metas: tuple[SegmentMeta, ...]) -> FilesShard:
+        return replace(self, metas=metas)
+
+    def reader(self, logic: KeyedStateLayout) -> SegmentReader:
+        return SegmentReader(list_segments(self.storage, self.metas), logic.state_schema)
+
+    def stage(
+        self, logic: KeyedStateLayout, rows: pl.DataFrame, before: pl.DataFrame, watermark: int
+    ) -> tuple[SegmentMeta, ...]:
+        """Return the segments, with `rows` added as the newest segment and without expired segments.
+
+        If the background merge lags behind, segments that have piled up are merged here.
+        """
+        metas = list(self.metas)
+        while metas and metas[0].dead <= watermark:
+            metas.pop(0)
+        if rows.height:
+            metas.append(self._write(logic, rows))
+        segments = tuple(metas)
+        for merge in self.with_metas(segments).merges(logic, watermark, MOST):
+            segments = merge.apply(segments, watermark)
+        return segments
+
+    @singledispatchmethod
+    def merges(self, logic: StateLayout, watermark: int, fan: int) -> list[SegmentMerge]:
+        """Merge the newest segments if `fan` segments of a size class have piled up, and return the merges."""
+        raise_unregistered(logic, "slackwater.state.files.shard_rows.FilesShard.merges")
+
+    @merges.register
+    def _(self, logic: KeyedStateLayout, watermark: int, fan: int) -> list[SegmentMerge]:
+        count = count_segments_to_merge(self.metas, fan)
+        if not count:
+            return []
+        merged = self._merge(logic, self.metas[-count:], oldest=count == len(self.metas), watermark=watermark)
+        return [SegmentMerge(self.metas[-count:], (self._write(logic, merged),) if merged.height else ())]
+
+    @merges.register
+    def _(self, logic: CompiledJoin, watermark: int, fan: int) -> list[SegmentMerge]:
+        return self._writer(logic).merges(self.metas, watermark, fan)
+
+    @merges.register
+    def _(self, logic: NoState, watermark: int, fan: int) -> list[SegmentMerge]:
+        return []
+
+    def buffers(self, logic: CompiledJoin) -> FilesBuffers:
+        return FilesBuffers(self.storage, self.metas, logic)
+
+    def write_changes(self, logic: CompiledJoin, changes: Changes, watermark: int) -> tuple[SegmentMeta, ...]:
+        return self._writer(logic).stage(self.metas, changes, watermark)
+
+    def replace_buffers(self, logic: CompiledJoin, changes: Changes) -> tuple[SegmentMeta, ...]:
+        return self._writer(logic).stage((), changes, NO_WATERMARK)
+
+    def _writer(self, logic: CompiledJoin) -> JoinWriter:
+        return JoinWriter(self.storage, self.shard, self.epoch, logic)
+
+    def replace_rows(
+        self, logic: KeyedStateLayout, rows: pl.DataFrame, before: pl.DataFrame | None = None
+    ) -> tuple[SegmentMeta, ...]:
+        """Replace the contents of the shard with `rows`, and return its new segments. `before` is not used."""
+        return (self._write(logic, rows),) if rows.height else ()
+
+    def write_output(self, frame: pl.DataFrame) -> OutputMeta:
+        name = f"outputs/{self.epoch:09d}-{self.shard:03d}-{uuid.uuid4().hex[:12]}.arrow"
+        _, digest = self.storage.write(name, frame)
+        return OutputMeta(file=name, rows=frame.height, checksum=digest)
+
+    def _write(self, logic: KeyedStateLayout, rows: pl.DataFrame) -> SegmentMeta:
+        """Write a new segment. Its name is unique, so that a task may run twice."""
+        name = f"segments/{self.epoch:09d}-{self.shard:03d}-{uuid.uuid4().hex[:12]}.arrow"
+        size, digest = self.storage.write(name, rows)
+        stats = logic.stats(rows)
+        return SegmentMeta(file=name, rows=rows.height, bytes=size, checksum=digest, **stats._asdict())
+
+    def _merge(
+        self, logic: KeyedStateLayout, metas: tuple[SegmentMeta, ...], oldest: bool, watermark: int
+    ) -> pl.DataFrame:
+        """Merge segments into one frame.
+
+        `oldest`: whether there are no older segments. Only then are expired rows dropped: otherwise, older versions of
+        them would count again.
+        """
+        if oldest:
+            return sort_by_unit(logic.drop_expired(self.with_metas(metas).reader(logic).scan(), watermark))
+        opened = [Segment(self.storage, m) for m in metas]
+        rows = [logic.add_revision_columns(s.all_rows()) for s in opened]
+        frames = [f.select(list(logic.state_schema)) for f in rows]
+        frame = pl.concat(newest_units(frames))
+        return sort_by_unit(frame.cast(logic.state_schema))  # type: ignore[arg-type]
+
+
+class BackgroundMerger:
+    """Merges the segments of one store in one background thread. Only the driver's thread calls its methods."""
+
+    def __init__(self, storage: Storage) -> None:
+        # set at the start
+        self._storage = storage
+        self._logics: dict[int, StateLayout] = {}  # by stage number
+        # changes with every commit
+        self._watermarks: list[int] = []  # by stage, as of the latest commit
+        self._thread: ThreadPoolExecutor | None = None
+        # with the epoch in the names of the files they write
+        self._running: dict[StageShard, tuple[int, Future[list[SegmentMerge]]]] = {}
+        self._done: dict[StageShard, tuple[int, list[SegmentMerge]]] = {}
+
+    def add_stage(self, stage: int, logic: StateLayout) -> None:
+        """Register the logic of a stage. Only registered stages are merged."""
+        self._logics[stage] = logic
+
+    @property
+    def epochs(self) -> Collection[int]:
+        """Return epochs whose files must be kept, because they may be merged segments that no commit references."""
+        return {epoch for epoch, _ in (*self._running.values(), *self._done.values())}
+
+    def apply_merges(self, stage: int, shard: int, metas: tuple[SegmentMeta, ...]) -> tuple[SegmentMeta, ...]:
+        """Return the segments of a shard after applying finished merges. Raises the error of a merge that failed."""
+        for merge in self._collect_finished((stage, shard)):
+            metas = merge.apply(metas, self._watermarks[stage])
+        return metas
+
+    def _collect_finished(self, stage_shard: StageShard) -> list[SegmentMerge]:
+        if stage_shard in self._running and self._running[stage_shard][1].done():
+            epoch, future = self._running.pop(stage_shard)
+            if merges := future.result():
+                self._done[stage_shard] = (epoch, merges)
+        return self._done.get(stage_shard, (0, []))[1]
+
+    def schedule_merges(self, commit: Commit) -> None:
+        """Start merging the segments of a new commit that have piled up, and forget merges that it already contains.
+
+        A failed merge does not affect the commit: only `apply_merges` raises its error.
+        """
+        self._watermarks = [stage.watermark_us for stage in commit.stages]
+        segments = {
+            (number, shard): metas
+            for number, stage in enumerate(commit.stages)
+            for shard, metas in enumerate(stage.segments)
+        }
+        for stage_shard, (_, merges) in [*self._done.items()]:
+            metas, watermark = segments.get(stage_shard, ()), self._watermarks[stage_shard[0]]
+            if all(merge.apply(metas, watermark) == metas for merge in merges):  # already applied, or outdated
+                del self._done[stage_shard]
+        for stage_shard, metas in segments.items():
+            if stage_shard[0] in self._logics and stage_shard not in self._running and stage_shard not in self._done:
+                self._start_merge(commit, stage_shard, metas)
+
+    def _start_merge(self, commit: Commit, stage_shard: StageShard, metas: tuple[SegmentMeta, ...]) -> None:
+        if len(metas) < FAN:
+            return
+        stage, number = stage_shard
+        shard, watermark = FilesShard(self._storage, number, commit.epoch, metas), self._watermarks[stage]
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="slackwater-merge")
+        self._running[stage_shard] = (
+            commit.epoch,
+            self._thread.submit(shard.merges, self._logics[stage], watermark, FAN),
+        )
+
+    def close(self) -> None:
+        """Wait for the merge in progress, because another runner may take over the state afterward."""
+        if self._thread is not None:
+            self._thread.shutdown(cancel_futures=True)
+            self._thread = None
+        self._running.clear()
+        self._done.clear()

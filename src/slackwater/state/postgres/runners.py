@@ -1,0 +1,101 @@
+"""The processes that run a pipeline: the one that holds its lock, and the history of runs.
+
+The lock is a Postgres advisory lock. The `application_name` of its connection identifies the runner. The history has one
+row per run, in a table that anyone can SELECT from.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import psycopg
+import xxhash
+
+from slackwater.errors import LockHeldError
+from slackwater.state.postgres import client
+from slackwater.state.postgres.table_names import TableNames
+from slackwater.state.run_history import MOST_RUNS, Run, parse_runs
+
+LOCK_S = 3.0  # how long a start waits for the server to notice that a killed runner is gone
+
+
+def connect_locked(url: str, tables: TableNames, location: str) -> psycopg.Connection[Any]:
+    """Open a connection that holds the lock of a pipeline. Raises LockHeldError, StartError or psycopg's errors."""
+    db = client.open_connection(url, "state store")
+    try:
+        end = time.monotonic() + LOCK_S
+        while not take_lock(db, tables):
+            if time.monotonic() > end:
+                holder = lock_holder(db, tables) or "another process"
+                raise LockHeldError(
+                    f"pipeline is already running: {holder} holds its lock {location}; stop that process first, "
+                    "because a pipeline can have only one runner at a time"
+                )
+            time.sleep(0.1)
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def take_lock(db: psycopg.Connection[Any], tables: TableNames) -> bool:
+    """Take the lock of a pipeline until the connection is closed. Return False if another connection holds it."""
+    row = db.execute("SELECT pg_try_advisory_lock(%s)", (lock_key(tables),)).fetchone()
+    return bool(row and row[0])
+
+
+def lock_key(tables: TableNames) -> int:
+    """Return the number of a pipeline's advisory lock."""
+    return xxhash.xxh64_intdigest(f"slackwater\0{tables.schema}\0{tables.pipeline}".encode()) - (1 << 63)
+
+
+def lock_holder(db: psycopg.Connection[Any], tables: TableNames) -> str | None:
+    """Return the process that holds a pipeline's lock; None if no process does."""
+    row = db.execute(
+        "SELECT application_name FROM pg_locks LEFT JOIN pg_stat_activity USING (pid) WHERE locktype = 'advisory' AND granted"
+        " AND objsubid = 1 AND ((classid::bigint << 32) | objid::bigint) = %s AND pg_locks.database = (SELECT oid FROM pg_database WHERE"
+        " datname = current_database())",
+        (lock_key(tables),),
+    ).fetchone()
+    if row is None:
+        return None
+    return row[0].removeprefix("slackwater ") if row[0] else "another process"
+
+
+def write_run(db: psycopg.Connection[Any], tables: TableNames, run: Run) -> None:
+    """Insert a run or replace its entry, and delete the oldest entries. Raises psycopg's errors."""
+    # Postgres cannot store U+0000 in text
+    error = None if run.error is None else run.error.replace("\0", "�")
+    values = (tables.pipeline, run.started_us, run.runner, run.epoch, run.ended_us, run.outcome, run.last_epoch, error)
+    moment = "'epoch'::timestamptz + %s * interval '1 microsecond'"
+    with db.transaction():
+        db.execute(
+            f"INSERT INTO {tables.runs} (pipeline_name, started_at, runner, epoch, ended_at, outcome, last_epoch, error)"
+            f" VALUES (%s, {moment}, %s, %s, {moment}, %s, %s, %s) ON CONFLICT (pipeline_name, started_at, runner) DO UPDATE SET"
+            " ended_at = excluded.ended_at, outcome = excluded.outcome, last_epoch = excluded.last_epoch, error = excluded.error",
+            values,
+        )
+        db.execute(
+            f"DELETE FROM {tables.runs} WHERE pipeline_name = %s AND started_at < (SELECT min(started_at) FROM (SELECT started_at"
+            f" FROM {tables.runs} WHERE pipeline_name = %s ORDER BY started_at DESC LIMIT {MOST_RUNS}) latest)",
+            (tables.pipeline, tables.pipeline),
+        )
+
+
+def read_runs(url: str, tables: TableNames, location: str) -> tuple[Run, ...]:
+    """Return the runs of a pipeline, oldest first; empty if the table does not exist yet.
+
+    Raises StateError if Postgres cannot be read.
+    """
+    with client.report_errors(location), client.borrow_connection(url, "state store") as db:
+        if not client.table_exists(db, tables.runs):
+            return ()
+        rows = db.execute(
+            "SELECT round(extract(epoch FROM started_at) * 1000000)::bigint, runner, epoch,"
+            f" round(extract(epoch FROM ended_at) * 1000000)::bigint, outcome, last_epoch, error FROM {tables.runs}"
+            f" WHERE pipeline_name = %s ORDER BY started_at DESC LIMIT {MOST_RUNS}",
+            (tables.pipeline,),
+        ).fetchall()
+    names = ("started_us", "runner", "epoch", "ended_us", "outcome", "last_epoch", "error")
+    return parse_runs([dict(zip(names, row, strict=True)) for row in rows])

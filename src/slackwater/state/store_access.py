@@ -1,0 +1,75 @@
+"""Access to a state outside of an epoch: create the store of a config, and edit or rename a state that does not run.
+
+with edit_state(store) as commit:                      the latest commit, locked and published
+    store.commit(commit.successor(committed_us=…, …))  commits the next epoch: the same state with changes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from slackwater.config.pipeline import Pipeline
+from slackwater.errors import StartError, StateError, Topic
+from slackwater.state.commit import Commit
+from slackwater.state.files.store import FilesStore, TemporaryFilesStore
+from slackwater.state.fork import checkpoint_sources, pending_epoch_error
+from slackwater.state.protocol import StateStore
+
+
+def create_store(pipeline: Pipeline) -> StateStore:
+    """Create the state store of the config, or a temporary one if it has none or asks for an in-memory store."""
+    store = pipeline.state_store
+    if store is None or store.kind == "in_memory":
+        return TemporaryFilesStore(pipeline.name)
+    if store.kind == "postgres":
+        from slackwater.state.postgres.store import PostgresStore
+
+        return PostgresStore(store.url or "", store.schema_, pipeline.name, store.path)
+    return FilesStore(store.path or "", pipeline.name, store.options)
+
+
+@contextmanager
+def edit_state(store: StateStore) -> Iterator[Commit]:
+    """Lock a state and yield its latest commit.
+
+    Raises StartError if there is no state, LockHeldError if a runner is active, and StateError if the state is damaged
+    or its output is unpublished: the next commit must not overtake it.
+    """
+    if store.stored_record() is None:  # `open` would create one
+        raise missing_state_error()
+    latest = store.open()
+    try:
+        if latest is None:
+            raise missing_state_error()
+        if latest.staged and store.published_epoch() < latest.epoch:
+            raise pending_epoch_error(latest.pipeline, latest.epoch)
+        yield latest
+    finally:
+        store.close()
+
+
+def missing_state_error() -> StartError:
+    """Return the error for a missing state."""
+    return StartError("there is no state yet; the first epoch creates it: slackwater run", Topic.NO_STATE)
+
+
+def rename_state(store: StateStore, name: str) -> tuple[Commit, str]:
+    """Rename a state to `name`, which must not be in use: fork it under the new name, and put the old state aside.
+
+    Return the commit of the new state, and the location of the old one.
+
+    Raises LockHeldError if one of the two pipelines is running. Raises StateError if output is unpublished, or if only
+    Spark's checkpoint can resume a source.
+    """
+    with edit_state(store) as commit:
+        if sources := checkpoint_sources(commit):
+            raise StateError(
+                f'{commit.pipeline}: source "{sources[0]}" resumes from Spark\'s checkpoint, which is stored under the name of the pipeline'
+                "; keep the name, or start over with --rebuild",
+                Topic.PIPELINE_RENAMED,
+            )
+        renamed = store.fork(name, renames=True)
+        if renamed is None:
+            raise pending_epoch_error(commit.pipeline, commit.epoch)
+        return renamed, store.put_aside()
