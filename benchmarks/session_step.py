@@ -45,7 +45,7 @@ CASES = {
     "sessions-200k": (100_000, 10),
     "sessions-1m": (500_000, 50),
 }  # rows and seconds per epoch, of one of two shards
-STEPS = {"former": whole_array_step.ingest, "present": session_ingest.ingest_intervals}
+STEPS = {"former": whole_array_step.ingest, "present": session_ingest.ingest_session_rows}
 FIGURES = ("seconds", "processor", "faults")
 
 
@@ -117,7 +117,7 @@ def measured(case: str, epochs: int) -> dict[str, dict[str, list[float]]]:
         for epoch in range(epochs):
             table = batch(rng, epoch, rows, seconds)
             for name in STEPS if epoch % 2 else reversed(STEPS):
-                session_ingest.ingest_intervals = STEPS[name]
+                session_ingest.ingest_session_rows = STEPS[name]
                 before = _spent()
                 shards[name].ingest(epoch, table)
                 if epoch >= WARM_UP:

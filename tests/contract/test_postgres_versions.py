@@ -17,7 +17,7 @@ from slackwater.errors import StateError
 from slackwater.maintenance import verify_state
 from slackwater.maintenance.sizes import measure_sizes
 from slackwater.state.commit import Commit
-from slackwater.state.postgres import staged_version_merge, staged_version_overlay
+from slackwater.state.postgres import staged_row_merge, staged_version_overlay
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.windows.state_rows import NEVER
 
@@ -30,7 +30,7 @@ def url(postgres: Any, request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.fixture(autouse=True)
 def rarely(monkeypatch: pytest.MonkeyPatch) -> None:
     """Merge staged versions rarely, also when they hold few rows."""
-    monkeypatch.setattr(staged_version_merge, "FEW_ROWS", -1)
+    monkeypatch.setattr(staged_row_merge, "FEW_ROWS", -1)
 
 
 @pytest.fixture(params=[True, False], ids=["copies", "no-copies"])
@@ -72,7 +72,7 @@ def three_epochs(store: PostgresStore) -> Commit:
 @pytest.mark.usefixtures("elsewhere")
 def test_revised_windows_with_rows_that_wait(first: int, most: int, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seeds of `tests.laws` with crashes at every step, restarts and reshards. Versions are merged rarely, or every other epoch."""
-    monkeypatch.setattr(staged_version_merge, "MOST_TOKENS", most)
+    monkeypatch.setattr(staged_row_merge, "MOST_TOKENS", most)
     for seed in range(first, first + 2):
         revisions.check(seed, False, partial(create_store, url, f"revisions {seed}"))
         updates.check(updates.plan_run(seed), partial(create_store, url, f"updates {seed}"))
@@ -127,7 +127,7 @@ def test_what_a_stale_runner_stages_is_garbage(url: str, monkeypatch: pytest.Mon
     stale.stage(LOGIC, rows("zombie"), LOGIC.empty_state(), NEVER)
     latest = add_epoch(again, latest, "a", "e")
     assert seen(url) == table(url, "windows") == ["a", "e"]
-    monkeypatch.setattr(staged_version_merge, "MOST_TOKENS", 1)
+    monkeypatch.setattr(staged_row_merge, "MOST_TOKENS", 1)
     add_epoch(again, latest, "a", "f")
     assert table(url) == seen(url) == ["a", "f"]
     assert table(url, "staged") == []
@@ -138,7 +138,7 @@ def test_a_look_stays_what_it_was_while_rows_are_folded(url: str, monkeypatch: p
     store = open_runner(lambda: create_store(url))
     done = three_epochs(store)
     with create_store(url).peek() as snapshot:
-        monkeypatch.setattr(staged_version_merge, "MOST_TOKENS", 1)
+        monkeypatch.setattr(staged_row_merge, "MOST_TOKENS", 1)
         add_epoch(store, done, "x")
         assert table(url) == ["x"]
         assert users(snapshot) == ["a", "c", "d"]
@@ -148,7 +148,7 @@ def test_a_look_stays_what_it_was_while_rows_are_folded(url: str, monkeypatch: p
 
 def test_folded_are_the_newest_versions_with_the_places_they_have(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many epochs add and delete rows that are merged now and then. The result equals the same rows written to one table directly."""
-    monkeypatch.setattr(staged_version_merge, "MOST_TOKENS", 4)
+    monkeypatch.setattr(staged_row_merge, "MOST_TOKENS", 4)
     store, done = open_runner(lambda: create_store(url)), None
     names = [("a",), ("a", "b"), ("b",), ("c", "b", "d"), ("d",), ("a", "b", "c"), ("x",), ("x", "y"), ("y",)]
     for epoch, chosen in enumerate(names):
@@ -156,7 +156,7 @@ def test_folded_are_the_newest_versions_with_the_places_they_have(url: str, monk
         assert seen(url) == sorted(chosen)
         assert table(url, "windows") == sorted(chosen)
         assert done.stages[0].segments[0][0].file == "" or epoch < 3
-        if not staged_version_merge.staged_segments(done.stages[0].segments):
+        if not staged_row_merge.staged_segments(done.stages[0].segments):
             assert table(url) == sorted(chosen)
     store.close()
 
@@ -183,7 +183,7 @@ def test_a_fork_has_all_rows(url: str) -> None:
     three_epochs(store)
     fork = store.fork("q")
     assert fork is not None
-    assert not staged_version_merge.staged_segments(fork.stages[0].segments)
+    assert not staged_row_merge.staged_segments(fork.stages[0].segments)
     assert table(url, name="q") == seen(url, "q") == ["a", "c", "d"]
     other = open_runner(lambda: create_store(url, "q"))
     add_epoch(other, fork, "q")

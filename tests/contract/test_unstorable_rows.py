@@ -27,7 +27,7 @@ from slackwater.core.schema import YEARS, Field, ValueLimits
 from slackwater.engine.epoch_driver import DriverCallbacks
 from slackwater.errors import BadRowError
 from slackwater.operators import registry as compiling
-from slackwater.operators import storability
+from slackwater.operators import unstorable_rows
 from slackwater.operators.dead_letters import OUTSIDE
 from slackwater.state.files.store import FilesStore
 from slackwater.state.postgres.store import PostgresStore
@@ -54,14 +54,14 @@ SESSION = WINDOW.model_copy(
 JOIN = Join(kind="full", left_source="a", right_source="a2", left_keys=["k"], right_keys=["k"], time_window_ms=10)
 OK = {"ts": 10**12, "k": "ok", "s": "v", "at": 0, "n": 1}
 POISON = {
-    "U+0000 in the key": ({"k": "a\0b"}, storability.ZERO),
-    "U+0000 in a value": ({"s": "x\0y"}, storability.ZERO),
+    "U+0000 in the key": ({"k": "a\0b"}, unstorable_rows.ZERO),
+    "U+0000 in a value": ({"s": "x\0y"}, unstorable_rows.ZERO),
     "year -3000": ({"ts": -157_000_000_000_000_000}, OUTSIDE),
     "year -290000": ({"ts": -(2**63) + 10}, OUTSIDE),
     "a window that ends after year 9999": ({"ts": YEARS[1] - 5}, OUTSIDE),
-    "a time in a value": ({"at": -157_000_000_000_000_000}, storability.RANGE),
-    "a large key": ({"k": "".join(uuid.uuid4().hex for _ in range(100))}, storability.KEY),
-    "a key of one letter, large": ({"k": "x" * 1_000_000}, storability.KEY),
+    "a time in a value": ({"at": -157_000_000_000_000_000}, unstorable_rows.RANGE),
+    "a large key": ({"k": "".join(uuid.uuid4().hex for _ in range(100))}, unstorable_rows.KEY),
+    "a key of one letter, large": ({"k": "x" * 1_000_000}, unstorable_rows.KEY),
 }
 FINE = [
     {"k": "\ufffe\uffff\U0010ffff", "s": "\x1b[2J\r\n\t\\.\n"}, {"k": "\\.", "s": "\\N"}, {"k": "\\N", "s": '"'}, {"k": "", "s": ""},
@@ -157,7 +157,7 @@ def test_an_unstorable_row_is_bad_and_the_others_are_used(runner: Callable[..., 
     """A row that the target or the state cannot store is bad, and the other rows of its epoch are used."""
     for step in (WINDOW, SESSION):
         for name, (poison, reason) in POISON.items():
-            if reason == storability.KEY and place == "postgres, csv":
+            if reason == unstorable_rows.KEY and place == "postgres, csv":
                 continue  # neither table has an index on the key
             run = runner(place, step=step)
             run.epoch({}, poison, poison)
@@ -190,7 +190,7 @@ def test_rows_that_look_alike_are_used(runner: Callable[..., Runner], place: str
 @pytest.mark.parametrize("place", PLACES)
 def test_rows_of_a_join_too(runner: Callable[..., Runner], place: str) -> None:
     for name, (poison, reason) in POISON.items():
-        if reason == storability.KEY:
+        if reason == unstorable_rows.KEY:
             continue  # joined rows have no key
         run = runner(place, step=JOIN)
         run.epoch({}, poison)

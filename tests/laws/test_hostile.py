@@ -45,7 +45,7 @@ BROKEN: tuple[
         lambda logic: {n: n for n in STATE_COLUMNS},
         range(62, 63),
     ),
-    ("values", "slackwater.operators.storability.usable_times", lambda logic: ANY, range(40)),
+    ("values", "slackwater.operators.unstorable_rows.storable_event_times", lambda logic: ANY, range(40)),
     ("toml", "slackwater.config.toml._too_deep", lambda data: None, range(120)),
     (
         "where",

@@ -13,7 +13,7 @@ from tests.support.runner import Runner
 
 import slackwater as sw
 from slackwater.errors import BadRowError
-from slackwater.operators import storability
+from slackwater.operators import unstorable_rows
 from slackwater.operators.dead_letters import OUTSIDE
 
 pytestmark = pytest.mark.spark
@@ -28,7 +28,7 @@ ROWS = [
     {"id": 7, "k": "ok", "s": "bytes", "t": 0},
     {"id": 8, "k": None, "s": None, "t": 0},
 ]
-BAD = {storability.ZERO: 3, storability.KEY: 1, OUTSIDE: 1}
+BAD = {unstorable_rows.ZERO: 3, unstorable_rows.KEY: 1, OUTSIDE: 1}
 # the SQL makes one of the texts: bytes that are not UTF-8
 SQL = "SELECT id, k, CASE WHEN s = 'bytes' THEN CAST(X'ff41' AS STRING) ELSE s END AS s, _event_ts FROM source"
 AGGREGATIONS = [

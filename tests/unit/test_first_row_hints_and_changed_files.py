@@ -21,7 +21,7 @@ from slackwater.connectors.files.source import (
 )
 from slackwater.core.offsets import ChangedFiles, FileOffsets
 from slackwater.errors import StartError
-from slackwater.spark.first_row_counts import FirstRowCounts, describe_empty_column, suggest_time_unit
+from slackwater.spark.first_row_checks import FirstRowCounts, describe_empty_column, suggest_time_unit
 from slackwater.state.files.store import FilesStore
 
 NOW = int(dt.datetime(2026, 1, 1, tzinfo=dt.UTC).timestamp() * 1e6)

@@ -32,7 +32,6 @@ from slackwater.operators.dedup import DedupOperator
 from slackwater.operators.interval_join import IntervalJoinOperator
 from slackwater.operators.keyed import KeyedOperator
 from slackwater.operators.keyed_function import KeyedFunctionOperator
-from slackwater.operators.keyed_state import NO_TIMER
 from slackwater.operators.panes import PaneOperator
 from slackwater.operators.registry import (
     OPERATOR_TYPES,
@@ -45,6 +44,7 @@ from slackwater.operators.registry import (
 from slackwater.operators.reports import EmitReport, IngestReport, SideReport, StageCounts
 from slackwater.operators.sessions import SessionOperator
 from slackwater.operators.stateless import StatelessOperator
+from slackwater.operators.timed_state_rows import NO_TIMER
 from slackwater.spark.worker_tasks import PackedTasks
 from slackwater.state.commit import SegmentMeta, StageState
 from slackwater.state.protocol import NoState
@@ -304,7 +304,7 @@ def test_a_new_operator_inherits_the_defaults_of_non_window_operators() -> None:
     }
     assert answered == {
         "evolution.state_migration.continue_state",
-        "operators.storability.usable_times",
+        "operators.unstorable_rows.storable_event_times",
         "spark.operator_rows.worker_aggregations",
         "spark.operator_rows.lift_rows",
         "spark.operator_rows.without_preaggregation",

@@ -23,7 +23,7 @@ from slackwater.config.window import Window
 from slackwater.core.humanize import plural
 from slackwater.errors import ConfigError, StartError, StateError
 from slackwater.evolution import compare
-from slackwater.runner import local_paths, previous_name, previous_output, target_markers
+from slackwater.runner import local_paths, previous_output, renamed_pipeline, target_markers
 from slackwater.runner.local_paths import check_moved_directories
 from slackwater.runner.table_schema_changes import add_table_schema_changes
 from slackwater.secrets import mask_secrets
@@ -196,7 +196,7 @@ def _compare_with_state(pipeline: Pipeline) -> StateComparison | None:
     if pipeline.state_store is None or not pipeline.state_store.durable:
         return None
     with closing(create_store(pipeline)) as store:
-        former = previous_name.previous_pipeline(pipeline, store)
+        former = renamed_pipeline.pipeline_under_former_name(pipeline, store)
         if former is None:
             return _compare_with_store(pipeline, store, pipeline)
     with closing(create_store(former)) as store:
@@ -231,7 +231,7 @@ def _compare_with_store(pipeline: Pipeline, store: StateStore, target_pipeline: 
 def _refusal(pipeline: Pipeline) -> str | None:
     """Return why a start without a state would fail; None if it would not."""
     with closing(create_store(pipeline)) as store:
-        question = previous_name.find_start_refusal(pipeline, store)
+        question = renamed_pipeline.find_start_refusal(pipeline, store)
     if question is not None:
         return str(question)
     try:

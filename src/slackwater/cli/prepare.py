@@ -43,7 +43,7 @@ def prepare_machine(files: list[Path], names: list[str]) -> None:
     print(f"prepared in {time.monotonic() - began:.0f} s: Spark starts faster on this machine from now on")
 
 
-def run_demo_pipelines() -> None:
+def load_spark_classes() -> None:
     """Run the pipelines of the demo, so that Spark loads the classes to archive."""
     from slackwater.cli.demo import run_demo
     from slackwater.spark.sessions import jvm_class_archive
@@ -54,4 +54,4 @@ def run_demo_pipelines() -> None:
 
 
 if __name__ == "__main__":
-    run_demo_pipelines()
+    load_spark_classes()

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from slackwater.config.config_paths import ResolvedPath, resolve_paths
 from slackwater.config.connection import Connection
 from slackwater.config.message_format import EnvDuration, EnvString, MissingEnvString, format_key
 from slackwater.config.pipeline import Pipeline
+from slackwater.config.relative_paths import ResolvedPath, resolve_paths
 from slackwater.config.spec_base import Spec, find_duration_keys
 from slackwater.core.humanize import format_ms, mismatch
 from slackwater.errors import ConfigError

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
-from slackwater.config.config_paths import SPARK_CONNECTORS
+from slackwater.config.relative_paths import SPARK_CONNECTORS
 from slackwater.config.source import Source
 from slackwater.connectors import spark_connect
 from slackwater.core.offsets import Offsets

@@ -26,7 +26,7 @@ from slackwater.dead_letters.attempt_ledger import AttemptLedger, format_applied
 from slackwater.dead_letters.corrections import compute_corrections
 from slackwater.engine.epoch_driver import EpochDriver
 from slackwater.errors import StartError, Topic, raise_unregistered
-from slackwater.operators import storability
+from slackwater.operators import unstorable_rows
 from slackwater.operators.base import Operator
 from slackwater.operators.dead_letters import BAD_GAP, LATE, ORIGIN_FIELDS, UNPUBLISHED
 from slackwater.operators.interval_join import IntervalJoinOperator
@@ -47,7 +47,7 @@ UNFIT = (
     "rows that the target or the state cannot hold are detected only after the SQL; correct them and send them again"
 )
 RESULT = "results that their target did not accept, skipped by outbox skip; they are not rows of a source"
-_NOT_REPLAYABLE = {BAD_GAP: NO_GAP, **dict.fromkeys(storability.REASONS, UNFIT), UNPUBLISHED: RESULT}
+_NOT_REPLAYABLE = {BAD_GAP: NO_GAP, **dict.fromkeys(unstorable_rows.REASONS, UNFIT), UNPUBLISHED: RESULT}
 UNCLEAR = "the SQL turns it into several rows, and it is unknown which of these were late"
 
 

@@ -45,7 +45,7 @@ NO_STATS = SourceStats()
 class UnstorableRows(NamedTuple):
     """Rows that the SQL returns for a source, but that cannot be stored: counts by reason, and samples.
 
-    See `operators.storability`.
+    See `operators.unstorable_rows`.
     """
 
     source: str

@@ -18,7 +18,7 @@ from slackwater.connectors.source import Batch, ReplayRecord
 from slackwater.connectors.target import TargetWriter
 from slackwater.core.offsets import Offsets
 from slackwater.core.schema import find_value_limits
-from slackwater.engine import idle_stages, next_commit
+from slackwater.engine import idle_stage_watermarks, next_commit
 from slackwater.engine.engine_interface import NO_STATS, IngestOutcome
 from slackwater.engine.kill_points import PhaseTimer
 from slackwater.engine.observer import DriverCallbacks as DriverCallbacks
@@ -164,7 +164,7 @@ class EpochDriver:
         for clocks in self._clocks.values():
             clocks.update({n: advance_clock(c, NO_STATS.activity, quiet_us) for n, c in clocks.items() if n in sources})
         self._uncommitted_us += quiet_us
-        if not idle_stages.tick_needs_commit(
+        if not idle_stage_watermarks.idle_tick_needs_commit(
             self.pipeline,
             self.stages,
             self.state,
@@ -184,7 +184,9 @@ class EpochDriver:
             self._epoch(replace(self._context(), flush=True))
 
     def _context(self, batch: Batch = NO_ROWS, quiet_us: int | None = None) -> EpochContext:
-        carried = idle_stages.limit_idle_watermarks(self.stages, self._committed_clocks, self.state.promised)
+        carried = idle_stage_watermarks.advance_idle_watermarks(
+            self.stages, self._committed_clocks, self.state.promised
+        )
         return EpochContext(self.state.epoch + 1, self.hooks.clock_us(), batch, quiet_us, carried=carried)
 
     def _epoch(self, context: EpochContext) -> None:

@@ -21,7 +21,7 @@ from slackwater.core.humanize import format_duration, format_iso, plural
 from slackwater.engine import next_commit
 from slackwater.engine.engine_interface import Engine, IngestOutcome
 from slackwater.errors import BadRowError, EpochError, StartError, Topic
-from slackwater.operators import storability
+from slackwater.operators import unstorable_rows
 from slackwater.operators.base import Operator, Question, ShardTask
 from slackwater.operators.dead_letters import LATE, OUTSIDE
 from slackwater.operators.reports import EmitReport, IngestReport
@@ -117,7 +117,7 @@ def _judge_bad_rows(pipeline: Pipeline, before: StageState, epoch: int, outcome:
         )
         _reject(pipeline, problem, outcome.bad_samples.get(name, ()), "correct the input")
     for rejected in outcome.unstorable:
-        why = "; ".join(f"{n}: {storability.REASONS[reason]}" for reason, n in sorted(rejected.reasons.items()))
+        why = "; ".join(f"{n}: {unstorable_rows.REASONS[reason]}" for reason, n in sorted(rejected.reasons.items()))
         problem = (
             f'{pipeline.name}: epoch {epoch}: source "{rejected.source}": {plural(rejected.rows, "bad row")} ({why})'
         )

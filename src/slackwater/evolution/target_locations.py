@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from slackwater.config.config_paths import restore_written_path
 from slackwater.config.pipeline import Pipeline
+from slackwater.config.relative_paths import restore_written_path
 from slackwater.config.target import Target
 from slackwater.config.window import METADATA, Window
 from slackwater.evolution.stage_matching import match_stages

@@ -75,10 +75,10 @@ class SessionOperator(CompiledSessionWindow, WindowOperator):
             rows, bad = rows.filter(usable), rows.filter(~usable)
         before = task.state.reader(self).units(distinct_hashes(rows["__kh"].to_numpy()))
         room = None if task.group_limit is None else max(task.group_limit - task.groups, 0)
-        done = session_ingest.ingest_intervals(self, rows, before, task.watermark, room)
+        done = session_ingest.ingest_session_rows(self, rows, before, task.watermark, room)
         alone = None
         if self.window.late_data == "standalone" and done.late.height:
-            alone = session_emission.emit_standalone_sessions(self, done.late)
+            alone = session_emission.emit_late_rows_as_sessions(self, done.late)
         task.staging("before")
         report = self.ingest_report(task, done, before, alone)
         letters = {LATE: find_late_letters(task, done.late, origins)}

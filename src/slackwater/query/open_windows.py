@@ -16,9 +16,9 @@ from slackwater.core.sorted_arrays import sorted_by_key
 from slackwater.errors import raise_unregistered
 from slackwater.operators.base import Operator
 from slackwater.operators.keyed import KeyedOperator
-from slackwater.operators.keyed_state import NO_TIMER
 from slackwater.operators.panes import PaneOperator
 from slackwater.operators.sessions import SessionOperator
+from slackwater.operators.timed_state_rows import NO_TIMER
 from slackwater.operators.window_base import WindowOperator
 from slackwater.windows import pane_emission, session_emission
 from slackwater.windows.compiled_window import METADATA, CompiledWindow, EmitResult

@@ -22,7 +22,7 @@ from slackwater.core.offsets import Offsets
 from slackwater.engine.observer import Observer, PendingPublish
 from slackwater.engine.status import Status
 from slackwater.errors import EpochError, NewColumnsError, SlackwaterError, Topic
-from slackwater.runner import background_run, previous_name, previous_output, run_log, run_options, streaming_query
+from slackwater.runner import background_run, previous_output, renamed_pipeline, run_log, run_options, streaming_query
 from slackwater.runner.background_run import Handle
 from slackwater.runner.components import create_targets
 from slackwater.runner.epoch_execution import ChangedFileReporter, EpochExecutor
@@ -223,7 +223,7 @@ def _with_state(runner: PipelineRunner, latest: Commit | None, options: RunOptio
             refusal = (
                 None
                 if options.former_output == previous_output.KEEP
-                else previous_name.find_start_refusal(pipeline, runner.store)
+                else renamed_pipeline.find_start_refusal(pipeline, runner.store)
             )
             if refusal is not None:
                 raise refusal
@@ -247,7 +247,7 @@ def _open_store(runner: PipelineRunner, options: RunOptions) -> Commit | None:
     Starting over deletes nothing: the old state is renamed.
     """
     if not options.starts_over:
-        if (line := previous_name.continue_previous_state(runner.pipeline, runner.store)) is not None:
+        if (line := renamed_pipeline.take_over_renamed_state(runner.pipeline, runner.store)) is not None:
             runner.reporter.notice("warning", line)
         return runner.store.open()
     _check_former_output(runner, options.former_output)  # before the state is renamed

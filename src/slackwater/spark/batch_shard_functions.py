@@ -65,7 +65,7 @@ def _(operator: SessionOperator, rows: pl.DataFrame, end_watermark: int) -> pl.D
     from slackwater.windows import session_ingest  # its loops are compiled
 
     rows = to_ingest_rows(operator, rows)
-    done = session_ingest.ingest_intervals(operator, rows, operator.empty_state(), NO_WATERMARK)
+    done = session_ingest.ingest_session_rows(operator, rows, operator.empty_state(), NO_WATERMARK)
     return _output(operator, session_emission.emit_sessions(operator, done.state, NO_WATERMARK, end_watermark))
 
 

@@ -30,7 +30,7 @@ from slackwater.core.column_names import CORRUPT, quote_identifier
 from slackwater.core.schema import ANYTHING, ValueLimits
 from slackwater.engine.engine_interface import IngestOutcome, SourceStats, UnstorableRows
 from slackwater.errors import EpochError
-from slackwater.operators import storability
+from slackwater.operators import unstorable_rows
 from slackwater.operators.base import Operator, Question, ShardTask
 from slackwater.operators.dead_letters import (
     ORIGIN,
@@ -160,7 +160,7 @@ class SparkEngine:
                 if (marked := self.rows.with_unstorable_reason(input_path, out, tasks[0].capacity)) is not None:
                     unfit.setdefault(name, []).append(spark_connect.new_observation(marked))
                     out = marked.observe(unfit[name][-1], count_unstorable(marked)).where(
-                        f"{storability.UNFIT} IS NULL"
+                        f"{unstorable_rows.UNFIT} IS NULL"
                     )
                 frames.append(
                     self.rows.expressions.select(
@@ -210,7 +210,7 @@ class SparkEngine:
         """
         if not is_enabled("statistics"):
             return {}
-        first, last = storability.usable_times(self.logic)
+        first, last = unstorable_rows.storable_event_times(self.logic)
         facts_by_source = dict[str, Facts]()
         for name in batch.payload:
             ask, plain = batch.column_stats.get(name), self.rows.time_column(name)
@@ -261,7 +261,9 @@ class SparkEngine:
                 out = sql_analysis.run_sql(
                     self.session, self.pipeline, input_path, rows, self.rows.sql_with_origin(input_path, frame)
                 )
-                reason_sql = storability.unstorable_sql(self.logic, self.logic.input_index(input_path.name), capacity)
+                reason_sql = unstorable_rows.unstorable_reason_sql(
+                    self.logic, self.logic.input_index(input_path.name), capacity
+                )
                 out = out if reason_sql is None else out.where(f"({reason_sql}) IS NULL")
                 frames.append(
                     out.selectExpr(*self.rows.columns(input_path, None, None), f"{ORIGIN}.offset AS {LETTER_NUMBER}")

@@ -21,7 +21,7 @@ from slackwater.core import schema
 from slackwater.core.column_names import quote_identifier
 from slackwater.engine.engine_interface import IngestOutcome
 from slackwater.spark.analysis import sql_analysis
-from slackwater.spark.first_row_counts import ROWS, FirstRowCounts, describe_empty_column, suggest_time_unit
+from slackwater.spark.first_row_checks import ROWS, FirstRowCounts, describe_empty_column, suggest_time_unit
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -16,7 +16,7 @@ from slackwater.core.dead_letter_schema import LETTER
 from slackwater.core.humanize import plural
 from slackwater.engine.engine_interface import IngestOutcome, UnstorableRows
 from slackwater.errors import EpochError, Topic
-from slackwater.operators import storability
+from slackwater.operators import unstorable_rows
 from slackwater.operators.base import ShardTask
 from slackwater.operators.dead_letters import ORIGIN, letter_columns, unstorable_columns
 from slackwater.operators.reports import LetterFile
@@ -93,13 +93,15 @@ class RejectedRowHandler:
                 for input_path, _, out in self.rows.outputs(read, source_rows.source, read.timed[source_rows.source])
                 if (m := self.rows.with_unstorable_reason(input_path, out, task.capacity)) is not None
             ]
-            frames = [m.where(f"{storability.UNFIT} IS NOT NULL") for m in marked]
+            frames = [m.where(f"{unstorable_rows.UNFIT} IS NOT NULL") for m in marked]
             reasons: Counter[str] = Counter()
             samples: list[str] = []
             for rows in frames:
-                reasons.update({r[0]: r[1] for r in rows.groupBy(storability.UNFIT).count().collect()})
-                row = f"to_json(struct({', '.join(quote_identifier(c) for c in rows.columns if c not in (storability.UNFIT, ORIGIN))}))"
-                samples += [f"{r[0]}: {r[1][:300]}" for r in rows.selectExpr(storability.UNFIT, row).limit(3).collect()]
+                reasons.update({r[0]: r[1] for r in rows.groupBy(unstorable_rows.UNFIT).count().collect()})
+                row = f"to_json(struct({', '.join(quote_identifier(c) for c in rows.columns if c not in (unstorable_rows.UNFIT, ORIGIN))}))"
+                samples += [
+                    f"{r[0]}: {r[1][:300]}" for r in rows.selectExpr(unstorable_rows.UNFIT, row).limit(3).collect()
+                ]
                 if self.rows.pipeline.transform.on_error == "dlq":
                     columns = unstorable_columns(
                         rows.columns, self.rows.pipeline.name, source_rows.source, task.state.epoch

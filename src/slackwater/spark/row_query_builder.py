@@ -15,7 +15,7 @@ from slackwater.config.lineage import InputPath
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.core.column_names import CORRUPT, quote_identifier
 from slackwater.core.schema import Field, ValueLimits
-from slackwater.operators import storability
+from slackwater.operators import unstorable_rows
 from slackwater.operators.base import Operator
 from slackwater.operators.dead_letters import OUTSIDE, origin_column
 from slackwater.spark import operator_rows
@@ -100,7 +100,7 @@ class RowQueryBuilder:
             if latest is None or self.is_stage_output(name)
             else f" WHEN unix_micros({time}) > {latest}L THEN 'future'"
         )
-        first, last = storability.usable_times(self.logic)
+        first, last = unstorable_rows.storable_event_times(self.logic)
         sane = f"coalesce(unix_micros({time}) BETWEEN {first}L AND {last}L, false)"
         reason = f"CASE WHEN ({time}) IS NULL THEN 'no event time' ELSE '{OUTSIDE}' END"
         bad = f"CASE WHEN {undecodable} THEN 'undecodable' WHEN NOT {sane} THEN {reason}{future} END AS __bad"
@@ -153,8 +153,10 @@ class RowQueryBuilder:
 
     def with_unstorable_reason(self, input_path: InputPath, out: DataFrame, capacity: ValueLimits) -> DataFrame | None:
         """Add the reason why a row cannot be stored, or NULL, as a column. None if every row can be stored."""
-        reason_sql = storability.unstorable_sql(self.logic, self.logic.input_index(input_path.name), capacity)
-        return None if reason_sql is None else out.selectExpr("*", f"{reason_sql} AS {storability.UNFIT}")
+        reason_sql = unstorable_rows.unstorable_reason_sql(
+            self.logic, self.logic.input_index(input_path.name), capacity
+        )
+        return None if reason_sql is None else out.selectExpr("*", f"{reason_sql} AS {unstorable_rows.UNFIT}")
 
     def columns(self, input_path: InputPath, tag: int | None, before: int | None) -> list[str]:
         """Return the columns that are sent to the shards, as expressions over the output of an input path's SQL."""

@@ -11,7 +11,7 @@ from slackwater.core.humanize import format_iso
 from slackwater.core.paths import file_uri_to_path
 from slackwater.engine.engine_interface import SourceStats
 from slackwater.errors import EpochError, Topic
-from slackwater.operators import storability
+from slackwater.operators import unstorable_rows
 from slackwater.operators.dead_letters import OUTSIDE
 from slackwater.watermark import CONFIRMS, SourceActivity, Span
 
@@ -97,7 +97,7 @@ def statistics_from_footers(stats: ColumnStats | None, unit_us: int, first: int,
 
 
 def count_unstorable(rows: DataFrame) -> Any:
-    return spark_connect.sql_functions(rows).count(storability.UNFIT).alias("unfit")
+    return spark_connect.sql_functions(rows).count(unstorable_rows.UNFIT).alias("unfit")
 
 
 def needs_separate_job(partitions: Mapping[str, int]) -> bool:

@@ -92,7 +92,7 @@ def run_partition(names: Sequence[str], task: Task, batches: Iterator[pa.RecordB
         {"report": [report], "error": [error], **sizes}
     )  # PyArrow would load pandas to look at a list
     yield from answer.to_arrow(compat_level=pl.CompatLevel.oldest()).to_batches()
-    worker_memory.freeze_objects()
+    worker_memory.exempt_objects_from_gc()
 
 
 @cache

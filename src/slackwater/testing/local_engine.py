@@ -21,7 +21,7 @@ from slackwater.core.hashing import shard_of
 from slackwater.core.schema import ANYTHING, ValueLimits
 from slackwater.engine.engine_interface import IngestOutcome, SourceStats, UnstorableRows
 from slackwater.errors import raise_unregistered
-from slackwater.operators import storability
+from slackwater.operators import unstorable_rows
 from slackwater.operators.base import NonWindowOperator, Operator, Question, ShardTask, ingest_and_emit
 from slackwater.operators.dead_letters import ORIGIN, OUTSIDE, build_bad_row_letters, write_late_letters
 from slackwater.operators.interval_join import IntervalJoinOperator
@@ -119,7 +119,7 @@ class LocalEngine:
             if idle.get(name) and batch_partitions:
                 source += len(names) * timed_rows["partition"].is_in(list(idle[name])).fill_null(False).to_numpy()
             tag = [pl.Series("__src", source, dtype=pl.Int32)] if tagged else []
-            parts.append(out.drop(NUMBER, storability.UNFIT).with_columns(tag))
+            parts.append(out.drop(NUMBER, unstorable_rows.UNFIT).with_columns(tag))
             keys = out.select(self._logic.key_names if isinstance(self._logic, PaneOperator) else [])
             origins.append(timed_rows.select(pl.col("ts").alias("__start"), ORIGIN).with_columns(*tag, *keys))
         spans = partial(_newest_spans_by_partition, {n: p.timed for n, p in prepared.items()})
@@ -151,14 +151,14 @@ class LocalEngine:
         bad = timed.filter(pl.col("bad").is_not_null())
         if bad.height and task.keeps_bad:
             sane = pl.when(pl.col("bad") != OUTSIDE).then(pl.col("ts"))
-            rows = bad.select(pl.col("bad").alias(storability.UNFIT), sane.alias("__start"), ORIGIN)
+            rows = bad.select(pl.col("bad").alias(unstorable_rows.UNFIT), sane.alias("__start"), ORIGIN)
             staged.append(self._write_letters(rows, task))
         text = pl.col(ORIGIN).struct.field("value").cast(pl.String, strict=False).str.slice(0, 300)
         return [f"{why}: {value}" for why, value in bad.head(3).select("bad", text).iter_rows()]
 
     def _write_letters(self, rows: pl.DataFrame, task: ShardTask) -> LetterFile:
-        letters = build_bad_row_letters(rows, pl.col(storability.UNFIT), task.state.epoch, self._logic.pipeline)
-        reasons = dict(rows[storability.UNFIT].value_counts().iter_rows())
+        letters = build_bad_row_letters(rows, pl.col(unstorable_rows.UNFIT), task.state.epoch, self._logic.pipeline)
+        reasons = dict(rows[unstorable_rows.UNFIT].value_counts().iter_rows())
         return LetterFile(output=task.state.write_output(letters), reasons=reasons)
 
     def _storable_rows(
@@ -168,17 +168,17 @@ class LocalEngine:
 
         If bad rows become dead letters, also add these to `staged`.
         """
-        why = rows.rows[storability.UNFIT]
+        why = rows.rows[unstorable_rows.UNFIT]
         if not why.len() - why.null_count():
             return rows.rows
-        bad = rows.rows.filter(why.is_not_null()).select(NUMBER, storability.UNFIT)
+        bad = rows.rows.filter(why.is_not_null()).select(NUMBER, unstorable_rows.UNFIT)
         bad_rows = bad.join(rows.timed, on=NUMBER, how="left", maintain_order="left")
         text = pl.col(ORIGIN).struct.field("value").cast(pl.String, strict=False).str.slice(0, 300)
-        samples = [f"{why}: {value}" for why, value in bad_rows.head(3).select(storability.UNFIT, text).iter_rows()]
-        unfit.append(UnstorableRows(source, dict(bad[storability.UNFIT].value_counts().iter_rows()), samples))
+        samples = [f"{why}: {value}" for why, value in bad_rows.head(3).select(unstorable_rows.UNFIT, text).iter_rows()]
+        unfit.append(UnstorableRows(source, dict(bad[unstorable_rows.UNFIT].value_counts().iter_rows()), samples))
         if task.keeps_bad:
             staged.append(
-                self._write_letters(bad_rows.select(storability.UNFIT, pl.col("ts").alias("__start"), ORIGIN), task)
+                self._write_letters(bad_rows.select(unstorable_rows.UNFIT, pl.col("ts").alias("__start"), ORIGIN), task)
             )
         return rows.rows.filter(why.is_null())
 

@@ -18,7 +18,7 @@ from slackwater.core.schema import Field, ValueLimits
 from slackwater.core.time import parse_timestamp_us
 from slackwater.errors import StartError, Topic, raise_unregistered
 from slackwater.joins.compiled_join import ShuffleColumns
-from slackwater.operators import storability
+from slackwater.operators import unstorable_rows
 from slackwater.operators.base import Operator
 from slackwater.operators.dead_letters import ORIGIN, ORIGIN_FIELDS, OUTSIDE
 from slackwater.operators.interval_join import IntervalJoinOperator
@@ -215,14 +215,14 @@ class PlainRowPreparer:
     def _bad_reason(self, latest: int) -> pl.Expr:
         """Return why a row is bad, or NULL. `latest`: the event time (µs) after which rows are bad."""
         ts = pl.col("ts")
-        outside = ~ts.is_between(*storability.usable_times(self.logic))
+        outside = ~ts.is_between(*unstorable_rows.storable_event_times(self.logic))
         no_time = pl.when(ts.is_null()).then(pl.lit("no event time"))
         return no_time.when(outside).then(pl.lit(OUTSIDE)).when(ts > latest).then(pl.lit("future")).otherwise(None)
 
     def _prepare_input(self, which: str, rows: pl.DataFrame, numbers: pl.Series, capacity: ValueLimits) -> pl.DataFrame:
-        why = storability.unstorable_reason(self.logic, self.logic.input_index(which), capacity, rows)
+        why = unstorable_rows.unstorable_reason(self.logic, self.logic.input_index(which), capacity, rows)
         if why is None:
-            why = pl.Series(storability.UNFIT, [None], dtype=pl.String).new_from_index(0, rows.height)
+            why = pl.Series(unstorable_rows.UNFIT, [None], dtype=pl.String).new_from_index(0, rows.height)
         fits = why.is_null()
         columns = _shard_columns(self.logic, which, rows.filter(fits))
         fit = columns.with_columns(why.filter(fits), numbers.filter(fits))
@@ -237,7 +237,7 @@ class PlainRowPreparer:
         for name, frame in payload.items():
             rows = frame.filter(bad.is_null())
             for which in self.inputs.get(name, (name,)):
-                why = storability.unstorable_reason(self.logic, self.logic.input_index(which), capacity, rows)
+                why = unstorable_rows.unstorable_reason(self.logic, self.logic.input_index(which), capacity, rows)
                 lifted.append(_lift_letters(self.logic, which, rows if why is None else rows.filter(why.is_null())))
         return pl.concat(lifted)
 

@@ -23,7 +23,7 @@ from slackwater.connectors.source import Batch, spark_error_reason
 from slackwater.core.column_names import CORRUPT, quote_identifier
 from slackwater.core.schema import ANYTHING, Field, ValueLimits
 from slackwater.errors import EpochError, StartError
-from slackwater.operators import storability
+from slackwater.operators import unstorable_rows
 from slackwater.operators.base import Operator
 from slackwater.operators.dead_letters import ORIGIN, numbered_origin, origin_column
 from slackwater.runner import stage_binding
@@ -276,11 +276,11 @@ class SparkRowPreparer:
         rows = rows.selectExpr(*plain, *([] if carried is None else [numbered_origin(NUMBER)]))
         out = sql_analysis.run_sql(self.session, self.pipeline, way, rows, carried or None)
         why = (
-            storability.unstorable_sql(self.logic, self.logic.input_index(way.name), self.capacity)
+            unstorable_rows.unstorable_reason_sql(self.logic, self.logic.input_index(way.name), self.capacity)
             or "CAST(NULL AS STRING)"
         )
         columns = self.engine.rows.columns(way, None, None)
-        return _collect(out.selectExpr(*columns, f"{why} AS {storability.UNFIT}", f"{number} AS {NUMBER}"))
+        return _collect(out.selectExpr(*columns, f"{why} AS {unstorable_rows.UNFIT}", f"{number} AS {NUMBER}"))
 
 
 _KEPT = 16

@@ -212,7 +212,7 @@ def _(
     refused = _refusal_reasons(retaining, rows, held, revived, lost)
     accepted = rows.filter(refused.is_null())
     revived = revived.filter(~_may_be_cut(logic))
-    ingested = session_ingest.ingest_intervals(retaining, accepted, pl.concat([held, revived]), watermark).state
+    ingested = session_ingest.ingest_session_rows(retaining, accepted, pl.concat([held, revived]), watermark).state
     done = session_emission.emit_sessions(retaining, ingested, watermark, watermark)
     final = pl.concat([ingested.filter(~_shares_unit(ingested, done.state)), done.state]).filter(
         pl.col("__kind") != TOMBSTONE

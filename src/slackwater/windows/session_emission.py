@@ -99,7 +99,7 @@ def emit_sessions(
     )
 
 
-def emit_standalone_sessions(logic: CompiledSessionWindow, late: pl.DataFrame) -> pl.DataFrame:
+def emit_late_rows_as_sessions(logic: CompiledSessionWindow, late: pl.DataFrame) -> pl.DataFrame:
     """Return late rows (from `ingest_sessions`) as separate sessions, marked by `__reason`."""
     unit = IntervalBatch.from_frame(logic, late)
     _, session = number_sessions(unit, logic.cap_us)

@@ -34,7 +34,7 @@ from slackwater.windows.session_layout import mark_still_emitted
 from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FRAGMENT, ROW, WHOLE, Int64s
 
 
-def ingest_intervals(
+def ingest_session_rows(
     logic: CompiledSessionWindow, rows: pl.DataFrame, state: pl.DataFrame, watermark: int, room: int | None = None
 ) -> IngestResult:
     """Merge lifted rows (`__kh`, `__ts`, keys, accumulators) into the touched units.

@@ -34,7 +34,7 @@ from slackwater.engine.row_policies import ClockSkewWarnings
 from slackwater.engine.stage_runner import StageRunner
 from slackwater.errors import SlackwaterError
 from slackwater.query.result_readers import result_reader
-from slackwater.runner import previous_name, previous_output, target_markers
+from slackwater.runner import previous_output, renamed_pipeline, target_markers
 from slackwater.runner.components import create_target_writers
 from slackwater.state.commit import BatchId
 from slackwater.state.store_access import create_store
@@ -70,7 +70,7 @@ class RestartedRun(LocalPipeline):
                 store.start_over()
                 latest = None
             else:
-                previous_name.continue_previous_state(pipeline, store)
+                renamed_pipeline.take_over_renamed_state(pipeline, store)
                 latest = store.open()
             stored = latest
             if latest is not None:
@@ -78,7 +78,7 @@ class RestartedRun(LocalPipeline):
             elif not self._rebuild:
                 if (
                     choice != previous_output.KEEP
-                    and (question := previous_name.find_start_refusal(pipeline, store)) is not None
+                    and (question := renamed_pipeline.find_start_refusal(pipeline, store)) is not None
                 ):
                     raise question
                 previous_output.check_previous_output(pipeline, choice)

@@ -186,7 +186,7 @@ def check_seed(seed: int) -> tuple[int, int, int, int]:
         rows = draw_rows(rng, logic, now, hashes, extra, dense=seed % 2 == 0)
         touched = rows["__kh"].to_numpy()
         before = select_units(state, touched)
-        step_result = session_ingest.ingest_intervals(logic, rows, before, watermark, room)
+        step_result = session_ingest.ingest_session_rows(logic, rows, before, watermark, room)
         assert_same(seed, epoch, step_result, whole_array_step.ingest(logic, rows, before, watermark, room))
         rows_in, late, refused = (
             rows_in + rows.height,

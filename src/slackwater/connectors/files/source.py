@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote
 
-from slackwater.config.config_paths import restore_written_path
+from slackwater.config.relative_paths import restore_written_path
 from slackwater.config.source import Source
 from slackwater.connectors import dead_letter_source_rows
 from slackwater.connectors.files import parquet_footers

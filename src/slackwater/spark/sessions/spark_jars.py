@@ -25,9 +25,9 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-from slackwater.config.config_paths import SPARK_CONNECTORS, spark_scheme
 from slackwater.config.connection import Connection, DeltaConnection, IcebergConnection
 from slackwater.config.pipeline import Pipeline, resolve_connection
+from slackwater.config.relative_paths import SPARK_CONNECTORS, spark_scheme
 from slackwater.config.source import Source
 from slackwater.core.humanize import mismatch
 from slackwater.errors import StartError, Topic

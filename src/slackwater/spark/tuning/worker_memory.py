@@ -48,7 +48,7 @@ def keep_freed_memory() -> None:
     mallopt(_TOP_PAD, 16 << 20)
 
 
-def freeze_objects() -> None:
+def exempt_objects_from_gc() -> None:
     """Exempt all live objects from garbage collection after the first, second, fourth, eighth, … task of a process.
 
     Doing so once is not enough, because later tasks import more modules. Garbage is collected first.

@@ -19,7 +19,7 @@ from slackwater.core.offsets import Offsets
 from slackwater.errors import FencedError, raise_unregistered
 from slackwater.joins.compiled_join import CompiledJoin
 from slackwater.state.commit import FORMAT, Commit, SegmentMeta, StageState, TableRecord
-from slackwater.state.postgres import client, join_buffers, staged_version_merge
+from slackwater.state.postgres import client, join_buffers, staged_row_merge
 from slackwater.state.postgres.join_buffers import JoinTable
 from slackwater.state.postgres.schema_setup import column_types
 from slackwater.state.postgres.table_names import TableNames
@@ -121,18 +121,18 @@ class Transaction:
 
     @_merge.register
     def _(self, logic: KeyedStateLayout, tables: TableNames, state: StageState, epoch: int) -> Changed:
-        staged = staged_version_merge.staged_segments(state.segments)
+        staged = staged_row_merge.staged_segments(state.segments)
         fresh = [m for m in staged if m.file not in self.named]
-        staged_version_merge.check_staged_rows(self.db, tables.staged, fresh, epoch)
-        if not self.altering and not staged_version_merge.should_merge(state.segments):
+        staged_row_merge.check_staged_rows(self.db, tables.staged, fresh, epoch)
+        if not self.altering and not staged_row_merge.should_merge(state.segments):
             return state.segments, 0
-        gained = staged_version_merge.merge_versions(self.db, tables.staged, tables.state, state.segments)
+        gained = staged_row_merge.merge_staged_rows(self.db, tables.staged, tables.state, state.segments)
         if staged:
             # including rows of failed epochs; not TRUNCATE, because that takes effect in older snapshots
             self.db.execute(f"DELETE FROM {tables.staged} WHERE epoch <= {epoch}")
         gained -= self._forget(logic, tables, state.watermark_us)
         size = self._size(tables) // state.shards
-        return tuple(staged_version_merge.collapsed_segments(metas, size) for metas in state.segments), gained
+        return tuple(staged_row_merge.collapsed_segments(metas, size) for metas in state.segments), gained
 
     @_merge.register
     def _(self, logic: CompiledJoin, tables: TableNames, state: StageState, epoch: int) -> Changed:

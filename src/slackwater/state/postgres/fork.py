@@ -17,7 +17,7 @@ from slackwater.errors import LockHeldError, StateError, Topic
 from slackwater.state import migrations
 from slackwater.state.commit import FORMAT, Commit
 from slackwater.state.fork import forked_commit, name_taken_error
-from slackwater.state.postgres import client, runners, staged_version_merge, table_ownership
+from slackwater.state.postgres import client, runners, staged_row_merge, table_ownership
 from slackwater.state.postgres.commit_log import latest_commit
 from slackwater.state.postgres.table_names import TableNames
 from slackwater.state.protocol import missing_epoch_error
@@ -70,15 +70,15 @@ def _fork(
     current = table_ownership.current_names(db, old, len(stages))
     for stage in stages:
         _copy_table(db, current.for_stage(stage), new.for_stage(stage))
-        gained = staged_version_merge.merge_versions(
+        gained = staged_row_merge.merge_staged_rows(
             db, current.for_stage(stage).staged, new.for_stage(stage).state, commit.stages[stage].segments
         )
-        commit = staged_version_merge.add_merged_row_count(commit, stage, gained)
+        commit = staged_row_merge.add_merged_row_count(commit, stage, gained)
     for statement in migrations.migration_statements(version, [new.for_stage(stage) for stage in stages]):
         db.execute(statement)
     new_tokens = {token: uuid.uuid4().hex for token in commit.lists}
     _copy_lists(db, new, new_tokens)
-    copied = forked_commit(staged_version_merge.merged_commit(commit), new.pipeline, new_tokens.__getitem__, renames)
+    copied = forked_commit(staged_row_merge.merged_commit(commit), new.pipeline, new_tokens.__getitem__, renames)
     db.execute(
         f"INSERT INTO {new.pipelines} (pipeline_name, state_version, epoch, published_epoch, watermark, open_windows,"
         " commit_id, record) VALUES (%s, %s, %s, %s, %s, %s, gen_random_uuid(), %s)",

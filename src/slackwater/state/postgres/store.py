@@ -40,7 +40,7 @@ from slackwater.state.postgres import (
     commit_log,
     runners,
     schema_setup,
-    staged_version_merge,
+    staged_row_merge,
     table_ownership,
 )
 from slackwater.state.postgres.commit_transaction import TargetRefusedError, Transaction, separate_refusals
@@ -123,7 +123,7 @@ class PostgresStore:
         commit, self._published, self._version = latest or (None, -1, FORMAT)
         self._epoch = commit.epoch if commit else -1
         self._reached = frozenset(commit.reached if commit else ())
-        return commit and staged_version_merge.merge_at_start(self._db, self.tables, commit, self.location)
+        return commit and staged_row_merge.merge_at_start(self._db, self.tables, commit, self.location)
 
     def start_over(self) -> str | None:
         """Rename the tables and the record in one transaction; see `StateStore.start_over`."""
@@ -273,7 +273,7 @@ class PostgresStore:
                 raise EpochError(f"epoch {commit.epoch} was not committed: {client.error_reason(error)}") from None
             stored = self._resolve_lost_commit(commit, publish, commit_id, error)
         self._epoch = commit.epoch
-        self._named = staged_version_merge.clear_merged(self._db, self.tables, self._named, commit, stored)
+        self._named = staged_row_merge.clear_merged(self._db, self.tables, self._named, commit, stored)
         self._reached = frozenset(commit.reached)
         if publish is not None and not commit.missing(()):
             self._published = commit.epoch

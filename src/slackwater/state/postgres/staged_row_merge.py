@@ -65,7 +65,7 @@ def _count(db: psycopg.Connection[Any], staged: str, metas: Sequence[SegmentMeta
     return row[0] if row else 0
 
 
-def merge_versions(db: psycopg.Connection[Any], staged: str, state: str, segments: Segments) -> int:
+def merge_staged_rows(db: psycopg.Connection[Any], staged: str, state: str, segments: Segments) -> int:
     """Write the newest staged version of each unit (rows with one hash) to the state table.
 
     Return how many rows the table gained. The staged rows are not deleted. Raises StateError if some are missing.
@@ -172,7 +172,7 @@ def _merge_stages(db: psycopg.Connection[Any], tables: TableNames, commit: Commi
     """Merge the staged rows of all stages; return the commit with the new row counts."""
     for number, stage in enumerate(commit.stages):
         t = tables.for_stage(number)
-        commit = add_merged_row_count(commit, number, merge_versions(db, t.staged, t.state, stage.segments))
+        commit = add_merged_row_count(commit, number, merge_staged_rows(db, t.staged, t.state, stage.segments))
         if staged_segments(stage.segments):
             db.execute(f"DELETE FROM {t.staged}")
     return commit

@@ -49,7 +49,7 @@ class StorabilityCheck(NamedTuple):
     frame: pl.Expr
 
 
-def unstorable_sql(operator: Operator, which: int, capacity: ValueLimits) -> str | None:
+def unstorable_reason_sql(operator: Operator, which: int, capacity: ValueLimits) -> str | None:
     """Return Spark SQL for the reason why a row cannot be stored; None if every row can be stored.
 
     `which`: the side of a join, 0 or 1. `capacity`: the values that the target and the state can store.
@@ -112,7 +112,7 @@ class _StoredFields(NamedTuple):
 
 @singledispatch
 def _stored_fields(operator: Operator, which: int, capacity: ValueLimits) -> _StoredFields:
-    raise_unregistered(operator, "slackwater.operators.storability.unstorable_reason")
+    raise_unregistered(operator, "slackwater.operators.unstorable_rows.unstorable_reason")
 
 
 @_stored_fields.register
@@ -144,27 +144,27 @@ def _(operator: StatelessOperator, which: int, capacity: ValueLimits) -> _Stored
 
 
 @singledispatch
-def usable_times(operator: Operator) -> tuple[int, int]:
+def storable_event_times(operator: Operator) -> tuple[int, int]:
     """Return the range of event times (µs, inclusive) whose windows begin, end and become final in the years 1 to 9999."""
-    raise_unregistered(operator, "slackwater.operators.storability.usable_times")
+    raise_unregistered(operator, "slackwater.operators.unstorable_rows.storable_event_times")
 
 
-@usable_times.register
+@storable_event_times.register
 def _(operator: PaneOperator) -> tuple[int, int]:
     return YEARS[0] + operator.duration_us, YEARS[1] - operator.duration_us - operator.allowed_us
 
 
-@usable_times.register
+@storable_event_times.register
 def _(operator: SessionOperator) -> tuple[int, int]:
     return YEARS[0], YEARS[1] - operator.cap_us - operator.reach_us - operator.allowed_us
 
 
-@usable_times.register
+@storable_event_times.register
 def _(operator: KeyedOperator) -> tuple[int, int]:
     return YEARS[0], YEARS[1] - operator.reach_us - (1 if operator.reach_us else 0)
 
 
-@usable_times.register(NonWindowOperator)
+@storable_event_times.register(NonWindowOperator)
 def _(operator: Operator) -> tuple[int, int]:
     return YEARS
 

@@ -25,7 +25,7 @@ from slackwater.state.store_access import create_store, rename_state
 _BACKFILL = "-backfill-"
 
 
-def previous_pipeline(pipeline: Pipeline, store: StateStore) -> Pipeline | None:
+def pipeline_under_former_name(pipeline: Pipeline, store: StateStore) -> Pipeline | None:
     """Return the pipeline under its previous name if the next start would take over the state of that name, else None."""
     if pipeline.formerly is None or not _is_durable(pipeline) or store.stored_record() is not None:
         return None
@@ -33,12 +33,12 @@ def previous_pipeline(pipeline: Pipeline, store: StateStore) -> Pipeline | None:
     return None if create_store(previous).stored_record() is None else previous
 
 
-def continue_previous_state(pipeline: Pipeline, store: StateStore) -> str | None:
+def take_over_renamed_state(pipeline: Pipeline, store: StateStore) -> str | None:
     """Rename the state from the pipeline's previous name to its current name.
 
     Return a line about the rename; None if there is no such state. Raises StateError or LockHeldError.
     """
-    previous = previous_pipeline(pipeline, store)
+    previous = pipeline_under_former_name(pipeline, store)
     if previous is None:
         return None
     previous_store = create_store(previous)

@@ -31,7 +31,9 @@ def _find_idle_stages(stages: Sequence[StageRunner], clocks: Clocks) -> dict[str
     return idle
 
 
-def limit_idle_watermarks(stages: Sequence[StageRunner], clocks: Clocks, promised: Mapping[str, int]) -> dict[str, int]:
+def advance_idle_watermarks(
+    stages: Sequence[StageRunner], clocks: Clocks, promised: Mapping[str, int]
+) -> dict[str, int]:
     """Return how far each idle stage's watermark may be carried: to the minimum of the active inputs of its readers.
 
     All arguments must be from the same commit. `promised`: the output watermark of each stage. Stages that are not
@@ -61,7 +63,7 @@ def _active_minimum(
     return min(of_stages + source_stages)
 
 
-def tick_needs_commit(
+def idle_tick_needs_commit(
     pipeline: Pipeline,
     stages: Sequence[StageRunner],
     state: Commit,
@@ -86,7 +88,7 @@ def tick_needs_commit(
         clock_us: Wall clock, in µs UTC.
     """
     reached, results, counts_on = dict[str, int](), dict[str, StageOutput](), False
-    idle, carried = _find_idle_stages(stages, clocks), limit_idle_watermarks(stages, committed, state.promised)
+    idle, carried = _find_idle_stages(stages, clocks), advance_idle_watermarks(stages, committed, state.promised)
     for stage, before in zip(stages, state.stages, strict=True):
         current, last = clocks[stage.name], committed[stage.name]
         upstream = {n: results[n] for n in stage.inputs if n in results}
