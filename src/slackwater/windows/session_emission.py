@@ -100,7 +100,7 @@ def emit_sessions(
 
 
 def emit_late_rows_as_sessions(logic: CompiledSessionWindow, late: pl.DataFrame) -> pl.DataFrame:
-    """Return late rows (from `ingest_sessions`) as separate sessions, marked by `__reason`."""
+    """Return late rows (from `ingest_session_rows`) as separate sessions, marked by `__reason`."""
     unit = IntervalBatch.from_frame(logic, late)
     _, session = number_sessions(unit, logic.cap_us)
     heads = first_per_key(session)
