@@ -48,7 +48,7 @@ def test_no_message_has_a_count_with_a_fixed_plural() -> None:
         "{window.kind}",
         "{side}",
         "{alone}",
-        "kinds)}",
+        "{kinds}",
         "status.files_total",
         "rows={status",
     )
