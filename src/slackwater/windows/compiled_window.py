@@ -252,7 +252,8 @@ class CompiledWindow(KeyedStateLayout):
         if done.superseded.height:
             gone = self._with_identity(done.superseded.with_columns(pl.lit("supersede").alias("__reason")))
             frame = pl.concat([frame, gone], how="diagonal_relaxed")
-        hidden_names = dict(zip([f.name for f in METADATA], ("__rev", "__final", "__reason"), strict=True))
+        metadata = METADATA if self.window.emit_metadata else []  # otherwise, these are names that users may choose
+        hidden_names = dict(zip([f.name for f in metadata], ("__rev", "__final", "__reason"), strict=False))
         columns = [pl.col(hidden_names.get(f.name, f.name)).cast(f.polars).alias(f.name) for f in self.output]
         return frame.select(*columns, "__reason")
 
