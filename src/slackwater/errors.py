@@ -105,7 +105,7 @@ class SlackwaterError(Exception):
 
     A message never contains a registered secret (see `slackwater.secrets`), whatever text it quotes.
 
-    `topic`: what the error means; by default, the topic of its class.
+    `topic`: the section of `docs/messages` that explains the error; by default, the topic of its class.
     """
 
     topic: Topic | None = None

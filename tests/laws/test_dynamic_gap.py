@@ -104,7 +104,7 @@ def rng_cap(seed: int) -> int:
 
 @pytest.mark.semantics("sessions")
 def test_a_row_without_a_usable_gap_is_a_bad_row() -> None:
-    """A row whose gap is NULL, not positive or not below the cap is bad."""
+    """A row is bad unless its gap is positive and less than the cap."""
     rows = [{"ts": n * 100 * MS, "u": "a", "id": 1 << n, "g": g} for n, g in enumerate([None, 0, -1, CAP, CAP - 1])]
     result = run_local(window(), [RowsInput({"a": rows})], SCHEMA)
     assert [r["ids"] for r in result.rows] == [16]
@@ -119,7 +119,7 @@ def test_only_bad_rows_in_an_epoch() -> None:
 def test_a_bad_gap_fails_the_epoch_where_that_is_the_policy() -> None:
     rows = [{"ts": 0, "u": "a", "id": 1, "g": None}]
     with pytest.raises(
-        BadRowError, match=r"epoch 0: 1 bad row: gap \(g\) is NULL, not positive or not below .* u=a at 1970"
+        BadRowError, match=r"epoch 0: 1 bad row without a gap \(g\) that is positive and less than .* u=a at 1970"
     ):
         run_local(window(), [RowsInput({"a": rows})], SCHEMA, on_error="fail")
 

@@ -64,7 +64,7 @@ def write_first_config(options: InitOptions) -> None:
     for sample in samples:
         if source == "kafka" and sample.format != "json":
             raise StartError(
-                f"--sample: {sample.path}: is {sample.format}; expected JSON lines, because the records of a topic are read as JSON",
+                f"--sample: {sample.path} is {sample.format}; expected JSON lines, because the records of a topic are read as JSON",
                 Topic.INIT_SAMPLE,
             )
     options = replace(options, source=source, kind=kind)

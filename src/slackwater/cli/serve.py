@@ -84,7 +84,7 @@ def load_page_sources(place: str, schema: str = "public") -> list[PageSource]:
 
 
 def _page_source_from_state(place: str, name: str, schema: str) -> PageSource:
-    """Return a pipeline whose config is not available, as described by its state.
+    """Return the page source of a pipeline whose config is not available, built from its state.
 
     Raises StartError if there is no commit yet, and StateError if the state does not describe the pipeline.
     """

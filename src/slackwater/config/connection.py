@@ -87,7 +87,7 @@ class KafkaConnection(ClientConnection):
     bootstrap_servers: str = declare_key(
         parse_text,
         "The brokers of a Kafka cluster: host:port, separated by commas.",
-        required='the brokers, as in "kafka-1:9092,kafka-2:9092"',
+        required='name the brokers, as in "kafka-1:9092,kafka-2:9092"',
         elsewhere=("bootstrap.servers", "brokers", "servers", "url"),
     )
     schema_registry: str | None = declare_key(
@@ -103,7 +103,7 @@ class PostgresConnection(Connection):
         parse_text,
         "The URL, with user and password. Keep it out of the file: ${WAREHOUSE_URL}.",
         repr=False,
-        required='the database, as in "${WAREHOUSE_URL}" with postgresql://user:password@host/database',
+        required='name the database, as in "${WAREHOUSE_URL}" with postgresql://user:password@host/database',
         elsewhere=("dsn", "uri", "host", "dbname", "database", "password"),
     )
 
@@ -128,7 +128,7 @@ class IcebergConnection(ClientConnection):
     catalog: str = declare_key(
         choice_parser("rest", "sql", "glue", "hive"),
         "The kind of catalog (Iceberg).",
-        required='the kind of its catalog: "rest", "sql", "glue" or "hive"',
+        required='name the kind of catalog: "rest", "sql", "glue" or "hive"',
         elsewhere=("type",),
     )
     catalog_name: str = declare_key(
@@ -168,7 +168,7 @@ class RabbitMQConnection(Connection):
         parse_text,
         "The URL, with user and password. Keep it out of the file: ${WAREHOUSE_URL}.",
         repr=False,
-        required='the broker, as in "${RABBITMQ_URL}" with amqp://user:password@host/vhost',
+        required='name the broker, as in "${RABBITMQ_URL}" with amqp://user:password@host/vhost',
         elsewhere=("uri", "host", "password"),
     )
 
@@ -180,7 +180,7 @@ class KinesisConnection(ClientConnection):
 
     kind: Literal["kinesis"] = "kinesis"
     region: str = declare_key(
-        parse_text, "The AWS region of the stream (Kinesis).", required='the region, as in "eu-central-1"'
+        parse_text, "The AWS region of the stream (Kinesis).", required='name the region, as in "eu-central-1"'
     )
     endpoint: str | None = declare_key(
         parse_text, "An endpoint other than the default of the region (Kinesis).", default=None
@@ -194,10 +194,12 @@ class PubSubConnection(ClientConnection):
 
     kind: Literal["pubsub"] = "pubsub"
     project: str = declare_key(
-        parse_text, "The Google Cloud project, by name or number (Pub/Sub).", required="the project's number or name"
+        parse_text,
+        "The Google Cloud project, by name or number (Pub/Sub).",
+        required="name the project, by name or number",
     )
     location: str = declare_key(
-        parse_text, "The region or zone (Pub/Sub).", required='the region or zone, as in "europe-west3-a"'
+        parse_text, "The region or zone (Pub/Sub).", required='name the region or zone, as in "europe-west3-a"'
     )
 
     WRITES: ClassVar[bool] = False

@@ -263,7 +263,7 @@ class Source(Spec):
             return
         for key, advice in (
             ("connection", "name one of the [connections]"),
-            ("query", 'a path or glob, as in "data/*.json", or a topic'),
+            ("query", 'name a path or glob, as in "data/*.json", or a topic'),
         ):
             if key not in values and key not in wrong:
                 yield key, f"missing; {advice}"
@@ -354,7 +354,7 @@ class Lookup(Spec):
         "The name of one of the [connections] of kind files.",
         required="name one of the [connections]",
     )
-    query: str = declare_key(parse_text, "A path or glob.", required='a path or glob, as in "data/users.parquet"')
+    query: str = declare_key(parse_text, "A path or glob.", required='name a path or glob, as in "data/users.parquet"')
     format: Converted[str | None, str] = declare_key(
         choice_parser(*FORMATS),
         "The format of the files; by default, it is derived from the file extension.",

@@ -44,7 +44,10 @@ _OTHER_SQL = (
 
 
 def check_sql(pipeline: Pipeline) -> CheckResult:
-    """Check everything that is decidable about a pipeline whose config is otherwise valid."""
+    """Check the SQL and the columns of a pipeline whose config is otherwise valid.
+
+    Checks that are possible only at the start are skipped.
+    """
     checked = CheckResult()
     changed = [k for k in pipeline.spark if k.startswith(tuple(f"spark.sql.{other}" for other in _OTHER_SQL))]
     if changed:

@@ -207,7 +207,7 @@ class StateStore(Spec):
         if kind == "in_memory" and "path" in values:
             yield (
                 "path",
-                'applies only to kind = "files" or "postgres", because an in_memory store has no directory; remove it',
+                'does not apply to kind = "in_memory", because such a store has no directory; remove it',
             )
         for key, attribute in (("url", "url"), ("schema", "schema_")):
             if attribute in values and kind not in (None, "postgres"):

@@ -86,7 +86,7 @@ class StageInput:
 
     @property
     def overtaken(self) -> dict[str, Sequence[str]]:
-        """Return the partitions of each source that the watermark has overtaken."""
+        """Return the partitions of each source that were idle when the watermark passed them, and are still behind it."""
         overtaken = {n: c.overtaken_partitions(self.before.watermark_us) for n, c in self.clocks.items()}
         return {n: partitions for n, partitions in overtaken.items() if partitions}
 

@@ -99,7 +99,7 @@ class StageComparison:
         yield from self._settings(new, old)
 
     def _columns(self) -> Mapping[str, Field]:
-        """Return the columns that the window reads, as far as their types are known."""
+        """Return the columns that the window reads and whose types are known."""
         if self.operator is not None:
             assert isinstance(self.operator, WindowOperator)
             return {f.name: f for f in (*self.operator.keys, *(i.source for i in self.operator.inputs))}

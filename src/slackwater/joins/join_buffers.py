@@ -68,9 +68,9 @@ class Buffers(Protocol):
     """The buffered rows of both sides in one shard, as of a commit or of the current epoch's staged changes."""
 
     def runs(self, which: int, hashes: Int64s, low: int, high: int) -> Sequence[SortedRows]:
-        """Return sorted runs with all rows of a side that have these hashes (sorted, unique) and times `low` to `high`.
+        """Return sorted runs that contain all rows of a side with one of these hashes and a time from `low` to `high`.
 
-        The runs may contain other rows as well.
+        `hashes`: sorted and unique. The runs may contain other rows as well.
         """
         ...
 

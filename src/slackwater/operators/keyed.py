@@ -270,8 +270,8 @@ class KeyedOperator(TimedStateLayout, StateRowOperator, NonWindowOperator):
         if (wrong := timers.filter(pl.col("__due").is_null() | (pl.col(TIMER) <= pl.col("__due")))).height:
             new_timer, handled = wrong.row(0)[1:]
             raise EpochError(
-                f"{self.pipeline}: expire of {self.kind} set a timer that cannot be reached. Found {new_timer} µs for a timer "
-                f"at {handled} µs, expected a later time of a key that is due. Correct expire."
+                f"{self.pipeline}: expire of {self.kind} returned a row with the timer {new_timer} for a key whose due timer is "
+                f"{handled} (µs; None: no timer); return rows only for keys that are due, and set a later timer"
             )
 
     # -- in the commit -------------------------------------------------------------------------------------------

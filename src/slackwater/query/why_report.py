@@ -222,7 +222,10 @@ class StageReport:
 
 @dataclass(frozen=True, kw_only=True)
 class WhyReport(TerminalRepr, StageReport, NotebookRepr):
-    """The report of `why` for one commit. Its fields describe the requested stage; by default, the last one.
+    """The report of `why` for one commit.
+
+    The fields that are not listed here describe the requested stage, by default the last one: see
+    `slackwater.query.why_report.StageReport`.
 
     Args:
         pipeline: The name of the pipeline.

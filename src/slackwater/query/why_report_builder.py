@@ -143,10 +143,11 @@ def why(
         pipeline: The pipeline, or its TOML file.
         key: A key to include in the report, as a mapping or as a string ("user_id=u1,page=/"). The report then
             contains the key's open windows, late rows and last published results.
-        stage: The only stage to report on. By default, the report is about the last stage, and `stages` has one for
-            each.
+        stage: The only stage to report on. By default, the report describes the last stage; if there are several, its
+            `stages` has a report for each.
 
-    Raises StateError if there is no state yet, StartError, or ConfigError.
+    Raises StateError if there is no state yet or the config cannot continue it, StartError if the key is wrong, the stage
+    does not exist or the state cannot be read, and ConfigError if the TOML file is invalid.
     """
     spec = pipeline if isinstance(pipeline, Pipeline) else toml.load(Path(pipeline))
     store, texts = locate_store(spec), _texts(key)

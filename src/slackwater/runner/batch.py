@@ -77,15 +77,17 @@ def batch(
 ) -> DataFrame:
     """Return the windows of a batch DataFrame, with the columns and rows that a pipeline would write.
 
-    All rows form one epoch, so no row is late. Then the watermark advances to the end of time, and every window closes,
-    with `_emit_reason` `close` or `cap`. Rows of different shards come in no particular order. All rows of a key are in
-    one shard, and the rows of a shard are in memory at once. `max_groups_per_window` does not apply.
+    All rows form one epoch, so no row is late. Unless `flush` is False, the watermark then advances to the end of time,
+    so every window closes, with `_emit_reason` `close` or `cap`. Rows of different shards come in no particular order.
+    All rows of a key are in one shard, and the rows of a shard are in memory at once. `max_groups_per_window` does not
+    apply.
 
     Args:
         df: The rows to aggregate.
         window: The window or session, as in a pipeline.
         transform_sql: A SELECT that reads the view `source`.
-        flush: If False, omit windows that the newest event minus `lateness` does not close.
+        flush: If False, omit windows that are still open at the final watermark, which is the newest event time minus
+            `lateness`.
         shards: The number of shards. By default Spark decides by size (spark.sql.shuffle.partitions, adaptive
             execution).
         on_error: "fail" raises an error that names the row if a row has no usable event time or gap. "drop"

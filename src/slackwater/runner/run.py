@@ -108,8 +108,8 @@ def run(  # noqa: PLR0913 -- one argument per option
         former_output: What to do if this run creates a new state, but an append-only target holds rows of an
             earlier state. "aside" moves its files away, "keep" adds rows to them, and None makes the start fail.
         observers: Objects that are notified during the run; see `slackwater.observe`.
-        background: Return a `Handle` immediately, which reports on the run, stops it and raises its error. Then only
-            warnings are logged, unless there is an `on_notice`.
+        background: Return immediately, with a `Handle` that can report on the run, stop it and raise its error. Unless
+            `on_notice` is set, only warnings are logged.
 
     Raises:
         SlackwaterError: The run failed.
@@ -129,7 +129,7 @@ def run(  # noqa: PLR0913 -- one argument per option
 
 
 def run_in_background(pipeline: Pipeline, options: RunOptions) -> Handle:
-    """Start the run in a thread. Only warnings are logged, unless there is an `on_notice`."""
+    """Start the run in a thread. Unless `on_notice` is set, only warnings are logged."""
     options.check_background()
     on_notice = options.on_notice or background_run.print_warning
 

@@ -57,13 +57,13 @@ def read_sample(path: Path) -> Sample:
         lines = list(_lines(files))
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or "is not a complete gzip file"
-        raise StartError(f"--sample: {path}: cannot be read ({reason})", Topic.INIT_SAMPLE) from None
+        raise StartError(f"--sample: {path} cannot be read ({reason})", Topic.INIT_SAMPLE) from None
     except UnicodeDecodeError:
         raise StartError(
-            f"--sample: {path}: is not UTF-8 text; expected JSON lines, CSV or Parquet", Topic.INIT_SAMPLE
+            f"--sample: {path} is not UTF-8 text; expected JSON lines, CSV or Parquet", Topic.INIT_SAMPLE
         ) from None
     if not any(line.strip() for line in lines):
-        raise StartError(f"--sample: {path}: is empty; expected JSON lines, CSV or Parquet", Topic.INIT_SAMPLE)
+        raise StartError(f"--sample: {path} is empty; expected JSON lines, CSV or Parquet", Topic.INIT_SAMPLE)
     if form is None:
         form = "json" if next(line for line in lines if line.strip()).lstrip().startswith(("{", "[")) else "csv"
     several = len(files) > 1
@@ -74,7 +74,7 @@ def _files(path: Path) -> tuple[list[Path], str]:
     if not path.is_dir():
         if not path.exists():
             raise StartError(
-                f"--sample: {path}: does not exist; expected a file or a directory of JSON lines, CSV or Parquet",
+                f"--sample: {path} does not exist; expected a file or a directory of JSON lines, CSV or Parquet",
                 Topic.INIT_SAMPLE,
             )
         return [path], str(path)
@@ -82,7 +82,7 @@ def _files(path: Path) -> tuple[list[Path], str]:
         p for p in path.iterdir() if p.is_file() and not p.name.startswith((".", "_")) and p.stat().st_size
     ]
     if not files_of_directory:
-        raise StartError(f"--sample: {path}: holds no files; expected JSON lines, CSV or Parquet", Topic.INIT_SAMPLE)
+        raise StartError(f"--sample: {path} holds no files; expected JSON lines, CSV or Parquet", Topic.INIT_SAMPLE)
     endings: dict[str, list[Path]] = {}
     for p in files_of_directory:
         endings.setdefault("".join(p.suffixes[-2:] if p.suffix == ".gz" else p.suffixes[-1:]), []).append(p)
@@ -121,7 +121,7 @@ def abbreviate_value(value: object) -> str:
 def _json(path: Path, query: str, lines: list[str], several: bool) -> Sample:
     if next(line for line in lines if line.strip()).lstrip().startswith("["):
         raise StartError(
-            f"--sample: {path}: is one JSON array; expected one object per line, without commas between them",
+            f"--sample: {path} is one JSON array; expected one object per line, without commas between them",
             Topic.INIT_SAMPLE,
         )
     rows: list[dict[str, Any]] = []
@@ -175,7 +175,7 @@ def _csv(path: Path, query: str, lines: list[str], several: bool) -> Sample:
     ]
     if not fit:
         raise StartError(
-            f"--sample: {path}: is not a table: its lines have no common separator (the first line is "
+            f"--sample: {path} is not a table: its lines have no common separator (the first line is "
             f"{abbreviate_value(head[0].strip())}); expected JSON lines, CSV or Parquet",
             Topic.INIT_SAMPLE,
         )
@@ -194,7 +194,7 @@ def _csv(path: Path, query: str, lines: list[str], several: bool) -> Sample:
     first = next(((n, r) for n, r in numbered_body if len(r) != width), None)
     rows = [dict(zip(names, map(parse_csv_cell, r), strict=True)) for r in body]
     if not rows:
-        raise StartError(f"--sample: {path}: has a header but no rows", Topic.INIT_SAMPLE)
+        raise StartError(f"--sample: {path} has a header but no rows", Topic.INIT_SAMPLE)
     columns: dict[str, str] = {}
     for i, name in enumerate(names):
         seen = TypeStats()
@@ -247,7 +247,7 @@ def _parquet(path: Path, query: str, files: list[Path]) -> Sample:
             if remaining <= 0:
                 break
     except pl.exceptions.PolarsError:
-        raise StartError(f"--sample: {path}: cannot be read as Parquet", Topic.INIT_SAMPLE) from None
+        raise StartError(f"--sample: {path} cannot be read as Parquet", Topic.INIT_SAMPLE) from None
     schema = frames[0].schema
     frames = [f for f in frames if f.schema == schema]
     types = {name: polars_type_to_ddl(kind) for name, kind in schema.items()}
@@ -259,6 +259,6 @@ def _parquet(path: Path, query: str, files: list[Path]) -> Sample:
     )
     rows = pl.concat(frames).to_dicts()
     if not rows:
-        raise StartError(f"--sample: {path}: has no rows", Topic.INIT_SAMPLE)
+        raise StartError(f"--sample: {path} has no rows; pass a file or directory that has some", Topic.INIT_SAMPLE)
     columns = {name: kind for name, kind in distinct_names.items() if kind is not None}
     return Sample(path, query, "parquet", columns, rows, {}, 0, skipped)

@@ -76,8 +76,8 @@ def _output(operator: WindowOperator, emitted: EmitResult) -> pl.DataFrame:
 def _raise_bad_gaps(operator: SessionOperator, bad: pl.DataFrame) -> None:
     sample = "; ".join(map(format_late_sample, operator.sample(bad, "__ts")))
     raise BadRowError(
-        f"{operator.pipeline}: {plural(bad.height, 'bad row')} in a shard: gap ({operator.window.gap_ms}) is NULL, not positive or not "
-        f'below max_session_duration: {sample}; correct the expression, or pass on_error="drop" to leave out such rows'
+        f"{operator.pipeline}: a shard has {plural(bad.height, 'bad row')} without a gap ({operator.window.gap_ms}) that is positive and "
+        f'less than max_session_duration: {sample}; correct the expression, or pass on_error="drop" to leave out such rows'
     )
 
 

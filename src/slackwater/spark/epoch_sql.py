@@ -59,8 +59,8 @@ def gap_end_sql(gap: str, field: Field, cap_ms: int, where: str) -> str:
     """Return SQL for the time (µs) at which a row's gap ends.
 
     `gap` is SQL for a number of milliseconds, an interval, or a string with an interval in Spark's syntax ("5
-    minutes"). The result is NULL if the gap is NULL, not positive or not below the cap. Raises StartError for other
-    types. `where`: the prefix of the message.
+    minutes"). The result is NULL unless the gap is positive and less than the cap. Raises StartError for other types.
+    `where`: the prefix of the message.
     """
     if field.base in schema.INTEGERS:
         us = f"try_multiply(CAST({gap} AS BIGINT), 1000L)"

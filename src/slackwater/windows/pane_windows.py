@@ -329,9 +329,9 @@ def mark_panes_changed(panes: pl.DataFrame, touched: NDArray[np.bool_]) -> pl.Da
 def record_missed_emissions(
     panes: pl.DataFrame, new: NDArray[np.bool_], first: Int64s, closed: int, hop: int
 ) -> pl.DataFrame:
-    """Note in each `new` pane the windows that closed before the pane was created.
+    """Record in each `new` pane the windows that closed before the pane existed.
 
-    `closed` is the start of the last closed window.
+    `first`: the start of the first window of each pane. `closed`: the start of the window that closed last.
     """
     positions = np.flatnonzero(new & (first <= closed))
     if not len(positions):

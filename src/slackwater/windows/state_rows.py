@@ -66,9 +66,9 @@ Span = tuple[int, int]  # after < time <= upto, in µs
 
 
 class SegmentStats(NamedTuple):
-    """Statistics of a segment's state rows. They show whether any row is due, without reading the rows.
+    """Watermarks (µs) at which the rows of a segment are due, close and expire.
 
-    Each value is a watermark in µs.
+    With them, a store can skip segments that have no due rows, without reading them.
     """
 
     first_due: int

@@ -80,7 +80,7 @@ def test_all_mistakes_are_reported_at_once_across_sections() -> None:
     content = swap(content, '[connections.screen]\nkind = "console"', '[connections.screen]\nkind = "kafka"')
     content = swap(content, OUT, '[target]\nconnection = "screen"\ntopic = "t"\n')
     assert problems(content) == [
-        'connections.screen.bootstrap_servers: missing; the brokers, as in "kafka-1:9092,kafka-2:9092"',
+        'connections.screen.bootstrap_servers: missing; name the brokers, as in "kafka-1:9092,kafka-2:9092"',
         f'sources[0].format: found "jsn", expected {FORMATS}; did you mean "json"?',
         f"{W}.gap_ms: found -5, expected {DURATION}",
         f'{A}[0].column: missing; "sum" needs a column to aggregate',

@@ -106,7 +106,10 @@ def resolve_expression(text: str, columns: ColumnTypes, findings: SqlFindings) -
 
 
 def _parse(sql: str, findings: SqlFindings) -> exp.Expr | None:
-    """Return the syntax tree of a query. If there is none, add the reason to `findings`. Add its clock literals too."""
+    """Return the syntax tree of a query; None if it cannot be parsed.
+
+    Add to `findings` the reason for None, and all literals that depend on the clock, such as `DATE 'today'`.
+    """
     findings.non_row_wise |= set(lexer.find_clock_literals(sql))
     try:
         return parse_query(sql)

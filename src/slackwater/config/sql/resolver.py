@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NameResolver:
-    """Checks expressions within one scope. Mistakes go to `problems`, non-row-wise constructs to the scope."""
+    """Checks expressions within one scope.
+
+    Mistakes are added to `problems`, and constructs that are not row-wise to `scope`.
+    """
 
     scope: SelectScope
     problems: list[str]

@@ -85,7 +85,10 @@ class FileEntry:
         return time == self.timestamp and (self.size is None or self.size % SIZE_MODULUS == size)
 
     def differs(self, now: FileEntry) -> bool:
-        """Return whether the file has changed. Sizes are compared only if known: early states did not store them."""
+        """Return whether the file has changed.
+
+        Sizes are compared only if both are known: early versions did not store them.
+        """
         return self.timestamp != now.timestamp or (
             self.size is not None and now.size is not None and self.size != now.size
         )

@@ -146,7 +146,10 @@ class FilesTarget:
         return [name for name in self._folder.names() if named.fullmatch(name)]
 
     def describe_previous_output(self) -> str | None:
-        """Describe the files that another state of this writer left in the directory; None if there are none."""
+        """Describe the files in the directory that this writer wrote with another state.
+
+        Return None if there are none.
+        """
         files, marker = self._files(), self._read_marker()
         if not files or (self._table.state and marker.get("state") == self._table.state):
             return None

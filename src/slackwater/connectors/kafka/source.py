@@ -1,12 +1,12 @@
-"""Kafka sources as streams: the engine reads each batch by offsets, which the state stores.
+"""Kafka sources as streams: each batch is a range of offsets, and the state stores where it ends.
 
 `kafka.planner` or Spark plans the batches.
 
     checkpoint/offsets/7   {"orders": {"0": 1200, "1": 1180}}      the end of batch 7, and the start of batch 8
     state store            the same offsets, in the commit         `seek` returns them for a new checkpoint
 
-Rows have the columns of the payload, and `_key`, `_value`, `_headers`, `_topic`, `_partition` and `_offset`.
-`_event_ts` is the timestamp of the record.
+Rows have the columns of the payload, and `_key`, `_value`, `_headers`, `_topic`, `_partition`, `_offset` and
+`_event_ts`, the timestamp of the record.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class KafkaTarget:
             value_format: "json" or "avro".
             delivery: "at_least_once" or "exactly_once".
             key_columns: The columns of the key; by default the identity.
-            schema_id: The schema id for Confluent's frame, which then precedes Avro values. None: no frame.
+            schema_id: The schema id in the Confluent frame that precedes each Avro value. If None, values have no frame.
             creation: How to create a topic that does not exist. If None, `open` fails instead.
             timeout: The time limit of each broker operation, in seconds.
             upserts: Whether `key_columns`, if specified, identify rows.

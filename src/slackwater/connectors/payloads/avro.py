@@ -104,7 +104,7 @@ def _spark_schema(session: SparkSession, spec: Source, text: str) -> StructType:
         ) from None
     if not isinstance(kind, StructType):
         raise StartError(
-            f'source "{spec.name}": the Avro schema is not a record; expected fields that become columns',
+            f'source "{spec.name}": the Avro schema is not a record; expected a record, whose fields become the columns',
             Topic.SOURCE_SCHEMA,
         )
     return kind

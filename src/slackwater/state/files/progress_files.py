@@ -114,7 +114,8 @@ class ProgressFiles:
             pass
         if not isinstance(record, dict) or not isinstance(record.get("targets"), list):
             log.warning(
-                "%s is damaged; an epoch that was published in part is published again", self._reached.full_name
+                "%s is damaged; if the last epoch reached only some targets, it is published again to all of them",
+                self._reached.full_name,
             )
             return frozenset()
         return frozenset(map(str, record["targets"])) if record.get("epoch") == epoch else frozenset()

@@ -35,7 +35,10 @@ def create_shared_tables(db: psycopg.Connection[Any], t: TableNames) -> None:
 
 
 def migrate_tables(db: psycopg.Connection[Any], tables: TableNames, location: str) -> None:
-    """Migrate the tables and the record from an older format, in one transaction before the first epoch."""
+    """Migrate the tables and the stored commit of a pipeline from an older format.
+
+    Everything happens in one transaction, before the first epoch.
+    """
     latest = latest_commit(db, tables, location)
     assert latest is not None
     commit, _, version = latest
