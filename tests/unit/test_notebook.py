@@ -17,7 +17,7 @@ import slackwater as sw
 from slackwater.config import toml
 from slackwater.engine.observer import Observer
 from slackwater.engine.status import Counters, Status
-from slackwater.errors import StartError, StateError
+from slackwater.errors import StartError, StateError, Topic
 from slackwater.runner import background_run
 from slackwater.runner.background_run import Handle
 from slackwater.ui import notebook
@@ -161,7 +161,7 @@ def test_a_handle_knows_the_latest_status_and_stops_the_run(tmp_path: Path) -> N
 def test_an_error_of_the_run_never_vanishes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def run(stop: threading.Event, latest: Observer) -> Status | None:
         latest.on_commit(status(0))
-        raise StartError("law: Kafka at b:1 cannot be reached (no); check it")
+        raise StartError("law: Kafka at b:1 cannot be reached (no); check it", Topic.SERVICE_UNREACHABLE)
 
     with caplog.at_level(logging.ERROR, "slackwater"):
         one = start_handle(run, tmp_path)

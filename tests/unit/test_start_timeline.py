@@ -6,7 +6,7 @@ import re
 import time
 from dataclasses import replace
 
-from tests.unit.test_cli_run import STATUS
+from tests.support.statuses import STATUS
 
 from slackwater.cli.start_timeline import StartTimeline
 from slackwater.engine.observer import RunSchema

@@ -14,6 +14,7 @@ import polars as pl
 from slackwater.config.pipeline import Pipeline
 from slackwater.connectors.source import Batch
 from slackwater.core.hashing import key_hash, spark_xxhash64
+from slackwater.core.row_format import row_to_json
 from slackwater.core.schema import Field, ValueLimits
 from slackwater.core.time import parse_timestamp_us
 from slackwater.errors import StartError, Topic, raise_unregistered
@@ -207,7 +208,7 @@ class PlainRowPreparer:
         bad = self._bad_reason(FAR if name in batch.stage_names else clock_us + self.max_future_ms * 1000)
         partition = pl.col("__partition") if "__partition" in rows.columns else pl.lit(None, pl.String)
         number = pl.int_range(pl.len(), dtype=pl.Int64).alias(NUMBER)
-        timed = rows.select(number, "ts", bad.alias("bad"), partition.alias("partition"), _origin(name))
+        timed = rows.select(number, "ts", bad.alias("bad"), partition.alias("partition"), _origin(name, rows.schema))
         usable, numbers = rows.filter(timed["bad"].is_null()), timed.filter(pl.col("bad").is_null())[NUMBER]
         inputs = [self._prepare_input(which, usable, numbers, capacity) for which in self.inputs.get(name, (name,))]
         return PreparedRows(timed, pl.concat(inputs))
@@ -246,9 +247,9 @@ class PlainRowPreparer:
         return pl.concat([frame.select("__letter", bad) for frame in payload.values()])
 
 
-def _origin(source: str) -> pl.Expr:
+def _origin(source: str, columns: Mapping[str, pl.DataType]) -> pl.Expr:
     """Return the origin of a row (see `operators.dead_letters`), whose bytes are the row as JSON."""
-    values = {"source": pl.lit(source), "value": pl.struct(pl.all()).struct.json_encode().cast(pl.Binary)}
+    values = {"source": pl.lit(source), "value": row_to_json(columns).cast(pl.Binary)}
     fields = [values.get(f.name, pl.lit(None)).cast(f.polars).alias(f.name) for f in ORIGIN_FIELDS]
     return pl.struct(fields).alias(ORIGIN)
 

@@ -24,7 +24,7 @@ from tests.laws.generators import seeds
 from tests.support.iceberg_tables import options
 
 import slackwater as sw
-from slackwater.cli import check
+from slackwater.cli import plan
 from slackwater.config.state_differences import REBUILD
 from slackwater.connectors.iceberg.tables import IcebergTables
 from slackwater.connectors.source import Batch
@@ -182,9 +182,9 @@ class RestartSequence:
 
     def planned(self) -> str | None:
         """Why `plan` says that a start would be refused."""
-        comparison = check._compare_with_state(self.pipeline)
+        comparison = plan._compare_with_state(self.pipeline)
         if comparison is None:
-            return check._refusal(self.pipeline)
+            return plan._refusal(self.pipeline)
         return comparison.waits or "; ".join(c.line for c in comparison.with_verdict(REBUILD)) or None
 
     def start(self, choice: str | None = None, rebuild: bool = False, flush: bool = False) -> str | None:

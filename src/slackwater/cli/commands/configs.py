@@ -118,6 +118,6 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show what the next start with this config would keep, migrate or reject. Exit code 1 if the start would fail."""
-    from slackwater.cli.check import print_config_changes
+    from slackwater.cli.plan import print_config_changes
 
     print_config_changes(file, as_json)
