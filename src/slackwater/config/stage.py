@@ -97,7 +97,7 @@ class Transform(Spec):
 
     @property
     def stateful(self) -> StepBase | None:
-        """The window, join or keyed step; None if there is none, or if it could not be read."""
+        """The window, join or keyed step; None if the stage has only SQL, or if the step could not be read."""
         return next((step for key in self.STEPS if (step := getattr(self, key)) is not None), None)
 
     @property
@@ -107,7 +107,7 @@ class Transform(Spec):
 
     @property
     def is_stateless(self) -> bool:
-        """Return whether there is only SQL. Also valid for a draft."""
+        """Return whether the stage has only SQL. Also valid for a draft."""
         return self.stateful is None and not {*self.STEPS} & self._wrong and self.sql is not None
 
     def sql_of(self, source: str) -> str | None:

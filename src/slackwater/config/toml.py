@@ -103,7 +103,7 @@ def _parse_partial(content: str, file: str, env: Mapping[str, str] | None) -> tu
 
 
 def _too_large(value: Any, path: str = "") -> str | None:
-    """Return the key of an integer that exceeds 64 bits, which TOML does not allow; None if there is none."""
+    """Return the key of an integer that exceeds 64 bits, which TOML does not allow; None if all integers fit."""
     if isinstance(value, dict):
         items = [(f"{path}.{format_key(k)}" if path else format_key(k), v) for k, v in value.items()]
     elif isinstance(value, list):
@@ -114,7 +114,7 @@ def _too_large(value: Any, path: str = "") -> str | None:
 
 
 def _too_deep(data: Mapping[str, Any]) -> str | None:
-    """Return the key below which tables and lists are nested too deeply; None if there is none."""
+    """Return the key below which tables and lists are nested too deeply; None if the nesting is allowed."""
     for key, value in data.items():
         level = [value]
         for _ in range(DEPTH):

@@ -57,7 +57,7 @@ class ResultReader(ABC):
 
     @abstractmethod
     def poll(self) -> pl.DataFrame | None:
-        """Return the rows published since the last call; None if there are none."""
+        """Return the rows that were published since the last call; None if no rows were published."""
 
     def read_all(self) -> LabeledRows | None:
         """Return all rows of the target, including those of other writers; None if the target cannot be read completely."""

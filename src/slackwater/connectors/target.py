@@ -93,7 +93,7 @@ class HasPreviousOutput(Protocol):
     def describe_previous_output(self) -> str | None:
         """Describe another state's output, such as `12 files of another state of "orders" in "out", up to epoch 11`.
 
-        None if there is no such output.
+        Return None if the target holds no output of another state.
         """
         ...
 
@@ -106,7 +106,9 @@ class TargetWithMarker(Protocol):
     def read_marker(
         self, state: str, expected: Sequence[TargetMarker] = (), fence: bool = False
     ) -> TargetMarker | None:
-        """Return the last marker of this writer, whichever state wrote it. None if there is none, or the rows are gone.
+        """Return the last marker of this writer, whichever state wrote it.
+
+        Return None if the target has no marker of this writer, or no longer has its rows.
 
         Args:
             state: The state on whose behalf the marker is read.

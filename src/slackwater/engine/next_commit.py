@@ -211,7 +211,7 @@ def add_phase_times(commit: Commit, seconds: Mapping[str, float]) -> Commit:
 
 
 def advance_offsets(before: Commit, batch: Batch) -> dict[str, SourceRecord]:
-    """Return the record of each source, with its offsets after a batch."""
+    """Return the part of the next commit about each source, with the offsets of the source after a batch."""
     return {
         name: record if (offsets := batch.offsets.get(name)) is None else record.model_copy(update={"offsets": offsets})
         for name, record in before.sources.items()

@@ -28,7 +28,7 @@ def location_name(location: TargetLocation | None) -> str | None:
 
 
 def configured_targets(pipeline: Pipeline) -> dict[str, TargetDestination]:
-    """Return the targets of a config, as far as they are known without the columns of its sources."""
+    """Return the destination of each target in a config. Its columns are None unless its stage is a window."""
     targets = {}
     for name, sub_pipeline in pipeline.per_target.items():
         window = sub_pipeline.target_stage.transform.window

@@ -141,7 +141,7 @@ def write_late_letters(task: ShardTask, rows: pl.DataFrame) -> LetterFile:
 
 
 def stage_letters(task: ShardTask, letters: Mapping[str, Sequence[pl.DataFrame]]) -> LetterFile | None:
-    """Stage the dead letters of a shard, which are given by reason. Return None if there are none."""
+    """Stage the dead letters of a shard. `letters`: the dead letters by reason. Return None if they have no rows."""
     reasons = {reason: sum(frame.height for frame in frames) for reason, frames in letters.items()}
     if not any(reasons.values()):
         return None

@@ -50,7 +50,7 @@ class RequiredEvent:
         partitions: The partitions that must each return such an event; empty if any partition may.
         event_us: The minimum event time of the event.
         choice: Among the required events with the same number, one event is enough, because their sources are all
-            idle. None: this event is required.
+            idle. If None, this event is required.
     """
 
     source: str

@@ -149,7 +149,7 @@ def propose_key_columns(sample: Sample, time: TimeColumn | None) -> list[KeyColu
 
 
 def propose_measure_column(sample: Sample, *taken: str) -> str | None:
-    """Return a numeric column that is worth summing; None if there is none. `taken`: columns to ignore."""
+    """Return a numeric column that is worth summing; None if the sample has none. `taken`: columns to ignore."""
     for name, kind in sample.columns.items():
         if kind not in _NUMBERS or name in taken or not _ADDS_UP.search(name) or _ID.search(name):
             continue

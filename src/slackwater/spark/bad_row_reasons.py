@@ -24,7 +24,7 @@ LONGEST = 20_000_000  # maximum length of a JSON text in characters, unless the 
 def decode_hint(source: Source, text: str | None, length: int | None) -> str:
     """Return advice about an undecodable record, to append to its description. Empty if the cause is unknown.
 
-    `text`: the record, possibly truncated; `length`: its length in characters.
+    `text`: the text of the record, possibly truncated. `length`: the length of the record in characters.
     """
     options = {key.casefold(): value for key, value in source.options.items()}
     max_length = int(options["maxstringlen"]) if options.get("maxstringlen", "").isdecimal() else LONGEST

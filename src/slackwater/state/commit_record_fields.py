@@ -77,7 +77,7 @@ Column = Annotated[str, AfterValidator(_check_column)]
 def check_json(value: Any, path: tuple[str, ...] = ()) -> None:
     """Raise RecordError unless `value` is JSON with finite numbers, 64-bit integers and valid Unicode.
 
-    `path`: its path in the record.
+    `path`: the path of the value in the record of a commit.
     """
     if isinstance(value, Mapping):
         for key, item in value.items():
@@ -290,7 +290,7 @@ def describe_invalid_field(error: ValidationError) -> str:
 
 
 def _field_path(path: Sequence[str]) -> str:
-    """Format the path of a field as the prefix of a message; empty for the record itself."""
+    """Format the path of a field of a commit's record as the prefix of a message; empty for the whole record."""
     text = " ".join(".".join(path)[:200].split())
     return f"{text.encode(errors='replace').decode()}: " if path else ""
 

@@ -28,7 +28,7 @@ class StateTables(Protocol):
 
 @dataclass(frozen=True)
 class Migration:
-    """One step from a format to the next: a description, the change to the record, and SQL for the stages' tables."""
+    """One step from a state format to the next: a description, the change to a commit's record, and SQL for tables."""
 
     description: str
     change: Callable[[Record], Record]
@@ -41,9 +41,10 @@ _PLAIN = ("count", "sum", "min", "max", "avg", "first", "last", "stddev", "var")
 
 
 def migrate_to_2(record: Record) -> Record:
-    """Add the fields `emission` and `described`, as far as the fingerprint determines them.
+    """Add the fields `emission` and `described`, which describes the window of the fingerprint.
 
-    Assumed values are listed in `described["assumed"]`. The next start replaces them with the config's values.
+    Values that the fingerprint does not determine are assumed, and listed in `described["assumed"]`. The next start
+    replaces them with the config's values.
     """
     emission = {"updates": False, "retain_us": 0} | record.get("emission", {})
     return {**record, "emission": emission, "described": record.get("described") or _describe_window(record, emission)}
@@ -64,9 +65,9 @@ def _for_both_stages(change: Callable[[Record], Record]) -> Callable[[Record], R
 
 
 def _describe_window(record: Record, emission: Mapping[str, Any]) -> Record:
-    """Return a description of the window and its columns, as far as the fingerprint of the record determines them.
+    """Return a description of the window and those columns that the fingerprint in the record determines.
 
-    It is empty for a join, or if the fingerprint does not determine an aggregation.
+    The description is empty for a join, or if the fingerprint does not determine an aggregation.
     """
     written = record["fingerprint"]
     if written.get("kind") not in ("tumbling", "hopping", "session"):

@@ -269,7 +269,7 @@ class StateStore(Protocol):
     def commit(self, commit: Commit, publish: Publish | None = None) -> Commit:
         """Commit an epoch atomically, and return the commit as it is stored.
 
-        If staged rows were merged, its segments differ from those of `commit`.
+        If staged rows were merged, the stored commit has other segments than `commit`.
 
         Args:
             commit: The commit of the next epoch. `commit.reached` names the targets to which `publish` writes.

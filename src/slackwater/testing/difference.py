@@ -127,7 +127,9 @@ def compare_rows(
 def _nearest(
     row: Row, actual: Sequence[Row], among: Iterable[int], columns: Sequence[str], needed: Sequence[str] | None
 ) -> int | None:
-    """Return the index of the actual row that most likely corresponds to the expected row `row`; None if there is none.
+    """Return the index of the actual row that most likely corresponds to the expected row `row`.
+
+    Return None if no actual row is similar enough.
 
     `among`: the indexes to choose from. `needed`: columns in which both rows must be equal; None requires that more
     than half of all columns are equal.

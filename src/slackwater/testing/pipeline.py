@@ -174,7 +174,7 @@ class LocalPipeline:
         self._run_epoch(payload, parts)
 
     def prepare(self, input_rows: Sequence[InputRows]) -> list[Rows]:
-        """Prepare rows with Spark for `pipe_prepared`, and return them in the same order."""
+        """Prepare input rows with Spark, and return them in the same order, as rows that `pipe_prepared` accepts."""
         from slackwater.testing.spark_row_preparation import LazyRows
 
         readers = {s.name: n for n, p in reversed(self.pipeline.stage_pipelines.items()) for s in p.sources}
@@ -191,7 +191,7 @@ class LocalPipeline:
         return lazy_rows
 
     def pipe_prepared(self, rows: Mapping[str, Rows], partitions: Mapping[str, Sequence[str]] | None = None) -> None:
-        """Run one epoch with rows from `prepare`. See `pipe`."""
+        """Run one epoch with rows by source, as `prepare` returns them. `partitions`: all partitions of each source."""
         parts = {}
         for name, prepared in rows.items():
             row_partitions = prepared.timed["partition"].drop_nulls()

@@ -62,7 +62,7 @@ def number_sessions(unit: IntervalBatch, cap: int) -> tuple[Int64s, Int64s]:
 
 
 def find_runs(key: Int64s, start: Int64s, end: Int64s) -> Int64s:
-    """Return the number of each interval's run; see `session_rules.number_runs`."""
+    """Number the runs that intervals form, and return the number of each interval's run."""
     from slackwater.windows.session_kernel.session_rules import number_runs  # compiled; the loops need writable arrays
 
     return number_runs(np.array(key), np.array(start), np.array(end))

@@ -127,9 +127,10 @@ class DeltaTarget:
         return [c for c in commits if c.get("slackwater_writer")]
 
     def describe_previous_output(self) -> str | None:
-        """Describe the output that another state of this writer left in the table; None if there is none.
+        """Describe the rows in the table that this writer wrote with another state.
 
-        Commits of early Slackwater versions are not recognized, because they do not name their writer.
+        Return None if there are no such rows. Commits of early Slackwater versions are not recognized, because they do
+        not name their writer.
         """
         with self._start_errors(opens=True):
             own_commits = [c for c in self._recent_commits() if c["slackwater_writer"] == self._table.writer]

@@ -49,7 +49,7 @@ class DirectoryListing:
     Args:
         pattern: An absolute pattern in Hadoop's syntax.
         recursive: Whether to include all files below the roots, whatever the names of their folders.
-        only: A pattern that the file names must match. None: all names.
+        only: A pattern that the file names must match. If None, all names match.
     """
 
     pattern: str

@@ -114,7 +114,10 @@ class IcebergTarget:
             raise self._open_error(error) from error
 
     def describe_previous_output(self) -> str | None:
-        """Describe the output that another state of this writer left in the table; None if there is none."""
+        """Describe the rows in the table that this writer wrote with another state.
+
+        Return None if there are no such rows.
+        """
         table = self._load()
         state, _, epoch = ("" if table is None else table.properties.get(self._last, "")).rpartition(" ")
         if not epoch or (state == self._columns.state and state):

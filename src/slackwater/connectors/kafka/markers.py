@@ -108,7 +108,9 @@ class KafkaMarkers:
             time.sleep(0.05)
 
     def read(self, admin: AdminClient, committed: bool = False) -> TargetMarker | None:
-        """Return the last committed marker of this writer. None if there is none, or if the topic was recreated.
+        """Return the last committed marker of this writer.
+
+        Return None if this writer has no marker, or if the topic was recreated.
 
         `committed`: whether to ignore open transactions; by default, the call waits until they end.
         """

@@ -65,7 +65,8 @@ class KafkaRows:
             table: The columns and the writer.
             value_format: "json" or "avro".
             key_columns: The columns of the key; by default the identity. Empty: no key.
-            schema_id: The schema id for Confluent's frame, which then precedes Avro values. None: no frame.
+            schema_id: The schema id in the Confluent frame that precedes each Avro value. If None, values have no
+                frame.
         """
         self._table, self._schema_id = table, schema_id
         self._key_columns = list(table.identity or ()) if key_columns is None else key_columns

@@ -252,7 +252,9 @@ class KafkaSource(SparkPlannedSource):
     def read_between(
         self, session: SparkSession, start: ByTopic, end: ByTopic, record: SourceRecord | None = None
     ) -> SourceBatch | None:
-        """Return the records from `start` up to but not including `end`; None if there are none and none were lost.
+        """Return the records from `start` up to but not including `end`.
+
+        Return None if the range contains no records and none of its records were lost.
 
         `record`: the offsets in the state, with the ids of the topics that were read. Raises EpochError if records were
         lost or a topic was recreated, unless `on_data_loss` is "skip".

@@ -134,7 +134,7 @@ class Payload(ABC):
         )
 
     def runs_in_workers(self, count: int | None) -> bool:
-        """Return whether Python workers decode `count` records. None: their number is not known."""
+        """Return whether Python workers decode a batch of `count` records. `count` is None if it is unknown."""
         return False
 
     @abstractmethod

@@ -45,7 +45,7 @@ def _visible_in(snapshot: str) -> str:
 class PostgresResultReader(ResultReader):
     """The result reader for a Postgres table.
 
-    `order`: the column whose highest values are in the newest rows. None: the newest rows are those written last.
+    `order`: the column whose highest values are in the newest rows. If None, the rows written last are the newest.
     """
 
     url: str

@@ -106,9 +106,9 @@ class PostgresTarget:
             ) from None
 
     def describe_previous_output(self) -> str | None:
-        """Describe the output that another state of this writer left in the table. None if there is none.
+        """Describe the rows in the table that this writer wrote with another state.
 
-        Raises StartError if the database cannot be read.
+        Return None if there are no such rows. Raises StartError if the database cannot be read.
         """
         with self._open_markers() as db:
             row = db.execute(

@@ -101,7 +101,7 @@ class Offsets(ABC):
 
     @property
     def changed(self) -> ChangedFiles | None:
-        """Files that changed after they were read; None if there are none."""
+        """The files that changed after they were read; None if no file has changed."""
         return None
 
     def with_list_names(self, listed: Callable[[str], str]) -> Offsets:

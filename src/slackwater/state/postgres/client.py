@@ -318,7 +318,9 @@ _lock = threading.Lock()
 
 
 def _take_idle(url: str, kind: str, broken: type[Exception]) -> Any | None:
-    """Return an idle connection of this kind to this address that still works; None if there is none.
+    """Return an idle connection of this kind to this address.
+
+    Return None if no idle connection still works.
 
     `broken`: the exceptions that a connection raises if it no longer works.
     """

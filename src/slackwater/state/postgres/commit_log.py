@@ -53,7 +53,7 @@ def stored_record(db: psycopg.Connection[Any], tables: TableNames, location: str
 def latest_commit(db: psycopg.Connection[Any], tables: TableNames, location: str) -> tuple[Commit, int, int] | None:
     """Return the latest commit, the last published epoch, and the format of the stored record.
 
-    Return None if the pipeline has no row. Raises StateError if the record is damaged or cannot be migrated.
+    Return None if the pipeline has no stored commit. Raises StateError if its record is damaged or cannot be migrated.
     """
     stored = stored_record(db, tables, location)
     if stored is None:

@@ -53,7 +53,7 @@ def separate_refusals(publish: Publish) -> Publish:
 class Transaction:
     """The transaction of one commit. `run` raises FencedError, EpochError or psycopg's errors.
 
-    Without `stages`, only the record changes (see `state.store_access`). Tables are altered within the
+    Without `stages`, only the stored commit changes (see `state.store_access`). Tables are altered within the
     transaction, so a failed commit leaves them and their views unchanged. `location` is the location of the store, for
     messages.
     """
@@ -66,9 +66,9 @@ class Transaction:
     named: frozenset[str] = frozenset()  # tokens of staged rows that the previous commit references
 
     def run(self, commit: Commit, publish: Publish | None, commit_id: uuid.UUID) -> Commit:
-        """Run the transaction: claim the epoch, merge rows, publish to targets in this database, and write the record.
+        """Run the transaction: claim the epoch, merge rows, publish to targets in this database, and store the commit.
 
-        Return the stored commit.
+        Return the commit as it is stored.
         """
         db, t = self.db, self.tables
         with db.transaction():

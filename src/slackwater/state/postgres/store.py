@@ -126,7 +126,7 @@ class PostgresStore:
         return commit and staged_row_merge.merge_at_start(self._db, self.tables, commit, self.location)
 
     def start_over(self) -> str | None:
-        """Rename the tables and the record in one transaction; see `StateStore.start_over`."""
+        """Rename the tables and the stored commit of the pipeline in one transaction; see `StateStore.start_over`."""
         return self._begin(lambda: self.put_aside() if table_ownership.has_record(self._db, self.tables) else None)
 
     def put_aside(self) -> str:

@@ -45,7 +45,10 @@ def _is_restorable(agg: AggregationKind, aggs: Sequence[AggregationKind]) -> boo
 
 
 def _find_output(aggs: Sequence[AggregationKind], agg: AggregationKind, which: str) -> str | None:
-    """Return the output column of the aggregation `which` over the same column as `agg`; None if there is none."""
+    """Return the output column of an aggregation of kind `which` over the same column as `agg`.
+
+    Return None if the window has no such aggregation.
+    """
     return next((a.name for a in aggs if a.spec.agg == which and a.columns[:1] == agg.columns[:1]), None)
 
 

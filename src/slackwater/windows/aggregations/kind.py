@@ -214,7 +214,7 @@ class AggregationKind(ABC):
         return
 
     def overflowed(self, frame: pl.DataFrame) -> pl.Series | None:
-        """Return a mask of the groups whose result overflows its type and becomes NULL; None if there are none."""
+        """Return a mask of the groups whose result overflows its type and becomes NULL; None if no result overflows."""
         return None
 
     def legacy_form(self) -> AggregationKind | None:
