@@ -133,9 +133,7 @@ def run_test_files(path: Path, update: bool = False) -> int:
                 outcome = test.run(session)
                 took = f"({outcome.seconds:.2f} s)"
                 if not outcome.ok and update and outcome.failed is None:
-                    from slackwater.testing.case_runner import update_case as rewrite
-
-                    rewrite(test.path, outcome)
+                    case_runner.update_case(test.path, outcome)
                     updated += 1
                     print(f"updated {test.path} {took}", flush=True)
                 elif outcome.ok:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
         """A list of tables."""
 
     class WithUnit(Converted[str | None, None]):
-        """The argument for a duration with its unit, as in `gap="30s"`. There is no attribute of this name."""
+        """The argument for a duration with its unit, as in `gap="30s"`. The spec has no attribute with this name."""
 else:
     ModelMetaclass = type(BaseModel)
 

@@ -207,7 +207,7 @@ class Planners:
             planner.stop_at_current_end()
 
     def next(self) -> Mapping[str, PlannedBatch]:
-        """Return the next input of each source; empty if there is no new input.
+        """Return the next input of each source; empty if no source has new input.
 
         If a source does not respond, the call fails. The input that it has already planned for other sources is then
         returned by the next call.

@@ -252,8 +252,9 @@ class CompiledWindow(KeyedStateLayout):
         if done.superseded.height:
             gone = self._with_identity(done.superseded.with_columns(pl.lit("supersede").alias("__reason")))
             frame = pl.concat([frame, gone], how="diagonal_relaxed")
-        metadata = METADATA if self.window.emit_metadata else []  # otherwise, these are names that users may choose
-        hidden_names = dict(zip([f.name for f in metadata], ("__rev", "__final", "__reason"), strict=False))
+        hidden_names: dict[str, str] = {}
+        if self.window.emit_metadata:  # otherwise, a key may have such a name
+            hidden_names = dict(zip([f.name for f in METADATA], ("__rev", "__final", "__reason"), strict=True))
         columns = [pl.col(hidden_names.get(f.name, f.name)).cast(f.polars).alias(f.name) for f in self.output]
         return frame.select(*columns, "__reason")
 

@@ -53,7 +53,7 @@ class AvroPayload(Payload):
         set_memory_limits(records.session)
         return cls(_spark_schema(records.session, spec, latest), records.body, writers, _marked(latest))
 
-    def with_payload(self, records: DataFrame) -> DataFrame:
+    def with_payload(self, records: DataFrame, count: int | None) -> DataFrame:
         F, from_avro = spark_connect.sql_functions(records), spark_connect.from_avro(records)  # noqa: N806
         options = {"mode": "PERMISSIVE", "avroSchema": self.reader}
         if None in self.writers:

@@ -127,7 +127,7 @@ class Payload(ABC):
         `_corrupt_record` is NULL for a record that was decoded. `count`: how many records there are, if known.
         """
         text = f"coalesce(try_validate_utf8(CAST({self.body} AS STRING)), hex({self.body}))"
-        return self.with_payload(records).selectExpr(
+        return self.with_payload(records, count).selectExpr(
             *(f"_p.{quote_identifier(f.name)}" for f in self.schema.fields),
             *meta,
             f"CASE WHEN {self.body} IS NULL THEN 'no value' WHEN {self.FAILED} THEN {text} END AS {CORRUPT}",
@@ -138,8 +138,8 @@ class Payload(ABC):
         return False
 
     @abstractmethod
-    def with_payload(self, records: DataFrame) -> DataFrame:
-        """Return the records with the payload as the struct `_p`."""
+    def with_payload(self, records: DataFrame, count: int | None) -> DataFrame:
+        """Return the records with the payload as the struct `_p`. `count`: as in `decode`."""
 
     @property
     def writer_id(self) -> str:
@@ -166,5 +166,5 @@ class RawPayload(Payload):
     def decode(self, records: DataFrame, meta: Sequence[str], count: int | None = None) -> DataFrame:
         return records.selectExpr(self.body, *meta)
 
-    def with_payload(self, records: DataFrame) -> DataFrame:
+    def with_payload(self, records: DataFrame, count: int | None) -> DataFrame:
         return records.selectExpr("*", f"struct({self.body}) AS _p")

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from slackwater.connectors import spark_connect
 from slackwater.connectors.payloads import json_rows, json_schema
@@ -80,16 +80,28 @@ class JsonPayload(Payload):
         return cls(spark_connect.schema_of_ddl(records.session, ddl), records.body, records.zone, in_frame=True)
 
     def decode(self, records: DataFrame, meta: Sequence[str], count: int | None = None) -> DataFrame:
-        """Return the columns of the records. Many records are decoded by Arrow, and Spark decodes what Arrow cannot."""
-        if self.runs_in_workers(count):
-            records = self._with_arrow_payload(records)
-        return self._times.convert(super().decode(records, meta))
+        return self._times.convert(super().decode(records, meta, count))
 
     def runs_in_workers(self, count: int | None) -> bool:
         many = count is not None and count >= MANY_RECORDS
         return many and not self.in_frame and is_enabled("json_workers") and json_rows.is_supported(self._spark_schema)
 
-    def _with_arrow_payload(self, records: DataFrame) -> DataFrame:
+    def with_payload(self, records: DataFrame, count: int | None) -> DataFrame:
+        F = spark_connect.sql_functions(records)  # noqa: N806
+        if not self.runs_in_workers(count):
+            frame = f"CASE WHEN {self.writer_id} IS NOT NULL THEN {self.body_after_frame} END"
+            return records.withColumn("_p", self._from_json(F, frame if self.in_frame else self.body))
+        undecoded = f"CASE WHEN {json_rows.DECODED} IS NULL THEN {self.body} END"
+        decoded = self._decode_in_workers(records)
+        return decoded.withColumn("_p", F.coalesce(json_rows.DECODED, self._from_json(F, undecoded)))
+
+    def _from_json(self, F: Any, body: str) -> Any:  # noqa: N803
+        """Return the payload as decoded by Spark. `body`: SQL for the bytes."""
+        options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
+        return F.from_json(F.expr(f"CAST({body} AS STRING)"), self._spark_schema, options)
+
+    def _decode_in_workers(self, records: DataFrame) -> DataFrame:
+        """Add the column `_decoded`, which is NULL for each record that Spark has to decode."""
         from pyspark.sql.types import StructField, StructType
 
         decoded = json_rows.nullable(self._spark_schema)
@@ -103,20 +115,6 @@ class JsonPayload(Payload):
         from pyspark.sql.types import StringType, StructField, StructType
 
         return StructType([*self._times.reader_schema.fields, StructField(CORRUPT, StringType())])
-
-    def with_payload(self, records: DataFrame) -> DataFrame:
-        schema = self._spark_schema
-        options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
-        F = spark_connect.sql_functions(records)  # noqa: N806
-        if json_rows.DECODED in records.columns:
-            undecoded = F.expr(f"CASE WHEN {json_rows.DECODED} IS NULL THEN CAST({self.body} AS STRING) END")
-            return records.withColumn("_p", F.coalesce(json_rows.DECODED, F.from_json(undecoded, schema, options)))
-        rest = (
-            F.when(F.expr(f"{self.writer_id} IS NOT NULL"), F.expr(self.body_after_frame))
-            if self.in_frame
-            else F.col(self.body)
-        )
-        return records.withColumn("_p", F.from_json(rest.cast("string"), schema, options))
 
     @property
     def _times(self) -> TextTimestampSchema:

@@ -26,8 +26,9 @@ DECODED = "_decoded"  # the column with the payloads
 _LONGEST = 16_384  # bytes: Arrow's reader would need much of its stack for a longer record that is deeply nested
 _SHORT = 1000  # bytes: a shorter record cannot reach a limit of Spark's parser, such as 1,000 levels or 1,000 digits
 _NEAR_LIMIT = r"[0-9]{300}|(?:[\[{][^\[{]*){300}"
-# a line break separates records; half of a surrogate pair is not a character; the two know different names of infinity
-_AMBIGUOUS = r"[\r\n]|\\u[dD]|[:,\[][ \t]*[+-]?(?:NaN|Inf)"
+# a line break separates records; half of a surrogate pair is not a character; the two know different names of infinity;
+# `-0` in a column of doubles is 0.0 for Spark and -0.0 for Arrow
+_AMBIGUOUS = r"[\r\n]|\\u[dD]|[:,\[][ \t]*(?:[+-]?(?:NaN|Inf)|-0[^.eE0-9])"
 _MOST_FAILURES = 20  # per batch; Spark decodes the rest, because every failure costs as much as some hundred records
 _FAILED_ROW = re.compile(r"in row (\d+)$")
 

@@ -290,7 +290,7 @@ class ProtobufPayload(Payload):
     def runs_in_workers(self, count: int | None) -> bool:
         return True
 
-    def with_payload(self, records: DataFrame) -> DataFrame:
+    def with_payload(self, records: DataFrame, count: int | None) -> DataFrame:
         from pyspark.sql.types import StructField, StructType
 
         schema = StructType([*records.schema.fields, StructField("_p", self.schema)])

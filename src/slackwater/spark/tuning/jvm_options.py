@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 from slackwater.tunings import is_enabled
@@ -50,11 +51,11 @@ def _task_slots(master: str) -> int | None:
 
 def _user_options(settings: Mapping[str, str]) -> str:
     """Return all text that can contain a user's options for the JVM."""
-    home = os.environ.get("SPARK_HOME")
-    directory = os.environ.get("SPARK_CONF_DIR") or (f"{home}/conf" if home else None)
-    defaults = Path(directory) / "spark-defaults.conf" if directory else None
+    spark = find_spec("pyspark")
+    home = os.environ.get("SPARK_HOME") or str(Path(str(spark and spark.origin)).parent)
+    defaults = Path(os.environ.get("SPARK_CONF_DIR") or f"{home}/conf") / "spark-defaults.conf"
     texts = [value for name, value in settings.items() if name.endswith("JavaOptions")]
     texts += [os.environ.get(name, "") for name in (*_VARIABLES, "PYSPARK_SUBMIT_ARGS")]
-    if defaults is not None and defaults.is_file():
+    if defaults.is_file():
         texts.append(defaults.read_text(errors="replace"))
     return " ".join(texts)
