@@ -25,6 +25,8 @@ pytest_plugins = [
     "tests.support.why_states",
 ]
 
+# Tests of Spark Connect load gRPC. Its fork handlers abort about one fork in 400, and with it the start of a process.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 # The JVMs of a test run live for seconds or minutes: the second compiler and many collectors cost more than they give back.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 TESTS = Path(__file__).resolve().parent

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import time
 import warnings
 from collections.abc import Iterator
@@ -244,6 +245,15 @@ def test_records_of_kafka(runner: Runner, lent: Any, topic: Make, payload: str) 
     answers = [comparable(runner.output(name)) for name in ("classic", "connect")]
     assert answers[0] == answers[1]
     assert len(answers[0]) >= 8
+
+
+def test_a_process_with_a_connect_session_starts_other_processes(lent: Any) -> None:
+    """gRPC's fork handlers aborted one fork in 400, so that the JVM of a classic session did not start."""
+    assert lent.range(3).count() == 3
+    forks = (
+        subprocess.run(["true"], preexec_fn=lambda: sum(range(20_000)), stderr=subprocess.PIPE) for _ in range(400)
+    )
+    assert {(fork.returncode, fork.stderr) for fork in forks} == {(0, b"")}
 
 
 # -- unsupported features ----------------------------------------------------------------------------------------------

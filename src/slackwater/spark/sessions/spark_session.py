@@ -62,6 +62,7 @@ def start_session(
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("POLARS_MAX_THREADS", "1")
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # Spark Connect loads gRPC, whose fork handlers abort forks
     for name, setting in worker_memory.environment().items():
         os.environ.setdefault(name, setting)
     from pyspark.sql import SparkSession
