@@ -215,7 +215,7 @@ def test_compatible_schema_versions_are_read_by_the_newest(before: str, after: s
         ('syntax = "proto3"; message T { U u = 1; } message U { map<string, T> t = 1; }', None, r"contains itself \(T > U > U.TEntry > T\)"),
         ('syntax = "proto3"; message T {}', None, r'^message "T" has no fields, which become columns'),
         ('syntax = "proto3"; message T { int32 a = 1; int32 A = 2; }', None, r'^message "T" has fields "a" and "A", which Spark treats as the same name' ),
-        ('syntax = "proto3"; enum E { A = 0; }', None, "^it holds no message"),
+        ('syntax = "proto3"; enum E { A = 0; }', None, "^it contains no message"),
         ('syntax = "proto3"; message Event { int32 a = 1; }', "Evnt", '^there is no message "Evnt" in it; did you mean "Event"'),
         ('edition = "2023"; message T { int32 a = 1; }', None, 'in an edition of Protobuf; expected syntax "proto2" or "proto3"'),
         ('syntax = "proto3"; message T { Foo a = 1; }', None, '^1:32: "Foo" is not defined'),
@@ -238,7 +238,8 @@ def test_frames_name_messages_of_the_file_itself() -> None:
     assert (files.own_message_name(None), files.own_message_name("shop.Other")) == ("shop.Event", "shop.Other")
     with pytest.raises(
         ValueError,
-        match=r'^message "shop.Note" is in a file that it imports, but records can only have messages of the file itself',
+        match=r'^message "shop.Note" is defined in an imported file, but records can only contain messages that the file '
+        "itself defines",
     ):
         files.own_message_name("shop.Note")
 

@@ -1,4 +1,4 @@
-"""Request the topics, partitions, topic ids and offsets of a Kafka cluster. No records are read."""
+"""Request the topics, partitions, topic ids and offsets of a Kafka cluster, without reading records."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ T = TypeVar("T")
 class KafkaBroker:
     """A connection to a cluster, for metadata and offsets.
 
-    Methods that raise EpochError do so if the brokers do not respond or reject the request.
+    EpochError means that the brokers did not respond or rejected a request.
     """
 
     connection: KafkaConnection
     errors: list[str] = field(default_factory=list)
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings for librdkafka. They suppress its log, and collect its errors in `errors` instead."""
+        """Return the settings for librdkafka. Its log is off; its errors are appended to `errors` instead."""
 
         def on_error(error: Any) -> None:
             self.errors.append(error.str())
@@ -47,7 +47,7 @@ class KafkaBroker:
         return make_client(AdminClient, self.settings())
 
     def partitions(self, query: str, where: str) -> dict[str, list[int]]:
-        """Return the partitions of each topic that a query matches.
+        """Return the partition numbers of each topic that matches a query.
 
         `where`: the prefix of error messages. Raises StartError if the brokers do not respond or a topic does not
         exist.
@@ -78,9 +78,9 @@ class KafkaBroker:
         return partitions
 
     def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
-        """Return the id of each topic.
+        """Return the id of each topic. Raises EpochError.
 
-        Omits topics that do not exist, and all topics if the brokers do not support topic ids. Raises EpochError.
+        The result omits topics that do not exist. It is empty if the brokers do not support topic ids.
         """
         from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
@@ -105,9 +105,9 @@ class KafkaBroker:
         return {topic: id_ for topic, id_ in ids.items() if id_}
 
     def offset_ranges(self, partitions: Sequence[tuple[str, int]]) -> dict[tuple[str, int], tuple[int, int]]:
-        """Return, for each partition, the offsets of the first record and of the next record to be written.
+        """Return the first offset and the end offset of each partition. Raises EpochError.
 
-        Raises EpochError.
+        The end offset is the offset of the next record to be written.
         """
         from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
@@ -117,9 +117,9 @@ class KafkaBroker:
         return {p: (low[p], high[p]) for p in low}
 
     def readable_ends(self, partitions: Sequence[tuple[str, int]], isolation: str) -> dict[tuple[str, int], int]:
-        """Return, for each partition, the offset up to which it can be read. Raises EpochError.
+        """Return the offset up to which each partition can be read. Raises EpochError.
 
-        With isolation level "read_committed", this is the start of the first open transaction.
+        With isolation level "read_committed", a partition can be read up to its first open transaction.
         """
         from confluent_kafka import IsolationLevel
         from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
@@ -131,9 +131,9 @@ class KafkaBroker:
         return offsets
 
     def offsets_at_ms(self, partitions: Sequence[tuple[str, int]], ms: int) -> dict[tuple[str, int], int]:
-        """Return, for each partition, the offset of the first record at or after a time in milliseconds.
+        """Return the offset of the first record at or after a time (`ms`) in each partition. Raises EpochError.
 
-        If no record is that recent, this is the offset of the next record to be written. Raises EpochError.
+        If a partition has no record that recent, its end offset is returned.
         """
         from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
@@ -145,9 +145,9 @@ class KafkaBroker:
     def _list_offsets(
         self, partitions: Sequence[tuple[str, int]], *specs: Any, **more: Any
     ) -> list[dict[tuple[str, int], int]]:
-        """Return, for each of several offset specs, the offsets by partition.
+        """Return the offsets by partition, in one mapping for each of the `specs`. Raises EpochError.
 
-        Requests are retried until the timeout. Raises EpochError.
+        Requests are retried until the timeout. `more`: further arguments of the client's `list_offsets`.
         """
         from confluent_kafka import KafkaException, TopicPartition
 
@@ -170,7 +170,7 @@ class KafkaBroker:
 
 
 def make_client(kind: Callable[[dict[str, Any]], T], settings: dict[str, Any]) -> T:
-    """Create a librdkafka client. Raises StartError if it rejects the settings."""
+    """Create a client of class `kind`, such as `Consumer`. Raises StartError if librdkafka rejects the settings."""
     from confluent_kafka import KafkaException
 
     try:
@@ -197,14 +197,14 @@ def client_settings(connection: KafkaConnection) -> dict[str, Any]:
 
 
 def _credentials(options: Mapping[str, str]) -> dict[str, str]:
-    """Return the user and password from the option `sasl.jaas.config` as librdkafka settings."""
+    """Convert the user and password in the Java option `sasl.jaas.config` to librdkafka settings."""
     entry = str(options.get("sasl.jaas.config", ""))
     pairs = {name: _JAAS[name].search(entry) for name in _JAAS}
     return {f"sasl.{name}": re.sub(r"\\(.)", r"\1", m[1]) for name, m in pairs.items() if m}
 
 
 def named_topics(query: str) -> list[str]:
-    """Return the topics that a query lists by name; empty if the query is a pattern."""
+    """Return the topics that a query lists by name. Empty if the query is a pattern."""
     return [] if query.startswith("pattern:") else [t.strip() for t in query.split(",") if t.strip()]
 
 
@@ -215,6 +215,6 @@ def matches_query(query: str, topic: str) -> bool:
 
 
 def _format_topic_id(id_: Any) -> str:
-    """Format a topic id as Kafka's tools do. Empty for the zero id, which brokers that do not support ids return."""
+    """Format a topic id like Kafka's tools. Empty for the zero id, which brokers without topic ids return."""
     text = str(id_).replace("/", "_").replace("+", "-")
     return "" if not text.strip("A") else text

@@ -1,4 +1,4 @@
-"""Connector for Kafka: topics with input rows, results and dead letters, and their unread records."""
+"""Connector for Kafka topics with input, results and dead letters. It also counts unread records."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class KafkaConnector(Connector[KafkaConnection]):
         return partial(unread_records, KafkaBroker(self.connection), spec)
 
     def target_with_marker(self, spec: TargetSpec, table: TargetTable) -> KafkaTarget | None:
-        """Return the target if it delivers exactly once; else None, because the target then has no marker."""
+        """Return the target if it delivers exactly once. Otherwise return None, because it has no marker."""
         from slackwater.connectors.kafka.target import KafkaTarget
 
         if spec.delivery != "exactly_once":

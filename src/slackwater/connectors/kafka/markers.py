@@ -29,15 +29,15 @@ from slackwater.state.commit import TargetMarker
 
 EPOCHS_TOPIC = "_slackwater_epochs"
 _COMMIT, _TOPIC_ID = "slackwater-commit", "slackwater-topic-id"
-_CLEANING_SECONDS = 10  # how often a broker looks for transactions past their timeout
+_CLEANING_SECONDS = 10  # the interval at which a broker aborts transactions past their timeout
 
 
 @dataclass
 class KafkaMarkers:
-    """The marker of one writer and topic.
+    """Access to the marker of one writer in one topic.
 
     Args:
-        settings: A function that returns the client settings plus the settings passed to it.
+        settings: A function that adds the settings passed to it to the client settings.
         topic: The topic that contains the rows.
         writer: The name of the writer.
         timeout: The time limit of each broker operation, in seconds.
@@ -47,7 +47,7 @@ class KafkaMarkers:
     topic: str
     writer: str
     timeout: float
-    _topic_id: str = field(default="", init=False)  # at the last read
+    _topic_id: str = field(default="", init=False)  # the topic's id when the marker was last read
 
     @property
     def key(self) -> bytes:
@@ -58,12 +58,12 @@ class KafkaMarkers:
         return str(self.settings({}).get("bootstrap.servers", ""))
 
     def record(self, marker: TargetMarker) -> tuple[bytes, list[tuple[str, bytes]]]:
-        """Return the value and headers of a marker."""
+        """Return the value and the headers of the Kafka record that stores a marker."""
         headers = {_COMMIT: marker.commit, _TOPIC_ID: self._topic_id}
         return f"{marker.state}:{marker.epoch}".encode(), [(k, v.encode()) for k, v in headers.items() if v]
 
     def _topic_id_of(self, admin: AdminClient) -> str:
-        """Return the id of the topic that contains the rows; empty if unknown. A recreated topic has a different id."""
+        """Return the current id of `topic`. Empty if it is unknown. A recreated topic has a different id."""
         try:
             answers = admin.describe_topics(TopicCollection([self.topic]), request_timeout=self.timeout)
             return str(answers[self.topic].result(self.timeout).topic_id)
@@ -73,7 +73,7 @@ class KafkaMarkers:
     def find_topic(self, admin: AdminClient) -> None:
         """Create the markers topic if it does not exist. Raises StartError if the existing topic is not compacted.
 
-        In a topic that is not compacted, the broker deletes old markers, so epochs would be published again.
+        Brokers delete old markers from a topic without compaction. Epochs would then be published again.
         """
         if EPOCHS_TOPIC not in admin.list_topics(timeout=self.timeout).topics:
             self.create(admin, EPOCHS_TOPIC, 1, {"cleanup.policy": "compact"})
@@ -94,7 +94,14 @@ class KafkaMarkers:
             )
 
     def create(self, admin: AdminClient, topic: str, partitions: int, config: dict[str, str]) -> None:
-        """Create a topic with the broker's default number of replicas. `partitions`: -1 means the broker's default."""
+        """Create a topic with the default number of replicas, and wait until it is visible.
+
+        Args:
+            admin: The client that creates the topic.
+            topic: The name of the topic.
+            partitions: The number of partitions. -1 means the broker's default.
+            config: The settings of the topic, such as `cleanup.policy`.
+        """
         future = admin.create_topics([NewTopic(topic, partitions, -1, config=config)])[topic]
         try:
             future.result(self.timeout)
@@ -108,11 +115,9 @@ class KafkaMarkers:
             time.sleep(0.05)
 
     def read(self, admin: AdminClient, committed: bool = False) -> TargetMarker | None:
-        """Return the last committed marker of this writer.
+        """Return the last committed marker. None if there is no marker, or if `topic` was recreated.
 
-        Return None if this writer has no marker, or if the topic was recreated.
-
-        `committed`: whether to ignore open transactions; by default, the call waits until they end.
+        `committed`: whether to ignore open transactions. By default, the call waits until they end.
         """
         self._topic_id = self._topic_id_of(admin)
         last = self._last_records(admin, committed).get(self.key)
@@ -124,11 +129,11 @@ class KafkaMarkers:
         return sorted(writer for writer, _, topic in names if topic == self.topic)
 
     def _last_records(self, admin: AdminClient, committed: bool) -> dict[bytes, Message[Any, Any]]:
-        """Return the last committed record of each key.
+        """Return the last committed record of each key in the markers topic.
 
         With `committed`, reading stops before the first open transaction. Without it, reading continues to the end of
-        the log, because an open transaction of another pipeline can precede a marker of this pipeline. Kafka's
-        transaction markers also occupy offsets, so the end is detected by an event of the client.
+        the log, because an open transaction of another pipeline can precede a marker of this pipeline. Kafka's own
+        transaction markers occupy offsets, too. The end is therefore detected by the client's end-of-partition event.
         """
         level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
         ends = admin.list_offsets(

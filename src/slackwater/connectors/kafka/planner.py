@@ -1,4 +1,4 @@
-"""Plan Kafka sources without Spark: from the current position to the end of each partition, as reported by the brokers."""
+"""Plan Kafka sources without Spark: a batch extends from the current position to the end that the brokers report."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Offsets = Mapping[tuple[str, int], int]
 
-# options of Spark's Kafka stream; if a source sets one, Spark plans it
+# options of Spark's Kafka stream; Spark plans a source that sets one of them
 _SPARK_STREAM_OPTIONS = frozenset(
     {
         "assign",
@@ -35,7 +35,7 @@ _SPARK_STREAM_OPTIONS = frozenset(
         "subscribepattern",
     }
 )
-_PARTITIONS_FOR_S = 1.0  # how many seconds a list of partitions is cached
+_PARTITIONS_FOR_S = 1.0  # how long a list of partitions is cached, in seconds
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class OffsetRanges:
 
 
 class KafkaPlanner:
-    """Plans the epochs of a Kafka source. `record`: the offsets in the state.
+    """Planner of a Kafka source, which continues at the offsets in `record`.
 
     Raises StartError or EpochError if the brokers do not respond.
     """
@@ -82,7 +82,7 @@ class KafkaPlanner:
         return OffsetRanges(self._source, group_by_topic(start), group_by_topic(self._position))
 
     def _latest(self) -> Offsets:
-        """Return the readable end of each partition. Add new partitions to the position, at their first record."""
+        """Return the offset up to which each partition can be read. New partitions start at their first record."""
         if time.monotonic() - self._partitions_at > _PARTITIONS_FOR_S:
             self._partitions, self._partitions_at = self._source.partitions(), time.monotonic()
         latest = self._source.broker.readable_ends(self._partitions, self._source.isolation)
@@ -93,16 +93,21 @@ class KafkaPlanner:
                 **{p: low for p, (low, _) in self._source.broker.offset_ranges(new).items()},
             }
         behind = [p for p, end in latest.items() if end < self._position[p]]
-        if behind:  # an open transaction, or the topic was recreated
+        if behind:  # there is an open transaction, or the topic was recreated
             bounds = self._source.broker.offset_ranges(behind)
             latest |= {p: self._position[p] for p in behind if self._position[p] <= bounds[p][1]}
         return latest
 
 
 def limit_offsets(start: Offsets, end: Offsets, max_records: int | None) -> Offsets:
-    """Return the end of an epoch with about `max_records` records; with None, the epoch ends at `end`.
+    """Return the offsets at which an epoch with about `max_records` records ends. None means no limit.
 
     Each partition with new records advances in proportion to their number, and by at least one record.
+
+    Args:
+        start: The offset of each partition at which the epoch begins.
+        end: The end offset of each partition.
+        max_records: The limit on the number of records.
     """
     sizes = {p: until - start.get(p, until) for p, until in end.items()}
     total = sum(size for size in sizes.values() if size > 0)

@@ -1,6 +1,7 @@
-"""Reads the results in a Kafka topic: first the latest record of each key among the last records, then new ones.
+"""Read the results in a Kafka topic, or its dead letters.
 
-Dead letters are read from the first record.
+Results are read from the last records of each partition: first the latest record of each key, then new records. Dead
+letters are read from the first record.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ from slackwater.core.dead_letter_schema import LETTER, SCHEMA, LetterFilter
 from slackwater.errors import StartError, Topic
 
 MOST = 2**31 - 1
-TAIL = 10_000  # how many records are read from the end of each partition
+TAIL = 10_000  # the number of offsets before the end of a partition at which reading starts
 _SECONDS = 30.0
 
 
 @dataclass
 class KafkaResultReader(ResultReader):
-    """The result reader for a Kafka topic. It reads only committed records. See `ResultReader`.
+    """Result reader for a Kafka topic. It reads only committed records.
 
     Args:
         connection: The connection to the cluster.
         topic: The name of the topic.
         group: The consumer group.
-        writers: The writers whose results are read.
+        writers: The names of the writers whose results are read.
         upserts: Whether a record replaces earlier records with the same key.
     """
 
@@ -50,7 +51,7 @@ class KafkaResultReader(ResultReader):
     _broker: KafkaBroker = field(init=False)
     _parts: set[int] = field(default_factory=set)
     _ended: bool = False  # whether all partitions have been read to their end
-    _cut: bool = False  # whether there are records before those that are read
+    _cut: bool = False  # whether older records exist that are not read
 
     def __post_init__(self) -> None:
         self._broker = KafkaBroker(self.connection)
@@ -95,7 +96,7 @@ class KafkaResultReader(ResultReader):
             self._consumer.close()
 
     def _open_consumer(self, tail: int) -> bool:
-        """Open a consumer at `tail` offsets before the end of each partition. Return whether the topic exists."""
+        """Open a consumer that starts `tail` offsets before the end of each partition. Return False without a topic."""
         from confluent_kafka import Consumer, TopicPartition
 
         if self._consumer is not None:
@@ -116,7 +117,7 @@ class KafkaResultReader(ResultReader):
         return True
 
     def _read_results(self) -> list[tuple[bytes | None, bytes | None]]:
-        """Return the keys and values of the writers' records, oldest first."""
+        """Return the key and the value of each record of `writers`, oldest first."""
         records: list[tuple[int, bytes | None, bytes | None]] = []
         for messages in self._read_to_end():
             for message in messages:
@@ -125,7 +126,7 @@ class KafkaResultReader(ResultReader):
         return [(key, value) for _, key, value in sorted(records, key=lambda record: record[0])]
 
     def _read_to_end(self, prefix: str = "") -> Iterator[list[Any]]:
-        """Yield the records up to the current end of each partition. `prefix`: the prefix of the error message."""
+        """Yield lists of records up to the current end of each partition. `prefix`: the start of an error message."""
         from confluent_kafka import KafkaError
 
         ended: set[int] = set()
@@ -153,9 +154,9 @@ class KafkaResultReader(ResultReader):
 def _letter_from_message(
     key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]]
 ) -> dict[str, Any]:
-    """Convert a Kafka message written by `connectors.kafka.rows.LetterRows` to a dead letter.
+    """Convert a Kafka message that `connectors.kafka.rows.LetterRows` wrote to a dead letter.
 
-    The headers of the original record come first, then those of the letter.
+    In the message, the headers of the original record precede the headers that describe the dead letter.
     """
     ours = max((n for n, (name, _) in enumerate(headers) if name == LETTER_HEADERS["reason"]), default=len(headers))
     letter_headers = {name: (content or b"").decode(errors="replace") for name, content in headers[ours:]}

@@ -36,7 +36,7 @@ _AVRO: dict[str, Any] = {
     "timestamp_ntz": {"type": "long", "logicalType": "local-timestamp-micros"},
 }
 
-# by column of a dead letter: the name of its header, in header order
+# the name of the header for each column of a dead letter, in header order
 LETTER_HEADERS = {
     name: f"slackwater-{name.replace('_', '-')}"
     for name in (
@@ -46,11 +46,11 @@ LETTER_HEADERS = {
 }
 
 Headers = list[tuple[str, str | bytes | None]]
-Messages = Iterator[tuple[bytes | None, bytes | None, Headers]]  # key, value, headers of this row
+Messages = Iterator[tuple[bytes | None, bytes | None, Headers]]  # key, value, and headers of one row
 
 
 class KafkaRows:
-    """Converts a frame to messages: a JSON key, a JSON or Avro value, and headers that name the writer and the epoch."""
+    """Converter of rows to messages with a JSON key, a JSON or Avro value, and headers for the writer and the epoch."""
 
     def __init__(
         self,
@@ -64,7 +64,8 @@ class KafkaRows:
         Args:
             table: The columns and the writer.
             value_format: "json" or "avro".
-            key_columns: The columns of the key; by default the identity. Empty: no key.
+            key_columns: The columns of the key. By default, they are the identity columns. If empty, messages have no
+                key.
             schema_id: The schema id in the Confluent frame that precedes each Avro value. If None, values have no
                 frame.
         """
@@ -76,14 +77,14 @@ class KafkaRows:
         return [("slackwater-pipeline", self._table.writer.encode()), ("slackwater-epoch", str(epoch).encode())]
 
     def messages(self, rows: pl.DataFrame) -> Messages:
-        """Return the key, the value and the additional headers of every row, in order."""
+        """Yield the key, the value and the additional headers of every row, in order."""
         values = self._values(rows)
         if not self._key_columns:
             return ((None, value, []) for value in values)
         return ((k, v, []) for k, v in zip(json_objects(rows.select(self._key_columns)), values, strict=True))
 
     def tombstones(self, superseded: pl.DataFrame) -> Messages:
-        """Return, for every superseded row, its key and a NULL value, so that a compacted topic deletes the row."""
+        """Yield the key of every superseded row with a NULL value. A compacted topic then deletes the row."""
         return ((key, None, []) for key in json_objects(superseded.select(self._key_columns)))
 
     def _avro_values(self) -> Callable[[pl.DataFrame], list[bytes]]:
@@ -125,7 +126,7 @@ class KafkaRows:
 
 
 class LetterRows(KafkaRows):
-    """Converts dead letters to messages with the original key, value and headers, plus headers about the letter."""
+    """Converter of dead letters to messages with the original key, value and headers, plus headers about the letter."""
 
     def messages(self, rows: pl.DataFrame) -> Messages:
         for row in rows.iter_rows(named=True):
@@ -144,7 +145,7 @@ def _header(value: Any) -> bytes:
 
 
 def avro_schema(table: TargetTable) -> dict[str, Any]:
-    """Return the Avro record schema of a row, in which every column is nullable."""
+    """Return the Avro schema of a row: a record in which every column is nullable."""
     return {
         "type": "record",
         "name": "row",
@@ -163,7 +164,7 @@ def _to_physical(value: pl.Expr, kind: pl.DataType) -> pl.Expr:
 
 
 def _avro_type(field: Field, path: str = "") -> Any:
-    """Return the Avro type of a field. `path`: the path to the field, for unique names of nested records."""
+    """Return the Avro type of a field. `path`: the names of the enclosing fields, which make record names unique."""
     path = f"{path}_{field.name}"
     if field.element is not None:
         return {"type": "array", "items": ["null", _avro_type(field.element, path)]}
@@ -183,7 +184,10 @@ def _avro_type(field: Field, path: str = "") -> Any:
 
 
 def _map_converter(field: Field) -> Callable[[Any], Any] | None:
-    """Return a function that converts lists of entries to maps with string keys; None if the type contains no such map."""
+    """Return a function that converts the maps in a value from Polars' form, a list of entries, to Avro's form.
+
+    None if the type of the field contains no map.
+    """
     if field.entry is not None:
         key, value = field.entry
         inner = _map_converter(value) or (lambda v: v)

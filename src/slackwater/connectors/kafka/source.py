@@ -1,12 +1,12 @@
-"""Kafka sources as streams: each batch is a range of offsets, and the state stores where it ends.
+"""Kafka sources as streams: each batch is a range of offsets, and the state stores the end of the range.
 
 `kafka.planner` or Spark plans the batches.
 
     checkpoint/offsets/7   {"orders": {"0": 1200, "1": 1180}}      the end of batch 7, and the start of batch 8
     state store            the same offsets, in the commit         `seek` returns them for a new checkpoint
 
-Rows have the columns of the payload, and `_key`, `_value`, `_headers`, `_topic`, `_partition`, `_offset` and
-`_event_ts`, the timestamp of the record.
+Rows have the columns of the payload, and `_key`, `_value`, `_headers`, `_topic`, `_partition` and `_offset`. The column
+`_event_ts` is the timestamp of the record.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 log = logging.getLogger("slackwater")
-# A consumer asks for more records before Spark moves it to another offset. The broker holds that request for up to
-# fetch.max.wait.ms if there are none, and the records of the task come only after it. The default is 500 ms.
+# A consumer requests more records before Spark seeks to another offset. If none exist, the broker delays its response
+# by fetch.max.wait.ms (500 by default). The records of the task are sent only after that response.
 CONSUMER_DEFAULTS = {"kafka.fetch.max.wait.ms": "5", "kafka.max.poll.records": "5000"}
 _META = ("_key", "_value", "_headers", "_topic", "_partition", "_offset")
 
 
 def sample_records(session: SparkSession, spec: Source, connection: KafkaConnection) -> list[str]:
-    """Return the values of the first records as strings, to infer a schema from them."""
+    """Return the values of up to 1,000 records as strings, from which a schema can be inferred."""
     options = {f"kafka.{k}": str(v) for k, v in connection.options.items()}
     query = spec.query or ""
     read = session.read.format("kafka").options(**options)
@@ -59,9 +59,13 @@ def sample_records(session: SparkSession, spec: Source, connection: KafkaConnect
 
 @dataclass(frozen=True)
 class KafkaSource(SparkPlannedSource):
-    """A Kafka source with its payload, planned by Spark. Its subclass `PlannedKafkaSource` is planned by the run.
+    """A Kafka source with its payload, planned by Spark. The subclass `PlannedKafkaSource` is planned by the run.
 
-    `group`: the consumer group with which the source reads.
+    Args:
+        broker: The connection to the cluster.
+        payload: The decoder of the records.
+        group: The consumer group for reading.
+        with_headers: Whether to read the headers of the records. If false, `_headers` is NULL.
     """
 
     broker: KafkaBroker
@@ -108,7 +112,7 @@ class KafkaSource(SparkPlannedSource):
             **CONSUMER_DEFAULTS,
             **configured,
             "kafka.bootstrap.servers": str(self.broker.connection.bootstrap_servers),
-            "failOnDataLoss": "false",  # loss is checked here, by offset, before a batch is read
+            "failOnDataLoss": "false",  # `_ranges` detects lost records before a batch is read
             "includeHeaders": str(self.with_headers).lower(),
             **self.spec.options,
         }
@@ -162,7 +166,10 @@ class KafkaSource(SparkPlannedSource):
         return self._choose_offsets(lambda topic, part, bounds: int(named.get(topic, {}).get(part, bounds[0])))
 
     def _choose_offsets(self, choose: Callable[[str, str, tuple[int, int]], int]) -> KafkaOffsets:
-        """Return an offset for each partition. `choose`: selects it from the first and the next offset of a partition."""
+        """Return an offset for each partition, with the topic ids.
+
+        `choose`: a function of the topic, the partition, and its first and end offset, which returns the offset.
+        """
         partitions = self.partitions()
         ids, bounds = self.broker.topic_ids({t for t, _ in partitions}), self.broker.offset_ranges(partitions)
         return KafkaOffsets(group_by_topic({(t, p): choose(t, str(p), bounds[t, p]) for t, p in partitions}), ids)
@@ -170,7 +177,7 @@ class KafkaSource(SparkPlannedSource):
     # -- start offsets -------------------------------------------------------------------------------------------
 
     def seek(self, checkpoint: Path, index: int, store: StateStore, record: SourceRecord) -> str:
-        """Return the offsets at which a new checkpoint starts, as JSON; "-" if this source has never been read."""
+        """Return the offsets at which a new checkpoint starts, as JSON. "-" if this source has never been read."""
         return "-" if record.offsets is None else json.dumps(self.start_offsets(record))
 
     def start_offsets(self, record: SourceRecord) -> ByTopic:
@@ -238,7 +245,7 @@ class KafkaSource(SparkPlannedSource):
         epoch: int,
         record: SourceRecord,
     ) -> SourceBatch | None:
-        """Return this source's records in a planned batch; None if the batch has no records of this source."""
+        """Return this source's records in a planned batch. None if the batch has no records of this source."""
         end = self._planned_end(checkpoint, index, number)
         if end is None:
             return None
@@ -252,12 +259,16 @@ class KafkaSource(SparkPlannedSource):
     def read_between(
         self, session: SparkSession, start: ByTopic, end: ByTopic, record: SourceRecord | None = None
     ) -> SourceBatch | None:
-        """Return the records from `start` up to but not including `end`.
+        """Return the records from `start` up to but not including `end`. None if the range has no records, lost or not.
 
-        Return None if the range contains no records and none of its records were lost.
+        Args:
+            session: The Spark session.
+            start: The offset of each partition at which to begin.
+            end: The offset of each partition at which to end.
+            record: The offsets in the state, with the ids of the topics that were read.
 
-        `record`: the offsets in the state, with the ids of the topics that were read. Raises EpochError if records were
-        lost or a topic was recreated, unless `on_data_loss` is "skip".
+        Raises:
+            EpochError: Records were lost or a topic was recreated, and `on_data_loss` is not "skip".
         """
         ids = self.broker.topic_ids(end)
         replaced = self._check_topics(KafkaOffsets.coerce(None if record is None else record.offsets), ids)
@@ -343,7 +354,7 @@ class KafkaSource(SparkPlannedSource):
         Args:
             records: The records.
             more: Additional columns to keep.
-            count: How many records there are, if known.
+            count: The number of records, if known.
         """
         columns = {m: m[1:] for m in _META}
         if self.payload.runs_in_workers(
@@ -361,7 +372,7 @@ class KafkaSource(SparkPlannedSource):
     # -- for external tools ----------------------------------------------------------------------------------------
 
     def advertise(self, offsets: Offsets) -> None:
-        """Commit offsets to the consumer group `commit_group`, for tools that show lag. Slackwater never reads them."""
+        """Commit offsets to the consumer group `commit_group` for lag monitors. Slackwater never reads them back."""
         from confluent_kafka import Consumer, KafkaException, TopicPartition
 
         kafka_offsets = KafkaOffsets.coerce(offsets)

@@ -1,4 +1,4 @@
-"""A Kafka topic as a target: every row is one message. With exactly_once, an epoch and its marker are one transaction.
+"""A Kafka topic as a target: each row is one message. With exactly_once, an epoch and its marker are one transaction.
 
     begin ─ row ─ row ─ row ─ marker ─ commit       readers with isolation.level = read_committed see all or none
             └──── topic ────┘ └ _slackwater_epochs (compacted): key "writer|topic", value "state:epoch"
@@ -8,7 +8,7 @@ is written as its key with a NULL value (a tombstone). If the key columns do not
 rows are only added.
 
 A process that dies during an epoch leaves an open transaction. The next process with the same transactional.id makes
-the broker abort it, and reads the marker, which shows whether the epoch was published.
+the broker abort this transaction. It then reads the marker, which shows whether the epoch was published.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ _KEY_BYTES = 500_000  # a message is 1 MB at most by default, and its value repe
 
 @dataclass(frozen=True)
 class TopicCreation:
-    """How a topic is created.
+    """Settings of a topic to create.
 
     Args:
-        partitions: The number of partitions; by default the broker's setting.
+        partitions: The number of partitions. None means the broker's default.
         compact: Whether to set cleanup.policy = compact.
     """
 
@@ -61,7 +61,7 @@ _CREATION = TopicCreation()
 
 
 class KafkaTarget:
-    """Produces each epoch to one topic, at least once, or exactly once in a transaction."""
+    """Target that produces each epoch to one topic: at least once, or exactly once in a transaction."""
 
     def __init__(
         self,
@@ -85,11 +85,11 @@ class KafkaTarget:
             table: The columns and the writer.
             value_format: "json" or "avro".
             delivery: "at_least_once" or "exactly_once".
-            key_columns: The columns of the key; by default the identity.
+            key_columns: The columns of the key. By default, they are the identity columns.
             schema_id: The schema id in the Confluent frame that precedes each Avro value. If None, values have no frame.
             creation: How to create a topic that does not exist. If None, `open` fails instead.
             timeout: The time limit of each broker operation, in seconds.
-            upserts: Whether `key_columns`, if specified, identify rows.
+            upserts: Whether the key identifies a row, so that a record replaces earlier records with the same key.
         """
         self._config, self._topic, self._table, self._timeout = dict(config), topic, table, timeout
         self._exactly_once = delivery == _EXACTLY_ONCE
@@ -109,13 +109,13 @@ class KafkaTarget:
 
     @property
     def capacity(self) -> ValueLimits:
-        """Return the value limits: four-digit years, as in JSON keys; if rows have an identity, a maximum key size."""
+        """The value limits: years with four digits, as in JSON; a maximum key size if rows have an identity."""
         return ValueLimits(time_range=YEARS, key_bytes=_KEY_BYTES if self._table.identity else None)
 
     def open(self) -> None:
-        """Connect and find the topic.
+        """Connect, and create the topic if it does not exist.
 
-        With exactly_once, abort an earlier process's open transaction and read the marker.
+        With exactly_once, also abort the open transaction of an earlier process, and read the marker.
         """
         self._drop()
         self._last_error = ""
@@ -146,7 +146,7 @@ class KafkaTarget:
     def read_marker(
         self, state: str, expected: Sequence[TargetMarker] = (), fence: bool = False
     ) -> TargetMarker | None:
-        """Return the last marker, which exists only with exactly_once.
+        """Return the last marker. Only targets with exactly_once have one.
 
         `fence`: whether to abort the open transaction of a process that has died.
         """
@@ -171,9 +171,9 @@ class KafkaTarget:
             raise self._connection_error(error) from error
 
     def last_epoch(self) -> int:
-        """Return the last epoch known to be published, or -1.
+        """Return the last epoch that is known to be published, or -1.
 
-        With at_least_once, only epochs that this process has published are known.
+        With at_least_once, a process only knows of epochs that it has published itself.
         """
         return self._last
 
@@ -253,7 +253,7 @@ class KafkaTarget:
                 producer.poll(0.05)
 
     def _abandon(self, error: KafkaError) -> None:
-        """Discard unsent messages and abort the transaction. The next `open` finds out whether a commit succeeded."""
+        """Discard unsent messages and abort the transaction. The next `open` determines whether a commit succeeded."""
         producer = self._producer
         assert producer is not None
         code = error.code()
@@ -303,7 +303,7 @@ class KafkaTarget:
     def _settings(self, more: Mapping[str, Any]) -> dict[str, Any]:
         """Return the client settings plus `more`.
 
-        The settings suppress the log of the client library, because its errors contain the same information.
+        The client library does not log, because its errors contain the same information.
         """
 
         def on_error(error: KafkaError) -> None:

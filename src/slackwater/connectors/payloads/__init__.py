@@ -1,4 +1,4 @@
-"""Decoders that convert the bytes of a record to columns. Each format has a module."""
+"""Decoders that convert the bytes of a record to columns. Each format has its own module."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ if TYPE_CHECKING:
 
 
 def create_payload(records: RawRecords) -> Payload:
-    """Return the decoder for a source's payload format. Raises StartError if a schema or package is missing or wrong.
+    """Return the decoder for a source's payload format. Raises StartError if a schema or a package is missing or wrong.
 
-    The formats are imported here, so that Spark's workers import only the format that they decode.
+    The modules of the formats are imported here, so that Spark's workers import only the format that they decode.
     """
     from slackwater.connectors.payloads.avro import AvroPayload
     from slackwater.connectors.payloads.base import RawPayload

@@ -2,9 +2,10 @@
 
 Records are converted to the newest version of the schema.
 
-A record of ten bytes can announce a string of 2 GB or an array of two billion items. Avro's decoder allocates that much
-memory before it reads the content. This kills Spark's process, so one record would stop the pipeline on every start.
-With `LIMITS`, such a record is a bad row. Avro reads the limits from Java system properties when its decoder is loaded.
+A record of ten bytes can declare a string of 2 GB or an array of two billion items. Avro's decoder allocates that much
+memory before it reads the content, which kills Spark's process. A single record would then stop the pipeline on every
+start. With `LIMITS`, the record becomes a bad row. Avro reads the limits from Java system properties when its decoder
+is loaded.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ _MARK = "_slackwater_decoded"
 
 @dataclass(frozen=True)
 class AvroPayload(Payload):
-    """Decodes Avro records.
+    """Decoder of Avro records.
 
     Args:
-        writers: The writers' schemas (JSON) by their id in the registry. The key None stands for the schema file.
-        reader: The schema (JSON) of the rows, with the field `_MARK` added.
+        writers: The schemas with which records were written, as JSON, by registry id. The key None stands for the
+            schema file.
+        reader: The schema of the rows, as JSON, with the additional field `_MARK`.
     """
 
     writers: Mapping[int | None, str] = field(default_factory=dict)
@@ -84,13 +86,13 @@ def _text(spec: Source) -> str:
 
 
 def _marked(text: str) -> str:
-    """Add the field `_MARK` with a default value to a reader's schema. It is NULL if a record could not be decoded."""
+    """Add the field `_MARK` to a reader's schema. In a row, it is NULL only if the record could not be decoded."""
     schema = json.loads(text)
     return json.dumps({**schema, "fields": [*schema["fields"], {"name": _MARK, "type": "boolean", "default": True}]})
 
 
 def _spark_schema(session: SparkSession, spec: Source, text: str) -> StructType:
-    """Return the columns to which Spark converts an Avro schema. Raises StartError if it is not a usable record."""
+    """Return the columns that Spark derives from an Avro schema. Raises StartError if it is not a usable record."""
     from pyspark.sql.types import StructType
 
     from_avro = spark_connect.from_avro(session)
@@ -122,9 +124,9 @@ JAVA_OPTIONS = " ".join(f"-D{name}={limit}" for name, limit in LIMITS.items())
 
 
 def set_memory_limits(session: SparkSession) -> None:
-    """Set the limits in the process of the Spark driver, unless they are set already.
+    """Set `LIMITS` in the JVM of the Spark driver, unless they are set already.
 
-    They have no effect if that process has already decoded Avro. A Spark Connect server keeps its own limits.
+    This has no effect if the JVM has already decoded Avro. A Spark Connect server keeps its own limits.
     """
     if spark_connect.is_connect(session):
         return

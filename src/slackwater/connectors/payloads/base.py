@@ -1,8 +1,8 @@
-"""Definitions that all payload formats share, and a client for schema registries with Confluent's API.
+"""Base classes of all payload formats, and a client for schema registries with Confluent's API.
 
 records ──▶ records with the payload as a struct, `_p` ──▶ fields of `_p`, columns of the record, `_corrupt_record`
 
-The column `_corrupt_record` contains the text of a record that could not be decoded; it is NULL for all others.
+The column `_corrupt_record` contains the text of a record that could not be decoded. It is NULL for all other records.
 """
 
 from __future__ import annotations
@@ -25,13 +25,19 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-# Bytes before the payload: a zero byte, and the id of the writer's schema in 4 bytes
+# the size in bytes of the registry frame before a payload: a zero byte and a schema id of 4 bytes
 FRAME = 5
 
 
 @dataclass(frozen=True)
 class SchemaVersion:
-    """One version of a subject. `references`: the referenced schemas, as strings, by the names that this schema uses."""
+    """One version of a subject in a schema registry.
+
+    Args:
+        id: The id of the schema in the registry.
+        text: The schema.
+        references: The text of each referenced schema, by the name under which this schema refers to it.
+    """
 
     id: int
     text: str
@@ -41,7 +47,13 @@ class SchemaVersion:
 def read_schema_versions(spec: Source, registry: str, topics: Sequence[str]) -> Iterator[SchemaVersion]:
     """Yield every version of each subject `<topic>-value`, oldest first.
 
-    Raises StartError if the registry does not respond or lacks a subject.
+    Args:
+        spec: The source, for messages.
+        registry: The address of the schema registry.
+        topics: The names of the topics.
+
+    Raises:
+        StartError: The registry does not respond or lacks a subject.
     """
     for topic in topics:
         subject = f"{topic}-value"
@@ -78,11 +90,11 @@ class RawRecords:
         session: The Spark session.
         spec: The source.
         body: The column with the bytes of a record.
-        address: The address of the schema registry, if there is one.
+        address: The address of the schema registry. None if none is configured.
         topics: The topics that the query lists by name.
-        stored_schema: The schema of the first start, if any, in Spark's JSON format.
+        stored_schema: The schema in the state, in Spark's JSON format. None at the first start.
         sample: A function that returns some records as strings, to infer a schema from them.
-        zone: The time zone for timestamps that do not state one.
+        zone: The time zone of timestamps that do not contain one.
     """
 
     session: SparkSession
@@ -95,10 +107,10 @@ class RawRecords:
     zone: str = UTC
 
     def versions(self, file: str | None) -> Sequence[SchemaVersion]:
-        """Return every version of the topics' schemas in the registry. Raises StartError if there is no registry.
+        """Return every version of the topics' schemas in the registry. Raises StartError if no registry is configured.
 
-        `file`: the config key for a schema file, which the error suggests as an alternative; None if there is no such
-        key.
+        `file`: the config key for a schema file, which the error message suggests as an alternative. None if the format
+        has no such key.
         """
         if self.address is None or not self.topics:
             instead = f"{file}, or " if file else ""
@@ -112,19 +124,24 @@ class RawRecords:
 
 @dataclass(frozen=True)
 class Payload(ABC):
-    """Converts the bytes of records to columns.
+    """Decoder that converts the bytes of records to columns.
 
-    `schema`: the columns, without `_corrupt_record`; `body`: the column with the bytes.
+    Args:
+        schema: The columns, without `_corrupt_record`.
+        body: The column with the bytes.
     """
 
     schema: StructType
     body: str = "value"
-    FAILED: ClassVar[str] = "_p IS NULL"  # SQL: true if a record was not decoded
+    FAILED: ClassVar[str] = "_p IS NULL"  # SQL that is true if a record could not be decoded
 
     def decode(self, records: DataFrame, meta: Sequence[str], count: int | None = None) -> DataFrame:
-        """Return the payload's columns, the columns of the SQL expressions `meta`, and `_corrupt_record`.
+        """Decode records. The result has the payload's columns, the columns of `meta`, and `_corrupt_record`.
 
-        `_corrupt_record` is NULL for a record that was decoded. `count`: how many records there are, if known.
+        Args:
+            records: The records.
+            meta: SQL expressions over the columns of the records.
+            count: The number of records, if known.
         """
         text = f"coalesce(try_validate_utf8(CAST({self.body} AS STRING)), hex({self.body}))"
         return self.with_payload(records, count).selectExpr(
@@ -134,12 +151,12 @@ class Payload(ABC):
         )
 
     def runs_in_workers(self, count: int | None) -> bool:
-        """Return whether Python workers decode a batch of `count` records. `count` is None if it is unknown."""
+        """Return whether Python workers decode a batch of `count` records. None means that the number is unknown."""
         return False
 
     @abstractmethod
     def with_payload(self, records: DataFrame, count: int | None) -> DataFrame:
-        """Return the records with the payload as the struct `_p`. `count`: as in `decode`."""
+        """Return the records with the payload as the struct `_p`. `count`: the number of records, if known."""
 
     @property
     def writer_id(self) -> str:
@@ -155,7 +172,7 @@ class Payload(ABC):
 
 @dataclass(frozen=True)
 class RawPayload(Payload):
-    """The undecoded bytes, as one BINARY column."""
+    """Payload that is not decoded. Its bytes become one BINARY column."""
 
     @classmethod
     def from_records(cls, records: RawRecords) -> RawPayload:

@@ -1,4 +1,4 @@
-"""Detect the actual field names in the data of a source, from the first rows of a batch and without the schema."""
+"""Detect the field names in the data of a source from the first rows of a batch, independently of the schema."""
 
 from __future__ import annotations
 
@@ -15,7 +15,17 @@ _NAMES = 1000
 def detect_field_names(
     session: SparkSession, frame: DataFrame, form: str | None, options: Mapping[str, str]
 ) -> list[str]:
-    """Return the keys of JSON objects, the names in a CSV header, or the columns of Parquet; empty without any."""
+    """Return the keys of JSON objects, the names in a CSV header, or the columns of Parquet files.
+
+    Args:
+        session: The Spark session.
+        frame: A batch of the source. It has the column `_value` if its rows come from records.
+        form: The format of the files, if the rows come from files.
+        options: The options of the reader.
+
+    Returns:
+        The names. Empty if the data does not contain field names.
+    """
     if "_value" in frame.columns:
         return _keys(frame.limit(_ROWS).selectExpr("CAST(_value AS STRING) AS value"))
     files = frame.inputFiles()[:1]

@@ -1,4 +1,4 @@
-"""Decode JSON records, with columns from the config, from the records, or from a JSON Schema in a registry."""
+"""Decode JSON records. The columns are declared, inferred from records, or defined by a JSON Schema in a registry."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 MANY_RECORDS = 100_000  # a batch with this many records is worth the way to the workers and back
-# columns that sources add to those of the payload
+# columns that sources add to the columns of the payload
 _INJECTED = frozenset(
     [
         "_key",
@@ -44,10 +44,10 @@ _INJECTED = frozenset(
 
 @dataclass(frozen=True)
 class JsonPayload(Payload):
-    """Decodes JSON.
+    """Decoder of JSON records.
 
     Args:
-        zone: The time zone for timestamps that do not state one.
+        zone: The time zone of timestamps that do not contain one.
         in_frame: Whether a registry frame (a zero byte and the schema id) precedes the JSON.
     """
 
@@ -57,9 +57,9 @@ class JsonPayload(Payload):
 
     @classmethod
     def from_records(cls, records: RawRecords) -> JsonPayload:
-        """Return a decoder for the declared schema, or the one stored with the state, or one inferred from a sample.
+        """Return a decoder for the declared schema, the schema in the state, or a schema inferred from a sample.
 
-        Raises StartError if the schema is not valid or cannot be inferred.
+        The first available schema is used. Raises StartError if it is not valid or cannot be inferred.
         """
         return cls(_schema(records), records.body, records.zone)
 
@@ -96,12 +96,12 @@ class JsonPayload(Payload):
         return decoded.withColumn("_p", F.coalesce(json_rows.DECODED, self._from_json(F, undecoded)))
 
     def _from_json(self, F: Any, body: str) -> Any:  # noqa: N803
-        """Return the payload as decoded by Spark. `body`: SQL for the bytes."""
+        """Return the column expression with which Spark decodes the payload. `body`: SQL for the bytes."""
         options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
         return F.from_json(F.expr(f"CAST({body} AS STRING)"), self._spark_schema, options)
 
     def _decode_in_workers(self, records: DataFrame) -> DataFrame:
-        """Add the column `_decoded`, which is NULL for each record that Spark has to decode."""
+        """Return the records with the column `_decoded`. It is NULL for each record that Spark must decode."""
         from pyspark.sql.types import StructField, StructType
 
         decoded = json_rows.nullable(self._spark_schema)

@@ -1,13 +1,13 @@
-"""Decode JSON in Spark's workers: Arrow batches of records come in and leave with the payload as a column.
+"""Decode JSON in Spark's Python workers. Each Arrow batch of records gets the column `_decoded` with the payloads.
 
     a batch ──▶ could a record differ from Spark's rules? ──▶ Arrow's JSON reader ──▶ `_decoded`
                      │ yes                                           │ fails at a record
                      ▼                                               ▼
                 NULL, then Spark                                NULL, then Spark; the batch continues behind it
 
-Arrow's reader is three times as fast as Spark's `from_json`, and stricter. It decodes a record only if `from_json` returns
-the same values. Spark decodes all other records: malformed ones, those with values of other types than the schema, and
-those about which the two could disagree.
+Arrow's reader is three times as fast as Spark's `from_json`, and stricter. It decodes a record only if `from_json`
+would return the same values. Spark decodes all other records: malformed records, records with values that do not match
+the schema, and records that the two readers might decode differently.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 DECODED = "_decoded"  # the column with the payloads
-_LONGEST = 16_384  # bytes: Arrow's reader would need much of its stack for a longer record that is deeply nested
-_SHORT = 1000  # bytes: a shorter record cannot reach a limit of Spark's parser, such as 1,000 levels or 1,000 digits
+_LONGEST = 16_384  # bytes; a longer record could be nested so deeply that Arrow's reader exhausts its stack
+_SHORT = 1000  # bytes; a shorter record cannot reach a limit of Spark's parser, such as 1,000 levels or 1,000 digits
 _NEAR_LIMIT = r"[0-9]{300}|(?:[\[{][^\[{]*){300}"
-# a line break separates records; half of a surrogate pair is not a character; the two know different names of infinity;
-# `-0` in a column of doubles is 0.0 for Spark and -0.0 for Arrow
+# Text that the two readers interpret differently: line breaks, which separate records for Arrow; halves of surrogate
+# pairs; names of infinity and NaN; and `-0`, which is 0.0 for Spark and -0.0 for Arrow in a column of doubles.
 _AMBIGUOUS = r"[\r\n]|\\u[dD]|[:,\[][ \t]*(?:[+-]?(?:NaN|Inf)|-0[^.eE0-9])"
-_MOST_FAILURES = 20  # per batch; Spark decodes the rest, because every failure costs as much as some hundred records
+_MOST_FAILURES = 20  # per batch; Spark then decodes the rest, because a failure costs as much as hundreds of records
 _FAILED_ROW = re.compile(r"in row (\d+)$")
 
 
 @dataclass(frozen=True)
 class JsonDecoder:
-    """Decodes records to structs.
+    """Decoder of JSON records, in the form that is sent to workers.
 
     Args:
-        type: The Arrow type of the payload.
+        type: The Arrow type of the payload, a struct.
         body: The column with the bytes.
     """
 
@@ -46,7 +46,7 @@ class JsonDecoder:
     body: str
 
     def decode(self, body: pa.Array) -> pa.Array:
-        """Return the payloads as structs. NULL for each record that Spark has to decode."""
+        """Return the payloads as structs. NULL for each record that Spark must decode."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -58,7 +58,7 @@ class JsonDecoder:
         return self._decode_valid(records.drop_null()).take(pc.if_else(valid, positions, None))
 
     def _decode_valid(self, records: pa.Array) -> pa.Array:
-        """Decode records. After one that cannot be decoded, continue with the next."""
+        """Decode records without NULLs. A record that Arrow cannot decode becomes NULL."""
         import pyarrow as pa
 
         pieces, failures = [pa.nulls(0, self.type)], 0
@@ -77,7 +77,7 @@ class JsonDecoder:
         return pa.concat_arrays(pieces)
 
     def _read(self, records: pa.Array) -> tuple[pa.Array | None, int | None]:
-        """Return the payloads of all records; else None, and the position of the record that failed, if it is known."""
+        """Return the payloads of all records and None, or None and the index of the record that failed, if known."""
         import pyarrow as pa
         import pyarrow.compute as pc
         import pyarrow.json as pj
@@ -106,17 +106,17 @@ class JsonDecoder:
 
 
 def _without_doubtful(records: pa.Array) -> pa.Array:
-    """Return the records, with NULL in place of those that Arrow's reader must not decode.
+    """Replace each record that Arrow's reader must not decode with NULL.
 
-    Each remaining record begins with `{` and ends with `}`, and contains no line break. In a text of such records, an
-    object never extends over two of them: a string must not contain a line break, and `{` must not follow a value.
+    The remaining records begin with `{`, end with `}`, and contain no line break. If they are joined with line breaks,
+    no object can extend over two records: a string must not contain a line break, and `{` must not follow a value.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
 
     try:
         records.cast(pa.string())
-    except pa.ArrowInvalid:  # not UTF-8, which Arrow's reader would not notice
+    except pa.ArrowInvalid:  # not UTF-8, which Arrow's reader does not detect
         return pa.nulls(len(records), pa.binary())
     length = pc.binary_length(records)
     usable = pc.and_(pc.starts_with(records, b"{"), pc.ends_with(records, b"}"))
@@ -128,7 +128,7 @@ def _without_doubtful(records: pa.Array) -> pa.Array:
 
 
 def decode_batches(decoder: JsonDecoder, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of records with their payloads as the struct `_decoded`."""
+    """Yield the batches of records with the payloads in the additional column `_decoded`."""
     import pyarrow as pa
 
     for batch in batches:
@@ -149,7 +149,7 @@ def is_supported(kind: Any) -> bool:
 
 
 def nullable(kind: Any) -> Any:
-    """Return a Spark type in which every value may be NULL, as in the result of `from_json`."""
+    """Return a copy of a Spark type in which every value may be NULL, as in the result of `from_json`."""
     from pyspark.sql.types import ArrayType, StructField, StructType
 
     if isinstance(kind, StructType):

@@ -3,8 +3,8 @@
     {"properties": {"user": {"type": "string"}, "at": {"type": "string", "format": "date-time"}}}
         ─▶ user STRING, at TIMESTAMP
 
-A property that no other column type can represent becomes a STRING that contains the JSON of its value. Examples are
-values of several types, arrays or objects without a schema, and recursive types.
+A property without a matching column type becomes a STRING that contains the JSON of its value. Examples are values of
+several types, arrays or objects without a schema, and recursive types.
 """
 
 from __future__ import annotations
@@ -35,14 +35,20 @@ def schema_columns(text: str, others: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class _Document:
-    """A schema whose `$ref`s are resolved. `followed`: the references followed so far, to detect recursion."""
+    """One of several schemas that refer to each other.
+
+    Args:
+        documents: All schemas as parsed JSON, by name. The main schema has the name "".
+        name: The name of this schema.
+        followed: The references that were followed to get here. A repeated reference means recursion.
+    """
 
     documents: Mapping[str, Any]
     name: str
     followed: frozenset[tuple[str, str]] = field(default=frozenset())
 
     def properties(self, schema: Any) -> dict[str, str]:
-        """Return the properties of an object schema, with their column types."""
+        """Return the column type of each property of an object schema."""
         document, schema = self._resolve_ref(schema)
         if not isinstance(schema, Mapping):
             return {}
@@ -80,9 +86,9 @@ class _Document:
         return _PLAIN[kinds[0]] if kinds and kinds[0] in _PLAIN else TEXT
 
     def _resolve_ref(self, schema: Any) -> tuple[_Document, Any]:
-        """Return the schema that a `$ref` points to, and the document in which to resolve the references in it.
+        """Follow the `$ref` of a schema, if it has one. Return the document of the target, and the target.
 
-        The schema is None if the reference is recursive. Raises ValueError if the reference points to nothing.
+        The target is None if the reference is recursive. Raises ValueError if the target does not exist.
         """
         if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
             return self, schema

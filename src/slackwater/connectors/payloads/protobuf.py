@@ -1,7 +1,7 @@
 """Decode Protobuf records in Python workers, with a schema file or with every version of a subject in a registry.
 
 event.proto ──protoc──▶ files, imports first ──▶ a message ──▶ columns, as DDL
-versions in a registry ──▶ compatible with the newest? ──▶ frames: 00, id, indexes of the message
+versions in a registry ──▶ compatible with the newest version? ──▶ frames: 00, schema id, message indexes
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-# Files that schemas may import without a reference, because Confluent's registry provides them: field metadata,
+# Files that Confluent's registry provides, so that schemas can import them without a reference: field metadata,
 # decimals and variants
 META = """
 syntax = "proto3";
@@ -61,21 +61,24 @@ BUILTIN_IMPORTS = {
 
 
 _SECONDS = 60.0
-_MAIN = "schema.slackwater.proto"  # the file name of a registry's text, next to its references
+_MAIN = "schema.slackwater.proto"  # the file name for a schema from a registry
 _PLAIN = {
     "int32": "INT", "int64": "BIGINT", "float": "FLOAT", "double": "DOUBLE", "bool": "BOOLEAN",
     "string": "STRING", "binary": "BINARY",
     "date32[day]": "DATE", "timestamp[us, tz=UTC]": "TIMESTAMP", "duration[us]": "INTERVAL DAY TO SECOND",
     "decimal128(20, 0)": "DECIMAL(20, 0)",
 }  # fmt: skip
-# Type numbers of descriptors, and for each type the types that read its values without changing their meaning
+# type numbers of descriptors, and the types as which values of each type can be read without changing their meaning
 _MESSAGE, _GROUP, _REPEATED = 11, 10, 3
 _READ_AS: Mapping[int, Sequence[int]] = {5: [3], 13: [4], 17: [18], 8: [5, 3, 13, 4], 14: [5, 3], 9: [12], 12: [9]}
 
 
 @dataclass(frozen=True)
 class ProtoFiles:
-    """A serialized FileDescriptorSet: a file, preceded by all files that it imports. Its errors are ValueErrors."""
+    """A serialized FileDescriptorSet: a file, preceded by all files that it imports.
+
+    Methods raise ValueError if the file is not usable.
+    """
 
     data: bytes
 
@@ -86,7 +89,7 @@ class ProtoFiles:
                     f'"{file.name}" is written in an edition of Protobuf; expected syntax "proto2" or "proto3"'
                 )
         if not self._set.file:
-            raise ValueError("it holds no file")
+            raise ValueError("it contains no file")
 
     @cached_property
     def _set(self) -> Any:
@@ -96,26 +99,32 @@ class ProtoFiles:
 
     @cached_property
     def messages(self) -> Mapping[str, Any]:
-        """All messages, by full name."""
+        """The descriptors of all messages, by full name."""
         return {name: message for file in self._set.file for name, _, message in _messages_in(file)}
 
     @cached_property
     def message_indexes(self) -> Mapping[str, tuple[int, ...]]:
-        """The messages that the file itself defines, with their indexes in registry frames: one per nesting level."""
+        """The message indexes in registry frames, by full name, for messages that the file itself defines.
+
+        A message has one index per nesting level.
+        """
         return {name: place for name, place, _ in _messages_in(self._set.file[-1])}
 
     def full_name(self, name: str | None) -> str:
-        """Return the full name of a message, by default the first one in the file. Raises ValueError without one."""
+        """Check that a message exists and return its full name. None stands for the first message in the file."""
         if name is None:
             if not self.message_indexes:
-                raise ValueError("it holds no message")
+                raise ValueError("it contains no message")
             return next(iter(self.message_indexes))
         if name not in self.messages:
             raise ValueError(f'there is no message "{name}" in it{suggest_word_or_list(name, self.messages)}')
         return name
 
     def check(self, name: str, within: Sequence[str] = ()) -> None:
-        """Raise ValueError if a message contains itself, or has two fields of the same name."""
+        """Raise ValueError if a message contains itself, or has two fields whose names are equal in Spark.
+
+        `within`: the names of the enclosing messages.
+        """
         if name in within:
             raise ValueError(
                 f'message "{name}" contains itself ({" > ".join([*within, name])}); no column can hold that'
@@ -130,12 +139,12 @@ class ProtoFiles:
                 self.check(member.type_name.lstrip("."), [*within, name])
 
     def own_message_name(self, name: str | None) -> str:
-        """Return the full name of a message that registry frames can refer to: one that the file itself defines."""
+        """Check that the file itself defines a message, as registry frames require, and return its full name."""
         full_name = self.full_name(name)
         if full_name not in self.message_indexes:
             raise ValueError(
-                f'message "{full_name}" is in a file that it imports, but records can only have messages of the file '
-                "itself"
+                f'message "{full_name}" is defined in an imported file, but records can only contain messages that the '
+                "file itself defines"
             )
         return full_name
 
@@ -144,7 +153,7 @@ class ProtoFiles:
         return ProtobufDecoder(self.data, name, None if prefixes is None else tuple(prefixes), body)
 
     def is_readable_by(self, newest: ProtoFiles, name: str) -> bool:
-        """Return whether records written with these files keep their meaning when `newest` decodes them."""
+        """Return whether messages `name` written with these files keep their meaning if `newest` decodes them."""
         return name in self.message_indexes and _is_compatible(self, name, newest, name, set())
 
 
@@ -164,7 +173,15 @@ def _messages_in(file: Any) -> Iterator[tuple[str, tuple[int, ...], Any]]:
 
 
 def _is_compatible(old: ProtoFiles, was: str, new: ProtoFiles, name: str, compared: set[tuple[str, str]]) -> bool:
-    """Return whether every field common to both messages keeps its meaning."""
+    """Return whether every field that two versions of a message share keeps its meaning.
+
+    Args:
+        old: The files of the earlier version.
+        was: The name of the message in the earlier version.
+        new: The files of the later version.
+        name: The name of the message in the later version.
+        compared: Pairs of names that were compared already; extended by this call.
+    """
     if (was, name) in compared:
         return True
     compared.add((was, name))
@@ -210,9 +227,9 @@ def from_file(path: Path) -> ProtoFiles:
 
 
 def from_texts(text: str, others: Mapping[str, str]) -> ProtoFiles:
-    """Compile a schema from a registry.
+    """Compile a schema from a registry. Raises ValueError if it is not valid.
 
-    `others`: the schemas it references, by the names under which it imports them.
+    `others`: the text of each referenced schema, by the name under which the schema imports it.
     """
     with tempfile.TemporaryDirectory(prefix="slackwater-proto-") as folder:
         for name, content in {**BUILTIN_IMPORTS, **others, _MAIN: text}.items():
@@ -225,7 +242,7 @@ def from_texts(text: str, others: Mapping[str, str]) -> ProtoFiles:
 
 
 def _compile(folder: Path, name: str) -> bytes:
-    """Compile a file to a FileDescriptorSet with all its imports, from the same folder or Google's common types."""
+    """Compile a file and its imports to a FileDescriptorSet. Imports are in `folder` or are Google's common types."""
     common = find_spec("google.type")
     roots = [str(Path(p).parent.parent) for p in (common.submodule_search_locations or ())] if common else []
     with tempfile.TemporaryDirectory(prefix="slackwater-proto-") as out:
@@ -262,8 +279,8 @@ def _ddl(kind: pa.DataType) -> str:
 def record_prefixes(number: int, place: Sequence[int]) -> list[bytes]:
     """Return the byte prefixes that may precede a message: a zero byte, the schema id, and the message indexes.
 
-    The indexes are zigzag varints, preceded by their count. For the first message, the indexes and their count may be
-    abbreviated to a single zero byte.
+    The indexes are zigzag varints, preceded by their count. For the first message, the count and the indexes may be
+    abbreviated to a single zero byte. `number`: the schema id. `place`: the message indexes.
     """
     frame = b"\0" + number.to_bytes(4, "big")
     prefixes = [frame + b"".join(_varint(n << 1) for n in (len(place), *place))]
@@ -298,7 +315,7 @@ class ProtobufPayload(Payload):
 
 
 def _decoder_from_file(records: RawRecords, path: Path) -> tuple[ProtobufDecoder, str]:
-    """Return the decoder for records without a frame, and their columns as DDL."""
+    """Return the decoder for records without a registry frame, and their columns as DDL."""
     spec = records.spec
     with _as_start_error(spec, f'protobuf_schema_file "{path}"'):
         files = from_file(path)
@@ -307,9 +324,9 @@ def _decoder_from_file(records: RawRecords, path: Path) -> tuple[ProtobufDecoder
 
 
 def _decoder_from_registry(records: RawRecords) -> tuple[ProtobufDecoder, str]:
-    """Return the decoder for records of all compatible versions, and their columns as DDL.
+    """Return the decoder for records of all compatible schema versions, and their columns as DDL.
 
-    The newest version decodes all of them, because Protobuf identifies fields by number.
+    It decodes all records with the newest version, because Protobuf identifies fields by number.
     """
     spec, versions = records.spec, dict[int, ProtoFiles]()
     for version in records.versions("protobuf_schema_file"):

@@ -1,4 +1,4 @@
-"""Decode Protobuf in Spark's workers: Arrow batches of records come in and leave with the payload as a column.
+"""Decode Protobuf in Spark's Python workers. Each Arrow batch of records gets the column `_p` with the payloads.
 
 a record's bytes ──▶ known prefix? ──▶ the message ──▶ ptars, a batch at a time ──▶ types of Spark ──▶ `_p`
                           │ no                            │ fails: each half of the batch separately,
@@ -21,13 +21,13 @@ _END = 2**31 - 1  # beyond the end of any value
 
 @dataclass(frozen=True)
 class ProtobufDecoder:
-    """The decoder of one message type, in the form that is sent to workers.
+    """Decoder of one message type, in the form that is sent to workers.
 
     Args:
         files: A serialized FileDescriptorSet.
         message: The full name of the message.
-        prefixes: The byte prefixes that may precede a message: a frame with a schema id and the message indexes.
-            None if there is no prefix.
+        prefixes: The byte prefixes that may precede a message: a frame with a schema id and the message indexes. None
+            if messages have no prefix.
         body: The column with the bytes.
     """
 
@@ -37,7 +37,7 @@ class ProtobufDecoder:
     body: str
 
     def decode(self, body: pa.Array) -> pa.Array:
-        """Return the payloads as structs with Spark's types. NULL for a record that is NULL or cannot be decoded."""
+        """Return the payloads as structs with Spark's types. NULL if a record is NULL or cannot be decoded."""
         import pyarrow as pa
 
         messages = self._messages(body.cast(pa.binary()))
@@ -46,7 +46,7 @@ class ProtobufDecoder:
 
     @property
     def type(self) -> pa.DataType:
-        """The Arrow type of the payload, as Spark expects it. Raises ValueError for a message without fields."""
+        """The Arrow type that Spark expects for the payload. Raises ValueError if the message has no fields."""
         import pyarrow as pa
 
         spark_type = as_spark(pa.struct(list(message_decoder(self.files, self.message).schema())))
@@ -55,7 +55,7 @@ class ProtobufDecoder:
         return spark_type
 
     def _messages(self, body: pa.Array) -> pa.Array:
-        """Return the bytes after the prefix; NULL for a record with an unknown prefix."""
+        """Return the bytes after the prefix of each record. NULL if the prefix is unknown."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -70,7 +70,7 @@ class ProtobufDecoder:
 
 
 def decode_batches(decoder: ProtobufDecoder, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of records with their payloads as the struct `_p`."""
+    """Yield the batches of records with the payloads in the additional column `_p`."""
     import pyarrow as pa
 
     for batch in batches:
@@ -80,7 +80,7 @@ def decode_batches(decoder: ProtobufDecoder, batches: Iterator[pa.RecordBatch]) 
 
 
 def _decode_pieces(decoder: Any, messages: pa.Array, kind: pa.DataType) -> Iterator[pa.Array]:
-    """Yield decoded structs in order. A batch that contains an undecodable record is split in half."""
+    """Yield the decoded messages as struct arrays, in order. Split messages that cannot be decoded together in half."""
     import pyarrow as pa
 
     if messages.null_count == len(messages):
@@ -103,13 +103,16 @@ def _decode_pieces(decoder: Any, messages: pa.Array, kind: pa.DataType) -> Itera
 
 
 def _is_decoder_error(error: BaseException) -> bool:
-    """Return whether an error comes from decoding a record. This includes Rust panics, which are not an `Exception`."""
+    """Return whether decoding a record can raise this error. Rust panics are included; they are not `Exception`s."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 @lru_cache(maxsize=16)
 def message_decoder(files: bytes, message: str) -> Any:
-    """Return the handler that decodes messages to Arrow. It is cached for later batches and tasks."""
+    """Return the ptars handler that decodes messages of a type to Arrow. It is cached for later batches and tasks.
+
+    `files`: a serialized FileDescriptorSet. `message`: the full name of the message type.
+    """
     try:
         import ptars
         from google.protobuf import descriptor_pb2, descriptor_pool
@@ -133,9 +136,9 @@ def message_decoder(files: bytes, message: str) -> Any:
 
 
 def as_spark(kind: pa.DataType) -> pa.DataType | None:
-    """Return the type that Spark uses for a decoded type.
+    """Convert the Arrow type of a decoded value to the type that Spark uses.
 
-    None for a message without fields, which Spark does not support.
+    Return None for a message without fields, which Spark does not support.
     """
     import pyarrow as pa
 

@@ -1,4 +1,4 @@
-"""A cache of Spark expressions and schemas that are the same in every epoch, which saves calls to the JVM.
+"""Cache Spark expressions and schemas that are the same in every epoch, to save calls to the JVM.
 
 Without the cache, each part of an expression costs one call to the JVM, and each schema costs two.
 """
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 T = TypeVar("T")
-_MAX_ENTRIES = 256  # for expressions that change with the epoch, such as those with a clock reading
+_MAX_ENTRIES = 256  # a limit is needed because some expressions change with every epoch, such as a clock reading
 
 
 @dataclass(frozen=True)
 class ExpressionCache:
-    """Caches the expressions and schemas of one step in one Spark session."""
+    """Cache of the expressions and schemas of one step in one Spark session."""
 
     _entries: OrderedDict[Hashable, Any] = field(default_factory=OrderedDict)
 
     def get_or_create(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return the entry for this key, created by `make` if there is none."""
+        """Return the cached value for a key. If it is not cached, create it with `make`."""
         if not is_enabled("expression_cache"):
             return make()
         if key in self._entries:
@@ -40,10 +40,13 @@ class ExpressionCache:
         return cached
 
     def select(self, frame: DataFrame, exprs: Sequence[str], schema_key: Hashable = None) -> DataFrame:
-        """Return `frame.selectExpr(*exprs)` with cached expressions.
+        """Return `frame.selectExpr(*exprs)`, using cached expressions.
 
-        `schema_key`: identifies the schema of the input. Results with equal `schema_key` and expressions must have
-        equal schemas. None if the schema of the result is never read.
+        Args:
+            frame: The input.
+            exprs: The SQL expressions.
+            schema_key: Identifies the schema of the input: equal keys and expressions must give equal schemas. None if
+                the schema of the result is never read.
         """
         from pyspark.sql import DataFrame as AnyFrame
         from pyspark.sql.classic.dataframe import DataFrame as Classic
@@ -56,7 +59,7 @@ class ExpressionCache:
         return selected if schema_key is None else self.with_schema(selected, (schema_key, tuple(exprs)))
 
     def with_schema(self, frame: DataFrame, key: Hashable) -> DataFrame:
-        """Return `frame` with its schema set from the cache. All frames with the same `key` must have equal schemas."""
+        """Set the schema of `frame` from the cache, and return it. Frames with equal `key` must have equal schemas."""
         if not is_enabled("expression_cache"):
             return frame
         schema = self.get_or_create(("schema", key), lambda: frame.schema)

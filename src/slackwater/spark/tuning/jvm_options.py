@@ -1,11 +1,11 @@
-"""Options for the JVM that is started for Spark, which save CPU time at the start, and memory on small machines.
+"""Options for the JVM that Slackwater starts for Spark. They save CPU time at the start, and memory on small machines.
 
-A start runs thousands of methods of parsers, planners and code generators a few thousand times each. By default, the JVM
-compiles them with its optimizing compiler, which takes more CPU time than they ever need. With five times its thresholds,
-that compiler leaves them alone, and still compiles all code that runs per row.
+During a start, Spark's parsers, planners and code generators call thousands of methods a few thousand times each. By
+default, the JVM compiles these methods with its optimizing compiler, which costs more CPU time than it saves. With five
+times the default thresholds, the compiler skips them, but still compiles all code that runs per row.
 
-For up to two tasks at a time, the serial collector is enough. It keeps the heap at about half of the memory that the
-default collector (G1) takes.
+For up to two parallel tasks, the serial garbage collector suffices. Its heap takes about half of the memory that the
+default collector (G1) needs.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _OPTIMIZE_LATER = {  # five times the defaults
     "Tier4CompileThreshold": 75_000,
     "Tier4BackEdgeThreshold": 200_000,
 }
-_SERIAL_UP_TO = 2  # tasks at a time
+_SERIAL_UP_TO = 2  # the number of parallel tasks for which the serial collector suffices
 _VARIABLES = ("SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
 _LOCAL = re.compile(r"local(?:\[(\d+|\*)(?:,\d+)?\])?")
 
 
 def jvm_options(settings: Mapping[str, str]) -> str:
-    """Return the options, for Spark's settings. They are followed by the user's own options, which win."""
+    """Return the JVM options. `settings`: Spark's settings. The caller appends the user's options, which win."""
     if not is_enabled("jvm_options"):
         return ""
     options = [f"-XX:{name}={value}" for name, value in _OPTIMIZE_LATER.items()]
@@ -41,7 +41,7 @@ def jvm_options(settings: Mapping[str, str]) -> str:
 
 
 def _task_slots(master: str) -> int | None:
-    """Return how many tasks a local Spark runs at a time. None for a cluster."""
+    """Return the number of tasks that a local Spark runs in parallel. None for a cluster."""
     match = _LOCAL.fullmatch(master)
     if match is None:
         return None
@@ -50,7 +50,7 @@ def _task_slots(master: str) -> int | None:
 
 
 def _user_options(settings: Mapping[str, str]) -> str:
-    """Return all text that can contain a user's options for the JVM."""
+    """Return the text of all settings, variables and files that can contain a user's JVM options."""
     spark = find_spec("pyspark")
     home = os.environ.get("SPARK_HOME") or str(Path(str(spark and spark.origin)).parent)
     defaults = Path(os.environ.get("SPARK_CONF_DIR") or f"{home}/conf") / "spark-defaults.conf"

@@ -1,6 +1,6 @@
-"""Choose how an epoch gets the statistics of a source: known beforehand, from a separate job, or observed.
+"""Choose how an epoch gets the statistics of a source: from file footers, from a separate job, or by observation.
 
-known      rows ─▶ SQL ─▶ …                                full speed; file footers were read before
+footers    rows ─▶ SQL ─▶ …                                full speed; the footers were read before
 separate   rows ─▶ SQL ─▶ …                                full speed
            their time only, read again ─▶ aggregated       0.1 µs of CPU time per row, and one more job
 observed   rows ─▶ [observation] ─▶ SQL ─▶ …               splits the code that Spark generates: 0.5 µs per row
@@ -23,26 +23,29 @@ from slackwater.tunings import is_enabled
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-MANY_ROWS = 250_000  # rows of a source per epoch (an estimate) beyond which a separate job is clearly cheaper
+MANY_ROWS = 250_000  # estimated rows of a source per epoch from which a separate job is clearly cheaper
 
 
 @dataclass
 class SourceStatisticsCollector:
-    """Decides how the epochs of one engine get the statistics of their sources.
+    """Collector that chooses for each epoch of one engine how to get the statistics of its sources.
 
     It assumes that an epoch has about as many rows as the previous one, because the row count is unknown at its start.
     """
 
     _rows: dict[str, int] = field(default_factory=dict)
-    _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(thread_name_prefix="slackwater-told"))
+    _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(thread_name_prefix="slackwater-stats"))
 
     def attach(
         self, name: str, timed: DataFrame, aggregates: Sequence[Any], facts: Facts | None = None
     ) -> tuple[DataFrame, PendingStatistics]:
-        """Return the source's rows to process, and a handle to their statistics.
+        """Return the rows to process, possibly with an observation attached, and a handle to their statistics.
 
-        `aggregates`: what to compute over the rows. `facts`: the statistics, if they are already known; then nothing is
-        computed.
+        Args:
+            name: The name of the source.
+            timed: The rows of the source.
+            aggregates: The aggregates to compute over the rows.
+            facts: The statistics, if they are already available. Nothing is computed then.
         """
         if facts is not None:
             return timed, PendingStatistics(name, facts)
@@ -58,7 +61,7 @@ class SourceStatisticsCollector:
 
 @dataclass(frozen=True)
 class PendingStatistics:
-    """A handle to the statistics of one source's rows: an observation, a running job, or the statistics themselves."""
+    """Handle to the statistics of one source: an observation, a running job, or the statistics themselves."""
 
     source: str
     _answer: Any
@@ -77,7 +80,7 @@ class PendingStatistics:
 
 
 def is_read_by_columns(timed: DataFrame) -> bool:
-    """Return whether a second read of the event times is cheap: the rows are in files that need no decoding."""
+    """Return whether the event times can be read again cheaply: the rows are in files other than JSON and CSV."""
     return FINGERPRINT in timed.columns and CORRUPT not in timed.columns
 
 

@@ -1,13 +1,15 @@
 """Keep memory pages and modules in the Python workers between epochs.
 
-Returning pages to the system and faulting them in again takes more than a tenth of an epoch's time. Rows are allocated
-by glibc (NumPy, compiled loops) and by the jemalloc of Polars. Both are configured to keep pages, up to a limit.
+Returning pages to the system and faulting them in again takes more than a tenth of an epoch's time. Memory for rows is
+allocated by glibc (NumPy, compiled loops) and by the jemalloc of Polars. Both are configured to keep pages, up to a
+limit.
 
-Spark's worker runs the garbage collector after every task, over all objects. The modules that tasks need consist of
-165,000 objects, so a collection takes as long as an epoch of a few thousand rows. Objects that exist after the first
-tasks are therefore frozen, which exempts them from collection. Spark 4.0 also invalidates the caches of all importers
-before every task. The importers of Spark's own zip files would then look up a thousand names again, so they are removed
-after every task.
+Spark's worker runs a full garbage collection after every task. The modules that tasks need consist of 165,000 objects,
+so a collection takes as long as an epoch of a few thousand rows. Objects that exist after the first tasks are therefore
+frozen, which exempts them from collection.
+
+Spark 4.0 also invalidates the caches of all importers before every task. The importers of Spark's own zip files would
+then look up a thousand names again, so they are removed after every task.
 """
 
 from __future__ import annotations
@@ -19,13 +21,13 @@ import zipimport
 
 from slackwater.tunings import is_enabled
 
-# read when Polars is imported, so it is set for the processes that Spark starts
+# Polars reads the variable when it is imported, so it must be set before Spark starts the workers
 _ENVIRONMENT = {"_RJEM_MALLOC_CONF": "dirty_decay_ms:60000,muzzy_decay_ms:60000"}
 KEPT_BYTES = 256 << 20  # free memory to keep at the end of glibc's heap
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # malloc.h
 _LARGEST_ON_HEAP = 32 << 20  # glibc's maximum
 _is_configured = False
-_tasks = 0  # number of tasks that this process has run
+_tasks = 0  # the number of tasks that this process has run
 
 
 def environment() -> dict[str, str]:
@@ -34,7 +36,7 @@ def environment() -> dict[str, str]:
 
 
 def keep_freed_memory() -> None:
-    """Configure this process, once, to keep freed memory. This has an effect only if the C library is glibc."""
+    """Configure this process to keep freed memory. This has an effect only once, and only if the C library is glibc."""
     global _is_configured
     if _is_configured or not is_enabled("worker_memory"):
         return
@@ -49,9 +51,9 @@ def keep_freed_memory() -> None:
 
 
 def exempt_objects_from_gc() -> None:
-    """Exempt all live objects from garbage collection after the first, second, fourth, eighth, … task of a process.
+    """Count a task. After the first, second, fourth, eighth, … task, exempt all live objects from garbage collection.
 
-    Doing so once is not enough, because later tasks import more modules. Garbage is collected first.
+    A single exemption is not enough, because later tasks import more modules. Garbage is collected first.
     """
     global _tasks
     if not is_enabled("worker_memory"):
