@@ -10,7 +10,7 @@ import polars as pl
 
 from slackwater.connectors.source import Batch
 from slackwater.core.schema import ANYTHING, ValueLimits
-from slackwater.operators.base import Question, ShardTask
+from slackwater.operators.base import ShardCount, ShardTask
 from slackwater.operators.reports import EmitReport, IngestReport, LetterFile
 from slackwater.watermark import SourceActivity, Span
 
@@ -104,6 +104,6 @@ class Engine(Protocol):
 
     def emit(self, tasks: Sequence[ShardTask]) -> Sequence[EmitReport]: ...
 
-    def count(self, tasks: Sequence[ShardTask], question: Question) -> Mapping[int, int]:
-        """Run `question` on each shard, and add up the results."""
+    def count(self, tasks: Sequence[ShardTask], shard_count: ShardCount) -> Mapping[int, int]:
+        """Run `shard_count` on each shard, and add up the results."""
         ...

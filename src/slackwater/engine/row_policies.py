@@ -22,7 +22,7 @@ from slackwater.engine import next_commit
 from slackwater.engine.engine_interface import Engine, IngestOutcome
 from slackwater.errors import BadRowError, EpochError, StartError, Topic
 from slackwater.operators import unstorable_rows
-from slackwater.operators.base import Operator, Question, ShardTask
+from slackwater.operators.base import Operator, ShardCount, ShardTask
 from slackwater.operators.dead_letters import LATE, OUTSIDE
 from slackwater.operators.reports import EmitReport, IngestReport
 from slackwater.state.commit import StageState
@@ -228,8 +228,8 @@ def check_group_limit(
 ) -> None:
     """Raise CapExceededError if the state has more groups than allowed; see `Operator.check_group_limit`."""
 
-    def recount(question: Question) -> Mapping[int, int]:
-        return engine.count([replace(t, state=t.state.with_metas(after.segments[t.shard])) for t in tasks], question)
+    def recount(shard_count: ShardCount) -> Mapping[int, int]:
+        return engine.count([replace(t, state=t.state.with_metas(after.segments[t.shard])) for t in tasks], shard_count)
 
     operator.check_group_limit(next_commit.read_stage_counts(after), before.watermark_us, recount)
 

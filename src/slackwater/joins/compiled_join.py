@@ -1,12 +1,12 @@
-"""A stream-stream join as the engine sees it: two sides bound to their columns, and the time limits between partners.
+"""A compiled stream-stream join: two sides bound to their columns, and the time bounds between partners.
 
     left    ──●─────────────────────────▶ event time      lower <= right.ts - left.ts <= upper
     right      ├──────────────┤  its partners             the left row waits until watermark > ts + upper
              lower          upper
 
-A row expires once the watermark is above the row's time plus its side's `keep_us`, regardless of how the row is stored.
+A row expires once the watermark is above its event time plus the `keep_us` of its side.
 
-Rows of both sides go through one shuffle in one frame, in which columns of the same type share a shuffled column:
+Rows of both sides go through one shuffle in one frame. Columns of the same type share a shuffled column:
 
 left   user STRING, amount BIGINT, note STRING        c0 STRING   c1 BIGINT   c2 STRING
 right  id STRING, paid BIGINT                         id          paid        NULL
@@ -31,21 +31,17 @@ MATCH, UNMATCHED = "match", "unmatched"
 
 @dataclass(frozen=True)
 class JoinSide:
-    """One side of a join. `fields`: all its columns, including `keys`. `output`: each output name with its column.
+    """One side of a join, bound to its columns."""
 
-    `low_us` and `high_us` limit a partner's time relative to a row's time. A row may find partners until the watermark
-    is above its time plus `keep_us`. `outer`: whether rows without a partner are emitted.
-    """
-
-    which: int
+    which: int  # LEFT or RIGHT
     source: str
     keys: tuple[Field, ...]
-    fields: tuple[Field, ...]
-    output: tuple[tuple[str, Field], ...]
-    low_us: int
-    high_us: int
-    keep_us: int
-    outer: bool
+    fields: tuple[Field, ...]  # all columns, including `keys`
+    output: tuple[tuple[str, Field], ...]  # the name and the column of each output column
+    low_us: int  # the partners of a row have event times from ts + low_us
+    high_us: int  # … to ts + high_us
+    keep_us: int  # a row may find partners until the watermark is above ts + keep_us
+    outer: bool  # whether rows without a partner are emitted
 
     @property
     def name(self) -> str:
@@ -53,33 +49,30 @@ class JoinSide:
 
     @cached_property
     def schema(self) -> dict[str, pl.DataType]:
-        """Return the columns of a buffered row. `__matched` is used only on outer sides."""
+        """Return the columns of a buffered row with their types. Only outer sides use `__matched`."""
         return {**HIDDEN, **{f.name: f.polars for f in self.fields}}
 
     def add_missing_columns(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Add the columns that did not exist yet when the buffered rows were stored, filled with NULL."""
+        """Add the columns that were added to the config after `rows` was stored, filled with NULL."""
         new = [f for f in self.fields if f.name not in rows.columns and f not in self.keys]
         return rows.with_columns(pl.lit(None, f.polars).alias(f.name) for f in new) if new else rows
 
     def due(self, ts: Int64s) -> Int64s:
-        """Return, for each of these event times, the watermark at which a row with this time expires."""
+        """Return the watermarks at which rows with these event times expire."""
         return ts + (self.keep_us + 1)
 
 
 @dataclass(frozen=True)
 class CompiledJoin:
-    """A join with both sides bound to their columns. Its methods are pure functions.
-
-    `event_time` selects the event time of a joined row: "later", "left" or "right".
-    """
+    """A join with both sides bound to their columns. Its methods are pure functions."""
 
     pipeline: str
     left: JoinSide
     right: JoinSide
-    allowed_us: int
-    event_time: str
+    allowed_us: int  # the allowed lateness
+    event_time: str  # the event time of a pair: that of the "left" or "right" row, or of the "later" one
     max_rows_per_key: int | None
-    drop_oldest: bool
+    drop_oldest: bool  # whether the oldest rows are evicted at `max_rows_per_key`; otherwise, the epoch fails
 
     @property
     def sides(self) -> tuple[JoinSide, JoinSide]:
@@ -87,7 +80,7 @@ class CompiledJoin:
 
     @property
     def lag_us(self) -> int:
-        """Return how far (µs) the event time of an output row can be behind the watermark."""
+        """Return the longest time (µs) by which an output row can be behind the watermark."""
         waits = (max(s.high_us, 0) for s in self.sides if s.outer or self.event_time == s.name)
         return self.allowed_us + max(waits, default=0)
 
@@ -97,7 +90,7 @@ class CompiledJoin:
         return [*columns, Field(EVENT_TIME, "timestamp")]
 
     def sorted_output(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Sort output rows by event time, keys, left columns and right columns; NULL first, NaN last."""
+        """Sort output rows by event time, keys, left columns and right columns. NULL comes first, NaN last."""
         if frame.height < 2:
             return frame
         keys = [name for side in self.sides for name, f in side.output if f in side.keys]
@@ -106,7 +99,7 @@ class CompiledJoin:
         return frame.sort(by, nulls_last=False, maintain_order=True)
 
     def join_rows(self, left: pl.DataFrame, right: pl.DataFrame) -> pl.DataFrame:
-        """Combine rows of both sides, pair by pair, into output rows with `__reason`."""
+        """Combine the n-th rows of both frames into the n-th output row, with `__reason`."""
         later = {
             "left": left["__ts"],
             "right": right["__ts"],
@@ -120,7 +113,7 @@ class CompiledJoin:
         return pl.DataFrame([*columns, _utc(later), pl.Series("__reason", [MATCH]).new_from_index(0, left.height)])
 
     def unmatched_rows(self, which: int, rows: pl.DataFrame) -> pl.DataFrame:
-        """Convert unmatched rows of one side to output rows with `__reason`; the other side's columns are NULL."""
+        """Convert unmatched rows of one side to output rows with `__reason`. The columns of the other side are NULL."""
         columns: list[pl.Series] = []
         for side in self.sides:
             for name, field in side.output:
@@ -147,7 +140,19 @@ def build_join_side(
     allowed_us: int,
     outer: bool,
 ) -> JoinSide:
-    """Build one side of a join in which rows match if `lower_us <= right.ts - left.ts <= upper_us`."""
+    """Build one side of a join whose rows match if `lower_us <= right.ts - left.ts <= upper_us`.
+
+    Args:
+        which: LEFT or RIGHT.
+        source: The name of the source or stage that the side reads.
+        keys: The key columns.
+        fields: The other columns to buffer. Keys may be repeated.
+        output: The name and the column of each output column of this side.
+        lower_us: The lower bound.
+        upper_us: The upper bound.
+        allowed_us: The allowed lateness.
+        outer: Whether rows without a partner are emitted.
+    """
     low, high = (lower_us, upper_us) if which == LEFT else (-upper_us, -lower_us)
     columns = list(dict.fromkeys([*keys, *fields]))
     return JoinSide(
@@ -157,14 +162,14 @@ def build_join_side(
 
 @dataclass(frozen=True)
 class ShuffleColumns:
-    """The shuffled columns of a join, and the assignment of each side's columns to them."""
+    """The shuffled columns of a join. `by_side`: for each side, pairs of a shuffled column's name and an own column."""
 
     columns: tuple[Field, ...]
     by_side: tuple[tuple[tuple[str, Field], ...], ...]
 
     @classmethod
     def from_logic(cls, logic: CompiledJoin) -> ShuffleColumns:
-        """Assign a shuffled column to each column of both sides."""
+        """Assign each column of both sides to a shuffled column of the same type."""
         columns: list[Field] = []
         by_side = []
         for side in logic.sides:
@@ -182,7 +187,7 @@ class ShuffleColumns:
         return cls(tuple(columns), tuple(by_side))
 
     def select_side(self, rows: pl.DataFrame, which: int, more: Sequence[str]) -> pl.DataFrame:
-        """Return the rows of one side (by `__side`) with its own column names, plus the columns in `more`."""
+        """Select the rows of one side from shuffled rows, with the original column names and the columns in `more`."""
         side_rows = rows.filter(rows["__side"] == which)
         return pl.DataFrame(
             [

@@ -1,8 +1,8 @@
-"""One epoch of a join in one shard: late rows, matches, buffered rows, and rows that expire without a partner.
+"""One epoch of a join in one shard: late rows, pairs, buffered rows, and rows that expire without a partner.
 
 new left  ─┬─ late, NULL keys ─▶ counted; rows of outer sides with a NULL key are emitted immediately
            ├─▶ buffered right, new right ─▶ pairs ─┬▶ output, in chunks
-new right ─┴─▶ buffered left ────────────▶ pairs ─┴▶ changes to both buffers: new rows, rows that have got a partner
+new right ─┴─▶ buffered left ────────────▶ pairs ─┴▶ changes to both buffers: new rows, first partners
 """
 
 from __future__ import annotations
@@ -29,55 +29,49 @@ from slackwater.joins.join_buffers import (
 )
 
 MOST = 500_000  # pairs per output chunk
-NUMBERS = 1 << 32  # number of ids per epoch
+NUMBERS = 1 << 32  # number of row ids that each epoch may use
 
 Sink = Callable[[pl.DataFrame], None]
 
 
 @dataclass
 class SideCounts:
-    """Counts of what happened to the rows of one side in one epoch."""
+    """Row counts of one side, for one shard and epoch."""
 
     rows: int = 0
     buffered: int = 0
     late: int = 0
-    late_idle: int = 0
+    late_idle: int = 0  # late rows from idle sources
     null_keys: int = 0
     matched: int = 0  # rows that got their first partner
-    unmatched: int = 0
-    evicted: int = 0
+    unmatched: int = 0  # rows of an outer side that were emitted without a partner
+    evicted: int = 0  # rows that were dropped at the limit on rows per key
 
 
 @dataclass
 class JoinResult:
-    """The outcome of an epoch's rows. `late`: the late rows of each side, with their original columns.
-
-    `hot_key`: for each side, the key with the most rows, if their number is more than half of the limit: (rows, key as
-    text).
-    """
+    """Result of matching an epoch's rows in one shard. Mappings are by side."""
 
     changes: Changes
     tallies: Mapping[int, SideCounts]
-    late: Mapping[int, pl.DataFrame]
-    matches: int = 0
+    late: Mapping[int, pl.DataFrame]  # the late rows, with their original columns
+    matches: int = 0  # number of pairs
+    # the key with the most rows, if they are more than half of the limit: the number of rows, and the key as text
     hot_key: Mapping[int, tuple[int, str]] = field(default_factory=dict)
 
 
 @dataclass
 class NewRows:
-    """The new rows of a side, sorted, and a mask of those with a partner. Late rows and NULL keys are excluded."""
+    """The new rows of a side that take part in the join: neither late, nor with a NULL key."""
 
     side: JoinSide
-    rows: pl.DataFrame
+    rows: pl.DataFrame  # sorted by (`__kh`, `__ts`)
     run: SortedRows
-    matched: NDArray[np.bool_]
+    matched: NDArray[np.bool_]  # a mask of the rows that have a partner
 
 
 class RowsPerKeyExceededError(Exception):
-    """Raised when a key has more rows than allowed.
-
-    Its arguments are the side, the number of rows, and the key as text.
-    """
+    """Raised when a key has more rows than `max_rows_per_key`. `rows`: their number. `key`: the key as text."""
 
     def __init__(self, side: JoinSide, rows: int, key: str) -> None:
         super().__init__(f"{plural(rows, 'row')} of {key}")
@@ -87,10 +81,17 @@ class RowsPerKeyExceededError(Exception):
 def ingest_rows(
     logic: CompiledJoin, new: Mapping[int, pl.DataFrame], buffers: Buffers, watermark: int, epoch: int, sink: Sink
 ) -> JoinResult:
-    """Match an epoch's rows (`__kh`, `__ts`, the side's columns) with each other and with the buffers.
+    """Match an epoch's rows with each other and with the buffered rows.
 
-    `watermark` is that of the previous epoch. `sink` receives the output, frame by frame. Raises
-    RowsPerKeyExceededError if a key has too many rows, unless the oldest rows may be dropped.
+    Args:
+        logic: The join.
+        new: The rows of each side: `__kh`, `__ts`, and the columns of the side.
+        buffers: The buffered rows of the shard.
+        watermark: The watermark (µs) of the previous epoch.
+        epoch: The number of the epoch, from which the ids of the rows are derived.
+        sink: Receives the output, frame by frame.
+
+    Raises RowsPerKeyExceededError if a key has too many rows, unless the oldest rows may be dropped.
     """
     work = _JoinEpoch(logic, buffers, watermark, sink, {w: SideCounts(rows=rows.height) for w, rows in new.items()})
     late: dict[int, pl.DataFrame] = {}
@@ -110,21 +111,19 @@ def ingest_rows(
 
 @dataclass
 class _JoinEpoch:
-    """One epoch of a join in one shard: what all of its steps use, and what they count.
-
-    `firsts`: for each side, buffered rows that have a partner in this epoch, if the side is outer.
-    """
+    """One epoch of a join in one shard: the common arguments of all steps, and their counts."""
 
     logic: CompiledJoin
     buffers: Buffers
     watermark: int
     sink: Sink
     tallies: dict[int, SideCounts]
+    # the buffered rows of each outer side that have a partner in this epoch
     firsts: dict[int, list[pl.DataFrame]] = field(default_factory=lambda: {LEFT: [], RIGHT: []})
     hot_key: dict[int, tuple[int, str]] = field(default_factory=dict)
 
     def split_late(self, which: int, rows: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """Split the rows of a side into late and usable ones, and count the late ones."""
+        """Split the rows of a side into late rows and usable rows, and count the late rows."""
         is_late = rows["__ts"].to_numpy() < self.watermark - self.logic.allowed_us
         if not is_late.any():
             return rows.clear(), rows
@@ -136,9 +135,10 @@ class _JoinEpoch:
     # -- pairs ---------------------------------------------------------------------------------------------------
 
     def match(self, query: NewRows, other: NewRows | None) -> int:
-        """Emit the pairs of a side's new rows and the other side's rows; return their number.
+        """Emit the pairs of a side's new rows with rows of the other side. Return the number of pairs.
 
-        The pairs of new rows of both sides are emitted for the left side.
+        The buffered rows of the other side are always matched. Its new rows (`other`) are matched only if `query` is
+        the left side, so that each pair is emitted once.
         """
         if not query.rows.height:
             return 0
@@ -154,10 +154,14 @@ class _JoinEpoch:
     def _match_run(
         self, query: NewRows, run: SortedRows, low: Int64s, high: Int64s, matched: NDArray[np.bool_] | None = None
     ) -> int:
-        """Emit the pairs of new rows (`query`) and matching rows of a run, and return the number of pairs.
+        """Emit the pairs of new rows with the rows of a run. Return the number of pairs.
 
-        `low`, `high`: the first and the last time that a partner of each new row may have. `matched`: a mask that is set
-        for the rows of the run that have a partner, if the run itself consists of new rows; None if it is buffered.
+        Args:
+            query: The new rows of one side.
+            run: Rows of the other side.
+            low: For each new row, the earliest event time of its partners.
+            high: For each new row, the latest event time of its partners.
+            matched: A mask in which the rows of the run that have a partner are set; None if the run is buffered.
         """
         logic, other = self.logic, self.logic.sides[1 - query.side.which]
         begin, end = matching_ranges(run, query.run.kh, low, high)
@@ -191,7 +195,7 @@ class _JoinEpoch:
     # -- buffers -------------------------------------------------------------------------------------------------
 
     def build_change(self, side: JoinSide, new: NewRows | None) -> BufferChange:
-        """Return the changes to the buffer of a side, and count them."""
+        """Return the changes to the buffer of a side, and count them. `new`: the new rows of the side."""
         rows = pl.DataFrame(schema=side.schema)
         if new is not None:
             rows = new.rows.with_columns(pl.Series("__matched", new.matched))
@@ -204,7 +208,7 @@ class _JoinEpoch:
         return self._enforce_limit(side, change, tally, self.logic.max_rows_per_key)
 
     def _first_matches(self, side: JoinSide) -> pl.DataFrame:
-        """Return references to the buffered rows of a side that had no partner before this epoch."""
+        """Return references to the buffered rows of a side that got their first partner in this epoch."""
         frames = self.firsts[side.which]
         if not frames:
             return row_references()
@@ -232,9 +236,9 @@ class _JoinEpoch:
     def _evict_oldest(
         self, side: JoinSide, change: BufferChange, tally: SideCounts, most: int, hashes: Int64s
     ) -> BufferChange:
-        """Evict the oldest rows of the keys with these hashes, so that each key has as many rows as allowed (`most`).
+        """Evict the oldest rows of the keys with these hashes, so that each key keeps `most` rows.
 
-        Evicted rows of an outer side are emitted if they have no partner, since they can no longer find one.
+        Evicted rows of an outer side that have no partner are emitted.
         """
         fields = list(side.schema)
         held = []
@@ -266,7 +270,15 @@ class _JoinEpoch:
 def emit_unmatched_rows(
     logic: CompiledJoin, buffers: Buffers, since: int, watermark: int, sink: Sink
 ) -> Mapping[int, int]:
-    """Emit rows of outer sides that expire between two watermarks without a partner. Return their number by side."""
+    """Emit the rows of outer sides that expire between two watermarks without a partner. Return row counts by side.
+
+    Args:
+        logic: The join.
+        buffers: The buffered rows of the shard.
+        since: The watermark (µs) of the previous epoch.
+        watermark: The new watermark (µs).
+        sink: Receives the output, frame by frame.
+    """
     counts: dict[int, int] = {}
     for side in logic.sides:
         if side.outer:
@@ -292,7 +304,7 @@ def _sort_new_rows(side: JoinSide, rows: pl.DataFrame, first_id: int) -> NewRows
 
 
 def _equal_keys(side: JoinSide, other: JoinSide, rows: pl.DataFrame, partners: pl.DataFrame) -> NDArray[np.bool_]:
-    """Return a mask of the pairs whose keys are equal, since different keys may have the same hash.
+    """Return a mask of the pairs with equal keys. Different keys may have the same hash.
 
     NaN equals NaN, and 0.0 equals -0.0.
     """

@@ -1,9 +1,9 @@
-"""A shard's join buffers: sorted runs of rows, how partners are found in them, and the changes that a join makes.
+"""The join buffers of a shard: sorted runs of rows, the search for partners, and the changes that an epoch makes.
 
-One vectorized binary search finds the partners of all rows in a run, which is sorted by (key hash, time):
+A run is sorted by (key hash, time). One vectorized binary search finds the partners of all new rows in a run:
 
 run      kh   3   3   3   7   9        query (3, low = 4, high = 8)
-         ts   1   5   8   2   6               └───┴─▶ begin and end of the range of its partners
+         ts   1   5   8   2   6               └───┴─▶ begin and end of the range of partners
 """
 
 from __future__ import annotations
@@ -24,34 +24,28 @@ NONE: Int64s = np.empty(0, dtype=np.int64)
 
 @dataclass(frozen=True)
 class SortedRows:
-    """Rows of one side, sorted by (`kh`, `ts`).
+    """Rows of one side, sorted by (`kh`, `ts`)."""
 
-    `take` returns the rows at the given positions, with all their columns.
-    """
-
-    kh: Int64s
-    ts: Int64s
+    kh: Int64s  # key hashes
+    ts: Int64s  # event times (µs)
     id: Int64s
-    take: Callable[[Int64s], pl.DataFrame]
+    take: Callable[[Int64s], pl.DataFrame]  # returns the rows at these positions, with all columns
 
     @classmethod
     def from_frame(cls, frame: pl.DataFrame) -> SortedRows:
-        """Wrap a sorted frame with `__kh`, `__ts` and `__id`."""
+        """Wrap a frame that is sorted by `__kh` and `__ts`, and has `__id`."""
         kh, ts, id_ = (frame[c].to_numpy() for c in ("__kh", "__ts", "__id"))
         return cls(kh, ts, id_, frame.__getitem__)
 
 
 @dataclass(frozen=True)
 class BufferChange:
-    """The changes that an epoch makes to one side's buffer.
+    """Changes that an epoch makes to the buffer of one side."""
 
-    `rows`: new rows, sorted by (`__kh`, `__ts`, `__id`). `matched`: `__kh`, `__ts` and `__id` of buffered rows that
-    got their first partner (outer sides only). `evicted`: the same columns of rows that were dropped to respect the
-    limit on rows per key.
-    """
-
-    rows: pl.DataFrame
+    rows: pl.DataFrame  # new rows, sorted by (`__kh`, `__ts`, `__id`)
+    # references to buffered rows that got their first partner (outer sides only)
     matched: pl.DataFrame = field(default_factory=lambda: row_references())
+    # references to buffered rows that were dropped at the limit on rows per key
     evicted: pl.DataFrame = field(default_factory=lambda: row_references())
 
     @property
@@ -60,17 +54,17 @@ class BufferChange:
 
 
 def row_references(kh: Int64s = NONE, ts: Int64s = NONE, id_: Int64s = NONE) -> pl.DataFrame:
-    """Return a frame that identifies rows by key hash, time and id."""
+    """Return a frame of references to rows, by key hash, event time and id."""
     return pl.DataFrame({"__kh": kh, "__ts": ts, "__id": id_}, schema=dict.fromkeys(("__kh", "__ts", "__id"), pl.Int64))
 
 
 class Buffers(Protocol):
-    """The buffered rows of both sides in one shard, as of a commit or of the current epoch's staged changes."""
+    """The buffered rows of both sides in one shard, as committed or including the staged changes of this epoch."""
 
     def runs(self, which: int, hashes: Int64s, low: int, high: int) -> Sequence[SortedRows]:
         """Return sorted runs that contain all rows of a side with one of these hashes and a time from `low` to `high`.
 
-        `hashes`: sorted and unique. The runs may contain other rows as well.
+        `hashes` must be sorted and unique. The runs may contain additional rows.
         """
         ...
 
@@ -79,7 +73,7 @@ class Buffers(Protocol):
         ...
 
     def evicted(self, which: int, kh: Int64s, id_: Int64s) -> NDArray[np.bool_]:
-        """Return a mask of the rows that were evicted, given the key hashes and ids of rows from `runs`."""
+        """Return a mask of the evicted rows. `kh` and `id_`: the key hashes and ids of rows from `runs`."""
         ...
 
     def due(self, which: int, since: int, watermark: int) -> pl.DataFrame:
@@ -87,11 +81,11 @@ class Buffers(Protocol):
         ...
 
     def bound(self, which: int) -> int:
-        """Return an upper limit for the number of rows per key on a side. The actual numbers may be much lower."""
+        """Return an upper limit for the number of rows per key of a side. The actual numbers may be much lower."""
         ...
 
     def counts(self, which: int, hashes: Int64s, watermark: int) -> Int64s:
-        """Return the number of unexpired rows on a side for each of these hashes (sorted, unique)."""
+        """Return the number of unexpired rows of a side for each of these hashes, which must be sorted and unique."""
         ...
 
     def scan(self, which: int, watermark: int) -> pl.DataFrame:
@@ -99,12 +93,12 @@ class Buffers(Protocol):
         ...
 
     def outline(self, which: int, watermark: int) -> pl.DataFrame:
-        """Return only the columns `__kh`, `__ts` and `__matched` of the rows that `scan` returns."""
+        """Return all unexpired rows of a side, with only the columns `__kh`, `__ts` and `__matched`."""
         ...
 
 
 class NoBuffers:
-    """Empty buffers, for a batch run that sees all rows at once."""
+    """Empty buffers, for a batch run that reads all rows at once."""
 
     def runs(self, which: int, hashes: Int64s, low: int, high: int) -> Sequence[SortedRows]:
         return ()
@@ -138,11 +132,11 @@ Changes = Mapping[int, BufferChange]
 
 
 def sort_order(kh: Int64s, ts: Int64s) -> Int64s:
-    """Return the positions of the rows in the stable order of (`kh`, `ts`).
+    """Return the positions that sort rows stably by (`kh`, `ts`).
 
-    If few keys repeat, this costs no more than sorting one column of numbers.
+    If few keys repeat, the cost is that of sorting one column of numbers.
     """
-    order = np.argsort(kh)  # three times as fast as a stable sort, or a sort by both columns
+    order = np.argsort(kh)  # three times as fast as a stable sort, or as a sort by both columns
     hashes = kh[order]
     repeats = hashes[1:] == hashes[:-1]
     if repeats.any():
@@ -155,9 +149,13 @@ def sort_order(kh: Int64s, ts: Int64s) -> Int64s:
 
 
 def matching_ranges(run: SortedRows, kh: Int64s, low: Int64s, high: Int64s) -> tuple[Int64s, Int64s]:
-    """For each (hash, earliest time, latest time), return where the matching rows of a run begin and end.
+    """Return, for each query, the positions at which the matching rows of a run begin and end.
 
-    This is fastest if `kh` is ascending.
+    Args:
+        run: The rows to search.
+        kh: The key hash of each query. The search is fastest if they are ascending.
+        low: The earliest matching event time of each query.
+        high: The latest matching event time of each query.
     """
     begin = np.searchsorted(run.kh, kh, "left")
     end = begin.copy()
@@ -171,10 +169,16 @@ def matching_ranges(run: SortedRows, kh: Int64s, low: Int64s, high: Int64s) -> t
 
 
 def bisect_ranges(values: Int64s, begin: Int64s, end: Int64s, thresholds: Int64s, after_equals: bool) -> Int64s:
-    """For each range of ascending values, return the first position whose value is not below the range's threshold.
+    """Search a threshold in each of several ranges of ascending values.
 
-    With `after_equals`, return the first position whose value is above the threshold. If there is none, return the end
-    of the range.
+    Args:
+        values: The values of all ranges.
+        begin: The first position of each range.
+        end: The position after the last one of each range.
+        thresholds: The threshold of each range.
+        after_equals: Whether to find the first value above the threshold, not the first value at or above it.
+
+    Returns the first such position of each range, or the end of the range.
     """
     low, high = begin.copy(), end.copy()
     open_ = np.flatnonzero(low < high)
@@ -189,9 +193,9 @@ def bisect_ranges(values: Int64s, begin: Int64s, end: Int64s, thresholds: Int64s
 
 
 def matching_pairs(begin: Int64s, end: Int64s, most: int) -> Iterator[tuple[Int64s, Int64s]]:
-    """Yield (query, position in the run) for all pairs in these ranges, at most `most` pairs at a time.
+    """Yield the pairs of queries and the positions in their ranges, as arrays of at most `most` elements.
 
-    This limits the memory used, because a hot key can have very many pairs.
+    Because a hot key can have very many pairs, `most` limits the memory. `begin` and `end`: see `matching_ranges`.
     """
     counts = end - begin
     upto = np.cumsum(counts)
@@ -203,7 +207,7 @@ def matching_pairs(begin: Int64s, end: Int64s, most: int) -> Iterator[tuple[Int6
 
 
 def positions_to_mask(length: int, positions: Int64s) -> NDArray[np.bool_]:
-    """Return an array of this length that is true at the given positions."""
+    """Return a mask of this length that is true at the given positions."""
     flags = np.zeros(length, dtype=bool)
     flags[positions] = True
     return flags

@@ -1,7 +1,7 @@
-"""Dead letters: records of rows that could not be used, with the original bytes if the source provides them.
+"""Dead letters of bad and late rows, with the original bytes if the source provides them.
 
 Bad rows become dead letters immediately. Late rows are detected only after the SQL and the shuffle. An additional
-struct column, `_origin`, carries the origin of each row up to that point:
+struct column, `_origin`, carries the origin of each row to this point:
 
     source ─▶ view `source` with _origin ─▶ SQL (see `spark.analysis.origin_sql`) ─▶ late? ─▶ letter
 """
@@ -21,7 +21,7 @@ from slackwater.operators.reports import LetterFile
 
 LATE, BAD_GAP = "late", "no gap"
 OUTSIDE = "event time outside of the years 1 to 9999"
-UNPUBLISHED = "not published"  # a result that its target did not accept; see `runner.skip_publish`
+UNPUBLISHED = "not published"  # a result that the target did not accept (see `runner.skip_publish`)
 ORIGIN = "_origin"
 
 _FIELDS = {f.name: f for f in LETTER}
@@ -30,7 +30,14 @@ ORIGIN_TYPE = f"struct<{','.join(f'{f.name}:{f.type}' for f in ORIGIN_FIELDS)}>"
 
 
 def letter_columns(columns: Mapping[str, str], pipeline: str, source: str, epoch: int) -> list[str]:
-    """Return Spark SQL for the dead-letter columns of a bad row, over a source's rows with `__bad` and `_event_ts`."""
+    """Return Spark SQL for the dead-letter columns of bad rows.
+
+    Args:
+        columns: The columns of the source with their types. The SQL also reads `__bad` (the reason) and `_event_ts`.
+        pipeline: The name of the pipeline.
+        source: The name of the source.
+        epoch: The epoch that read the rows.
+    """
     sql_by_field = {
         **_origin_sql(columns, source, "nullif(input_file_name(), '')"),
         "reason": "__bad",
@@ -42,9 +49,15 @@ def letter_columns(columns: Mapping[str, str], pipeline: str, source: str, epoch
 
 
 def unstorable_columns(columns: Sequence[str], pipeline: str, source: str, epoch: int) -> list[str]:
-    """Return Spark SQL for the dead-letter columns of unstorable rows, over the output of the SQL with `__unfit`.
+    """Return Spark SQL for the dead-letter columns of rows that cannot be stored.
 
-    The bytes are those of the source if `_origin` exists, else the row as JSON.
+    A letter contains the source's bytes if the rows have `_origin`, and otherwise the row as JSON.
+
+    Args:
+        columns: The output columns of the user's SQL, and `__unfit` (the reason).
+        pipeline: The name of the pipeline.
+        source: The name of the source.
+        epoch: The epoch that read the rows.
     """
     plain = [c for c in columns if c not in (ORIGIN, "__unfit", "__bad", CORRUPT) and not _is_meta(c)]
     row = f"to_json(struct({', '.join(map(quote_identifier, plain))}), {_times()})"
@@ -58,7 +71,7 @@ def unstorable_columns(columns: Sequence[str], pipeline: str, source: str, epoch
 
 
 def build_bad_row_letters(rows: pl.DataFrame, reason: pl.Expr, epoch: int, pipeline: str) -> pl.DataFrame:
-    """Build the dead letters of bad rows, from a frame with `__start` (event time, µs) and `_origin`."""
+    """Build the dead letters of bad rows. `rows` has `__start` (event time, µs) and `_origin`."""
     computed = {
         "reason": reason,
         "pipeline": pl.lit(pipeline),
@@ -70,10 +83,10 @@ def build_bad_row_letters(rows: pl.DataFrame, reason: pl.Expr, epoch: int, pipel
 
 
 def storable_letters(letters: pl.DataFrame, times: tuple[int, int] | None) -> pl.DataFrame:
-    """Return dead letters in a form that their target can store. `times`: its range of times (µs), if limited.
+    """Convert staged dead letters to a form that their target can store.
 
-    Event times outside the target's range become NULL; the row's original bytes still contain them. Columns that an
-    earlier version did not stage are NULL.
+    Times outside `times`, the range that the target can store (µs, inclusive), become NULL. The original bytes of the
+    row still contain them. Columns that an earlier version did not stage are NULL.
     """
     letters = letters.with_columns(
         pl.lit(None, f.polars).alias(f.name) for f in LETTER if f.name not in letters.columns
@@ -87,21 +100,24 @@ def storable_letters(letters: pl.DataFrame, times: tuple[int, int] | None) -> pl
 
 
 def origin_column(columns: Mapping[str, str], source: str, file: str = "NULL") -> str:
-    """Return Spark SQL for `_origin` over a source's rows. `file` is the SQL for a row's file name."""
+    """Return Spark SQL for the column `_origin` of a source's rows.
+
+    `columns`: the columns of the source with their types. `file`: the SQL for the name of a row's file.
+    """
     sql_by_field = _origin_sql(columns, source, file)
-    return f"named_struct({', '.join(f'{quote_string(f.name)}, CAST({sql_by_field[f.name]} AS {f.type})' for f in ORIGIN_FIELDS)}) AS {ORIGIN}"
+    fields = (f"{quote_string(f.name)}, CAST({sql_by_field[f.name]} AS {f.type})" for f in ORIGIN_FIELDS)
+    return f"named_struct({', '.join(fields)}) AS {ORIGIN}"
 
 
 def numbered_origin(number: str) -> str:
-    """Return Spark SQL for an `_origin` whose offset is the column `number`, and whose other fields are NULL."""
-    held = (
-        f"{quote_string(f.name)}, CAST({number if f.name == 'offset' else 'NULL'} AS {f.type})" for f in ORIGIN_FIELDS
-    )
-    return f"named_struct({', '.join(held)}) AS {ORIGIN}"
+    """Return Spark SQL for a column `_origin` with the offset `number` (SQL). All other fields are NULL."""
+    values = {"offset": number}
+    fields = (f"{quote_string(f.name)}, CAST({values.get(f.name, 'NULL')} AS {f.type})" for f in ORIGIN_FIELDS)
+    return f"named_struct({', '.join(fields)}) AS {ORIGIN}"
 
 
 def _origin_sql(columns: Mapping[str, str], source: str, file: str) -> dict[str, str]:
-    """Return Spark SQL for each field of a row's origin and content. `columns`: the source's columns and types."""
+    """Return Spark SQL for each field of `_origin`. `columns`: the columns of the source with their types."""
     names = set(columns)
     plain = [c for c in columns if c not in ("__bad", "_event_ts", CORRUPT) and not _is_meta(c)]
     row = f"to_json(struct({', '.join(map(quote_identifier, plain))}), {_times()})" if plain else "NULL"
@@ -119,13 +135,13 @@ def _origin_sql(columns: Mapping[str, str], source: str, file: str) -> dict[str,
 
 
 def _times() -> str:
-    """Return the Spark SQL options that write times to JSON in microseconds; Spark's default is milliseconds."""
+    """Return the options of `to_json` that write times in microseconds. Spark's default is milliseconds."""
     pattern = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"
     return f"map('timestampFormat', {quote_string(f'{pattern}XXX')}, 'timestampNTZFormat', {quote_string(pattern)})"
 
 
 def _headers(kind: str) -> str:
-    """Return Spark SQL that converts headers to a JSON list. RabbitMQ provides headers as a JSON object in a string."""
+    """Return Spark SQL that converts `_headers` to a JSON list. `kind`: the type of the column, STRING for RabbitMQ."""
     if kind.startswith("array<struct<key:string,value:binary"):
         return "to_json(_headers)"
     if kind != "string":
@@ -135,13 +151,16 @@ def _headers(kind: str) -> str:
 
 
 def write_late_letters(task: ShardTask, rows: pl.DataFrame) -> LetterFile:
-    """Stage the dead letters of late rows from a second pass over the batch; see `Operator.late_letters`."""
+    """Stage the dead letters of late rows that the engine found in a second pass over the batch.
+
+    `rows`: as in `Operator.late_letters`, but with `__src` instead of `__idle`.
+    """
     letters = task.operator.late_letters(task, flag_idle_sources(task, rows))
     return LetterFile(output=task.state.write_output(letters), reasons={LATE: letters.height})
 
 
 def stage_letters(task: ShardTask, letters: Mapping[str, Sequence[pl.DataFrame]]) -> LetterFile | None:
-    """Stage the dead letters of a shard. `letters`: the dead letters by reason. Return None if they have no rows."""
+    """Stage the dead letters of a shard. Return None if there are none. `letters`: frames of dead letters by reason."""
     reasons = {reason: sum(frame.height for frame in frames) for reason, frames in letters.items()}
     if not any(reasons.values()):
         return None
@@ -150,7 +169,7 @@ def stage_letters(task: ShardTask, letters: Mapping[str, Sequence[pl.DataFrame]]
 
 
 def tag_rows(task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None) -> pl.DataFrame:
-    """Flag the rows of idle sources (`__idle`). If rows have origins, number the rows (`__row`), to find them later."""
+    """Flag the rows of idle sources (`__idle`). With origins, also number the rows, so that `__row` finds an origin."""
     rows = flag_idle_sources(task, rows)
     return rows if origins is None else rows.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("__row"))
 
@@ -158,9 +177,13 @@ def tag_rows(task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None) -> 
 def find_late_letters(
     task: ShardTask, late: pl.DataFrame, origins: pl.Series | None, time: str = "__start"
 ) -> list[pl.DataFrame]:
-    """Return the dead letters of late rows (from `tag_rows`) in a list; empty if they do not become dead letters.
+    """Return the dead letters of late rows, as a list of one frame. Empty if late rows do not become dead letters.
 
-    `time`: the column with the event time (µs).
+    Args:
+        task: The task of the shard.
+        late: The late rows, with the columns that `tag_rows` adds.
+        origins: The origins of all rows of the task.
+        time: The column of `late` with the event time (µs).
     """
     if task.late is None or origins is None or late.is_empty():
         return []
@@ -180,8 +203,8 @@ def build_late_letters(
     Args:
         task: The task of the shard.
         rows: The late rows: `__start` (event time, µs), `_origin`, `keys`, and `__idle` if sources may be idle.
-        missed: For each row, the number of windows for which it was late; None for operators without windows.
-        windows: For each row, the starts of these windows as a JSON list; None if they are not listed.
+        missed: The number of windows for which each row was late; None for operators without windows.
+        windows: The starts of these windows, as a JSON list for each row; None to omit them.
         keys: The key columns of the operator.
     """
     assert task.late is not None
@@ -207,7 +230,7 @@ def build_late_letters(
 
 
 def group_key_json(keys: Sequence[Field]) -> pl.Expr:
-    """Return a row's key columns as one JSON object, by which dead letters are searched; NULL if there are no keys."""
+    """Return the key columns of a row as one JSON object, for searching dead letters. NULL without keys."""
     if not keys:
         return pl.lit(None, pl.String)
     typed = pl.struct(pl.col(k.name).cast(k.polars) for k in keys)

@@ -1,4 +1,4 @@
-"""Deduplication: one row per key out of all rows that are close together in event time.
+"""Deduplication: emits one of several rows of a key that are close together in event time.
 
 keep = "first"      ●────── within ──────┤          ●──…           a row is a duplicate if a result of its key is less
                     result   ○   ○                  result         than `within` away
@@ -8,8 +8,8 @@ keep = "last"       ○ ── within ──┤                                a
                                   ● ── within ──┤
                                   result        emitted here       one run: each row is less than `within` after another
 
-Both decide by event time. The watermark decides only which rows are late, and when a row of state is no longer needed:
-once every row that it could affect has been read.
+Event time alone decides which rows are duplicates. The watermark decides which rows are late, and when a row of state
+is no longer needed: as soon as every row that it could affect has been read.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from slackwater.core.schema import Field
 from slackwater.core.sorted_arrays import Int64s, find_run_starts
 from slackwater.operators.keyed import KeyedOperator, bind_keyed_step
 
-_EMITTED, _FIRST, _LAST = "__emitted_at", "__first_at", "__last_at"  # columns of state, which no user column can have
+_EMITTED, _FIRST, _LAST = "__emitted_at", "__first_at", "__last_at"  # columns of state; users cannot use these names
 _END = "__end"  # hidden column: the end of the range in which a row has duplicates
 _TIME_TYPE = pl.Datetime("us", "UTC")
 
 
 @dataclass(frozen=True)
 class DedupOperator(KeyedOperator):
-    """Emits either the first or the last of the rows of a key that are less than `within_us` apart."""
+    """Emits the first or the last of the rows of a key that are less than `within_us` apart."""
 
     keep: str = "first"
     within_us: int = 0
@@ -46,7 +46,7 @@ class DedupOperator(KeyedOperator):
 
     @property
     def state_fields(self) -> Sequence[Field]:
-        """Return the columns of state: the time of a result, or the first and last times of a run and its last row."""
+        """Return the columns of state: the time of a result, or the first and last time of a run and its last row."""
         if self.keep == "first":
             return (Field(_EMITTED, "timestamp"),)
         return (Field(_FIRST, "timestamp"), Field(_LAST, "timestamp"), *self._row_fields)
@@ -69,7 +69,7 @@ class DedupOperator(KeyedOperator):
         return (self._emit_first if self.keep == "first" else self._extend_runs)(rows, state)
 
     def expire(self, due: pl.DataFrame, watermark: int) -> KeyedResult:
-        """With keep = "last", emit the last row of each run that is over. With keep = "first", emit nothing."""
+        """Emit the last row of each run that has ended. With keep = "first", emit nothing."""
         if self.keep == "first":
             return KeyedResult()
         return KeyedResult(due.with_columns(pl.col(_LAST).dt.timestamp("us").alias(TIME)))
@@ -77,7 +77,7 @@ class DedupOperator(KeyedOperator):
     # -- keep = "first" --------------------------------------------------------------------------------------------
 
     def _emit_first(self, rows: pl.DataFrame, state: pl.DataFrame) -> KeyedResult:
-        """Emit the rows that are at least `within` away from every result of their key."""
+        """Emit rows that are at least `within` away from every result of their key."""
         unseen = rows.filter(~self._is_near_result(rows, state))
         chosen = unseen.filter(pl.Series(_chain(unseen[KEY].to_numpy(), unseen[TIME].to_numpy(), self.within_us)))
         results = chosen.select(
@@ -88,9 +88,9 @@ class DedupOperator(KeyedOperator):
         return KeyedResult(chosen, pl.concat([earlier, results]), changed, rows.height - chosen.height)
 
     def _is_near_result(self, rows: pl.DataFrame, state: pl.DataFrame) -> pl.Series:
-        """Return, for each row, whether a stored result of its key is less than `within` away.
+        """Return a mask of the rows that are less than `within` away from a stored result of their key.
 
-        For rows after a result, `within` is the value with which this result was emitted.
+        For rows after a result, `within` has the value that it had when the result was emitted.
         """
         if state.is_empty():
             return pl.Series([False]).new_from_index(0, rows.height)
@@ -98,7 +98,7 @@ class DedupOperator(KeyedOperator):
         results = state.select(KEY, emitted.alias(TIME), pl.col(TIMER).alias(_END), emitted.alias(_EMITTED), __row=None)
         both = pl.concat([results, rows.select(KEY, TIME, __row=pl.int_range(pl.len()))], how="diagonal_relaxed")
         near = (
-            both.sort(KEY, TIME, "__row", nulls_last=False)  # a result first, at equal times
+            both.sort(KEY, TIME, "__row", nulls_last=False)  # at equal times, a result comes before a row
             .select(
                 "__row",
                 (pl.col(TIME) < pl.col(_END).cum_max().forward_fill().over(KEY)).fill_null(False).alias("after"),
@@ -114,7 +114,7 @@ class DedupOperator(KeyedOperator):
     # -- keep = "last" ---------------------------------------------------------------------------------------------
 
     def _extend_runs(self, rows: pl.DataFrame, state: pl.DataFrame) -> KeyedResult:
-        """Merge rows and stored runs into runs. Every row of a run except the last is a duplicate."""
+        """Merge new rows and stored runs into runs. All rows of a run except the last one are duplicates."""
         times = (pl.col(c).dt.timestamp("us").alias(c) for c in (_FIRST, _LAST))
         values = [f.name for f in self._row_fields]
         stored = state.select(KEY, *times, pl.col(TIMER).alias(_END), *values)
@@ -146,7 +146,7 @@ class DedupOperator(KeyedOperator):
 
     @classmethod
     def from_config(cls, pipeline: Pipeline, columns: Mapping[str, Mapping[str, Field]]) -> Self:
-        """Bind the step to the columns of the SQL. Raises StartError, with one line per problem."""
+        """Bind a dedup step to the output columns of the SQL. Raises StartError, with one line per problem."""
         step: Any = pipeline.transform.step
         assert isinstance(step, Dedup)
         keys, fields = bind_keyed_step(pipeline, columns)
@@ -154,10 +154,11 @@ class DedupOperator(KeyedOperator):
 
 
 def _chain(key: Int64s, time: Int64s, within: int) -> NDArray[np.bool_]:
-    """Return which rows are results: the first row of each key, then the next row at least `within` later, and so on.
+    """Return a mask of the results: the first row of each key, the first row at least `within` later, and so on.
 
-    The rows are sorted by key and time. Each row points to the row that would be the next result after it. Following 1,
-    2, 4, … pointers at a time finds all results in a number of steps that is logarithmic in the longest chain.
+    The rows must be sorted by key and time. Each row points to the row that would be the next result after it.
+    Following 1, 2, 4, … pointers at once finds all results in a number of steps that is logarithmic in the longest
+    chain.
 
         time     0   3   10   12   21        within 10
         next     └────────▶└────────▶        results: 0, 10, 21
@@ -177,7 +178,7 @@ def _chain(key: Int64s, time: Int64s, within: int) -> NDArray[np.bool_]:
 def _next_results(key: Int64s, time: Int64s, within: int) -> Int64s:
     """Return, for each row, the position of the first row of its key that is at least `within` later.
 
-    If there is none, the position is the number of rows.
+    Without a later row, the position is the number of rows.
     """
     count = len(key)
     keys, times, is_row = np.tile(key, 2), np.append(time + within, time), np.repeat([False, True], count)

@@ -1,4 +1,4 @@
-"""A shard for dry runs of an epoch: reads work as usual, and nothing is staged."""
+"""The shard state for dry runs of an epoch, which read as usual, but stage nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DryRunShardState:
-    """Wraps a `ShardState`, but drops everything that an operator stages. Output rows are only counted."""
+    """Wraps a `ShardState`, and discards everything that an operator stages. Output rows are only counted."""
 
     state: ShardState
 

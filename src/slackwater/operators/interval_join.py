@@ -1,4 +1,4 @@
-"""The work of a join on one shard in one epoch: match, buffer and stage. Runs in a Spark worker or in the driver."""
+"""The operator of interval joins, which matches rows of two inputs and buffers them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PLAIN = ("__kh", "__ts")
 
 
 class _JoinOutput:
-    """Collects output frames, and stages them together whenever they have `interval_join.MOST` rows or more."""
+    """Collects output frames, and stages them as soon as they have `interval_join.MOST` rows or more."""
 
     def __init__(self, task: ShardTask) -> None:
         self._state, self._held, self._rows = task.state, list[pl.DataFrame](), 0
@@ -54,7 +54,7 @@ class _JoinOutput:
 
 @dataclass(frozen=True)
 class IntervalJoinOperator(CompiledJoin, NonWindowOperator):
-    """The operator of a join of two streams."""
+    """Matches the rows of two inputs on one shard, and stages pairs and changed buffers."""
 
     def late_before(self, watermark: int) -> int:
         return watermark - self.allowed_us
@@ -70,7 +70,7 @@ class IntervalJoinOperator(CompiledJoin, NonWindowOperator):
         return 0 if source == self.left.source else 1
 
     def ingest(self, task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport:
-        """Match rows with their partners, and buffer them.
+        """Match an epoch's rows with their partners, buffer them, and stage the pairs.
 
         `rows` has `__side`, `__kh`, `__ts`, the columns of `ShuffleColumns`, and `__src` if sources may be idle.
         """
@@ -84,9 +84,9 @@ class IntervalJoinOperator(CompiledJoin, NonWindowOperator):
             done = interval_join.ingest_rows(self, new, task.state.buffers(self), task.watermark, epoch, outbox.take)
         except interval_join.RowsPerKeyExceededError as error:
             raise CapExceededError(
-                f"{self.pipeline}: {plural(error.rows, 'row')} of the {error.side.name} side wait for partners with {error.key}, but "
-                f'max_rows_per_key is {self.max_rows_per_key:,}; raise it, or set on_state_cap = "drop_oldest"; this epoch '
-                "was not committed"
+                f"{self.pipeline}: {plural(error.rows, 'row')} of the {error.side.name} side wait for partners with "
+                f"{error.key}, but max_rows_per_key is {self.max_rows_per_key:,}; raise it, or set "
+                'on_state_cap = "drop_oldest"; this epoch was not committed'
             ) from None
         task.staging("before")
         segments = task.state.write_changes(self, done.changes, task.watermark)
@@ -184,10 +184,7 @@ class IntervalJoinOperator(CompiledJoin, NonWindowOperator):
 
     @classmethod
     def from_state(cls, pipeline: str, state: StageState) -> Self:
-        """Restore as much of a join as its buffers depend on.
-
-        The result can read and rewrite buffers, but cannot process rows.
-        """
+        """Restore a join that can read and rewrite the buffers of a stage, but not process rows."""
         allowed = int(state.emission.get("retain_us", 0))
         left, right = (_side_of(state.fingerprint, which, allowed) for which in (0, 1))
         return cls(pipeline, left, right, allowed, "later", None, False)
@@ -207,12 +204,12 @@ class IntervalJoinOperator(CompiledJoin, NonWindowOperator):
         return replace(before, sides={name: dict(counts) for name, counts in sides.items()})
 
     def live_segments(self, metas: tuple[SegmentMeta, ...], since: int) -> tuple[SegmentMeta, ...]:
-        """Drop every expired segment; segments do not depend on each other."""
+        """Drop all expired segments. The segments of a join do not depend on each other."""
         return tuple(m for m in metas if not is_segment_expired(m, since))
 
 
 def _side_of(fingerprint: Mapping[str, Any], which: int, allowed_us: int) -> JoinSide:
-    """Restore a side of a join from the fingerprint, without its output columns, which the fingerprint lacks."""
+    """Restore a side of a join from the fingerprint, without output columns."""
     keys, columns = ([parse_field(text) for text in fingerprint[part][which]] for part in ("keys", "columns"))
     low, high = fingerprint["bounds_us"]
     outer = SIDES[which] in fingerprint["outer"]

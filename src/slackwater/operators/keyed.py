@@ -8,8 +8,8 @@ rows of state of these keys ──────┘                    └─▶ n
 rows of state that are due ─▶ expire (pure)
                                   └─▶ rows of state with later timers
 
-Stores, Spark, the in-process engine, migrations, verification, hot keys and `why` work with any `KeyedOperator`. A
-subclass defines only its columns of state, `advance`, and `expire` if its timers emit rows.
+Stores, engines, migrations, verification, hot keys and `why` work with any `KeyedOperator`. A subclass defines only its
+columns of state, `advance`, and `expire` if its timers emit rows.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from slackwater.watermark import NO_WATERMARK
 class KeyedOperator(TimedStateLayout, StateRowOperator, NonWindowOperator):
     """Base class of operators that store rows of state per key.
 
-    `fields`: the columns of the rows that the operator reads, without the event time.
+    `fields`: the columns of the input rows, without the event time.
     """
 
     pipeline: str
@@ -52,14 +52,14 @@ class KeyedOperator(TimedStateLayout, StateRowOperator, NonWindowOperator):
     fields: tuple[Field, ...]
 
     KIND: ClassVar[str]  # kind in the fingerprint; also the reason for which rows are emitted
-    TAKES_LATE_ROWS: ClassVar[bool] = False  # rows behind the watermark are used, not late
-    EXPIRES_ROWS_ALONE: ClassVar[bool] = False  # `expire` gets rows of one key with different timers in one call
+    TAKES_LATE_ROWS: ClassVar[bool] = False  # whether rows behind the watermark are used, not late
+    EXPIRES_ROWS_ALONE: ClassVar[bool] = False  # whether one call of `expire` may get different timers of a key
 
     @abstractmethod
     def advance(self, rows: pl.DataFrame, state: pl.DataFrame, watermark: int) -> KeyedResult:
         """Return the rows to emit, and the new state of the keys that occur in an epoch's rows.
 
-        The function must be pure: equal arguments give equal results.
+        The method must be pure: equal arguments give equal results.
 
         Args:
             rows: The epoch's rows, sorted by key, event time and values. Columns: `KEY`, `TIME` and `fields`.
@@ -68,25 +68,25 @@ class KeyedOperator(TimedStateLayout, StateRowOperator, NonWindowOperator):
         """
 
     def expire(self, due: pl.DataFrame, watermark: int) -> KeyedResult:
-        """Return the rows to emit for rows of state whose timers are due, and new rows of state for the same keys.
+        """Return the rows to emit for rows of state that are due, and new rows of state for the same keys.
 
-        Each row of state is passed exactly once, and has left the state by then. Within one call, all rows of a key
-        have the same timer, unless `EXPIRES_ROWS_ALONE`. The function must be pure.
+        Each row of state is passed exactly once, and is then no longer part of the state. Within one call, all rows of
+        a key have the same timer, unless `EXPIRES_ROWS_ALONE`. The method must be pure.
 
         Args:
             due: The rows of state that are due, sorted by key. Columns: `KEY`, `TIMER`, the keys, `state_fields`.
-            watermark: The watermark (µs) that has reached their timers.
+            watermark: The watermark (µs) that has reached the timers.
         """
         return KeyedResult()
 
     @property
     def lag_us(self) -> int:
-        """Return how far (µs) the event time of an emitted row may be behind the watermark."""
+        """Return the longest time (µs) by which an emitted row may be behind the watermark."""
         return 0
 
     @property
     def reach_us(self) -> int:
-        """Return how long (µs) after the event time of a row its timer may be."""
+        """Return the longest time (µs) from the event time of a row to its timer."""
         return 0
 
     # -- rows ----------------------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ class KeyedOperator(TimedStateLayout, StateRowOperator, NonWindowOperator):
 
     @property
     def added(self) -> Sequence[Field]:
-        """Return the output columns that follow the columns of the input rows."""
+        """Return the output columns that the operator adds after the columns of the input rows."""
         return ()
 
     @property
@@ -114,15 +114,16 @@ class KeyedOperator(TimedStateLayout, StateRowOperator, NonWindowOperator):
         return (self.kind,)
 
     def slot(self, position: int) -> str:
-        """Return the name under which a column is sent to a shard. Normalized keys are sent separately."""
+        """Return the name under which the column at this position is sent to a shard. Keys are sent separately."""
         return f"__c{position}"
 
     @property
     def slots(self) -> dict[str, Field]:
+        """Return the input columns by the names under which they are sent to a shard."""
         return {self.slot(i): f for i, f in enumerate(self.fields)}
 
     def sorted_output(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Sort emitted rows by event time, then by the columns that can be compared; NULL first, NaN last."""
+        """Sort emitted rows by event time, then by all columns with an order. NULL comes first, NaN last."""
         by = [EVENT_TIME, *(f.name for f in self.output_fields if f.is_scalar)]
         return frame.sort(by, nulls_last=False, maintain_order=True)
 
@@ -139,7 +140,10 @@ class KeyedOperator(TimedStateLayout, StateRowOperator, NonWindowOperator):
     # -- on a shard: rows ------------------------------------------------------------------------------------------
 
     def ingest(self, task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport:
-        """Advance the keys of `rows`, which has `__kh`, `__ts`, the keys, and all columns under the names of `slot`."""
+        """Pass an epoch's rows to `advance`, and stage the results and the new state.
+
+        `rows` has `__kh`, `__ts`, the keys, and all input columns under the names of `slot`.
+        """
         if rows.is_empty():
             return IngestReport(shard=task.shard, segments=task.state.metas)
         total, rows = rows.height, tag_rows(task, rows, origins)
@@ -181,12 +185,12 @@ class KeyedOperator(TimedStateLayout, StateRowOperator, NonWindowOperator):
         )
 
     def _number_keys(self, rows: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
-        """Return the distinct keys of an epoch's rows, each with a number and its first and last event times."""
+        """Return the distinct keys of an epoch's rows, with a number and the first and last event time of each key."""
         times = (pl.col(TIME).min().alias("__from"), pl.col(TIME).max().alias("__upto"))
         return rows.group_by(by, maintain_order=True).agg(*times).with_row_index(KEY)
 
     def _rows_by_key(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Return rows in the order, and with the column names, that `advance` expects."""
+        """Convert rows to the order and the column names that `advance` expects."""
         order = [KEY, TIME, *(name for name, f in self.slots.items() if f.is_scalar)]
         named = (pl.col(slot).alias(f.name) for slot, f in self.slots.items())
         return rows.sort(order, nulls_last=False, maintain_order=True).select(KEY, TIME, *named)
@@ -195,7 +199,7 @@ class KeyedOperator(TimedStateLayout, StateRowOperator, NonWindowOperator):
         return build_late_letters(task, rows, keys=self.keys)
 
     def _write_output(self, task: ShardTask, frames: Sequence[pl.DataFrame | None]) -> tuple[OutputMeta, ...]:
-        """Stage the emitted rows, converted to the columns of the output."""
+        """Convert the emitted rows to the output columns, and stage them."""
         named = [self._output(frame) for frame in frames if frame is not None and frame.height]
         return (task.state.write_output(pl.concat(named)),) if named else ()
 
@@ -235,9 +239,9 @@ class KeyedOperator(TimedStateLayout, StateRowOperator, NonWindowOperator):
         )
 
     def _expire(self, due: pl.DataFrame, watermark: int) -> tuple[list[pl.DataFrame | None], pl.DataFrame]:
-        """Call `expire` until no timer is due; return the emitted frames, and the rows of state that remain.
+        """Call `expire` until no timer is due. Return the emitted frames, and the new rows of state.
 
-        Each round handles the earliest due timer of each key, so that the result is the same whether the watermark
+        Each round handles the earliest due timer of each key. Therefore, the result is the same whether the watermark
         advances in one step or in several.
 
             timers of a key   5    9            watermark 10: round 1 expires 5, which adds 7;
@@ -264,14 +268,18 @@ class KeyedOperator(TimedStateLayout, StateRowOperator, NonWindowOperator):
         return frames, pl.concat(added)
 
     def _check_timers(self, fired: pl.DataFrame, state: pl.DataFrame) -> None:
-        """Raise EpochError unless every timer that `expire` has set is later than the timer that it handled."""
+        """Raise EpochError unless every timer that `expire` has set is later than the due timer of its key.
+
+        `fired`: the rows of state that were passed to `expire`. `state`: the rows of state that it returned.
+        """
         earliest = fired.group_by(KEY).agg(pl.col("__due").min())
         timers = state.select(pl.col(KEY).cast(fired.schema[KEY]), TIMER).join(earliest, on=KEY, how="left")
         if (wrong := timers.filter(pl.col("__due").is_null() | (pl.col(TIMER) <= pl.col("__due")))).height:
             new_timer, handled = wrong.row(0)[1:]
             raise EpochError(
-                f"{self.pipeline}: expire of {self.kind} returned a row with the timer {new_timer} for a key whose due timer is "
-                f"{handled} (µs; None: no timer); return rows only for keys that are due, and set a later timer"
+                f"{self.pipeline}: expire of {self.kind} returned a row with the timer {new_timer} for a key whose "
+                f"due timer is {handled} (µs; None: no timer); return rows only for keys that are due, and set a later "
+                "timer"
             )
 
     # -- in the commit -------------------------------------------------------------------------------------------
@@ -291,16 +299,16 @@ class KeyedOperator(TimedStateLayout, StateRowOperator, NonWindowOperator):
         return 0, sum(counts.groups)
 
     def state_text(self, counts: StageCounts) -> str:
-        """Describe the stored state in a short phrase, for users."""
+        """Describe the size of the state in a short phrase for users."""
         keys, rows = sum(counts.groups), sum(counts.windows)
         return f"{plural(keys, 'key')} kept" + (f" in {plural(rows, 'row')}" if rows != keys else "")
 
 
 @dataclass(frozen=True)
 class StoredKeyedOperator(KeyedOperator):
-    """A keyed operator as its state describes it. It can read and rewrite rows of state, but cannot process input.
+    """A keyed operator that was restored from a state. It can read and rewrite rows of state, but not process input.
 
-    Restoring it needs no code of the operator, so a state never decides which code is loaded.
+    Restoring it does not load the code of the operator, because a state must not decide which code is loaded.
     """
 
     stored_kind: str = ""
@@ -318,9 +326,9 @@ class StoredKeyedOperator(KeyedOperator):
 
     @classmethod
     def from_state(cls, pipeline: str, state: StageState) -> Self:
-        """Restore the operator of a stage.
+        """Restore the operator from the state of a stage.
 
-        Raises KeyError, TypeError or ValueError if the state does not describe the operator.
+        Raises KeyError, TypeError or ValueError if the state does not describe a keyed operator.
         """
         wrote = state.fingerprint
         keys, stored = (tuple(parse_field(text) for text in wrote[part]) for part in ("keys", "state"))
@@ -334,9 +342,9 @@ class StoredKeyedOperator(KeyedOperator):
 def bind_keyed_step(
     pipeline: Pipeline, columns: Mapping[str, Mapping[str, Field]]
 ) -> tuple[tuple[Field, ...], tuple[Field, ...]]:
-    """Return the key columns of a keyed step, and all of its input columns except the event time.
+    """Return the key columns of a keyed step, and all input columns except the event time.
 
-    Raises StartError, with one line per problem.
+    `columns`: the output columns of the SQL, by source. Raises StartError, with one line per problem.
     """
     step, first = pipeline.transform.step, next(iter(columns.values()))
     assert isinstance(step, KeyedStep)
@@ -356,7 +364,7 @@ def bind_keyed_step(
 
 
 def find_scalar_problem(where: str, name: str, columns: Mapping[str, Field]) -> str | None:
-    """Return why a column cannot be a key or an input; None if it can. `where`: the prefix of the message."""
+    """Return a message if a column does not exist or does not have a scalar type. `where`: prefix of the message."""
     if name not in columns:
         return f'{where}: column "{name}" does not come out of the SQL{suggest_word_or_list(name, columns)}'
     if columns[name].is_scalar:
@@ -365,12 +373,12 @@ def find_scalar_problem(where: str, name: str, columns: Mapping[str, Field]) -> 
 
 
 def find_result_problem(where: str, field: Field, is_reserved: bool) -> str | None:
-    """Return why a column cannot be one of the results; None if it can. `where`: the prefix of the message."""
+    """Return a message if a column cannot be part of the results. `where`: prefix of the message."""
     if is_reserved:
         return f'{where}: column "{field.name}" has a name that Slackwater reserves; rename it'
     if field.is_result_type:
         return None
     return (
-        f'{where}: column "{field.name}" has type {field.type}, which no target supports; cast it in the SQL, or convert '
-        "it to text with to_json()"
+        f'{where}: column "{field.name}" has type {field.type}, which no target supports; cast it in the SQL, '
+        "or convert it to text with to_json()"
     )

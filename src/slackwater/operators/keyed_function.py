@@ -1,4 +1,4 @@
-"""The operator of a keyed step. It runs a class from a user's package, which each process loads by its import path."""
+"""The operator of a keyed stage, which runs a class from a user's package."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from slackwater.operators.keyed import KeyedOperator, bind_keyed_step
 
 @dataclass(frozen=True)
 class KeyedFunctionOperator(KeyedOperator):
-    """Calls a `KeyedFunction`. Each worker loads the class itself, by its import path (`path`) and options (JSON)."""
+    """Calls a `KeyedFunction`. Each worker process loads the class itself."""
 
-    path: str = ""
-    options: str = "{}"
+    path: str = ""  # import path of the class
+    options: str = "{}"  # arguments of its constructor, as JSON
     declared_state: tuple[Field, ...] = ()
     declared_output: tuple[Field, ...] | None = None
     declared_lag_us: int = 0
@@ -58,7 +58,7 @@ class KeyedFunctionOperator(KeyedOperator):
         return self._call("expire", due, watermark)
 
     def _call(self, step: str, *arguments: Any) -> KeyedResult:
-        """Call `advance` or `expire` (`step`) of the class, and check the columns that it returns.
+        """Call a method of the class, `advance` or `expire`, and check the columns of the result.
 
         Raises EpochError if the class cannot be loaded, the call fails, or the columns are wrong.
         """
@@ -79,7 +79,7 @@ class KeyedFunctionOperator(KeyedOperator):
         return self._checked(step, result)
 
     def _checked(self, step: str, result: Any) -> KeyedResult:
-        """Return a result with only the declared columns. Raises EpochError if one is missing or has the wrong type."""
+        """Reduce a result to the declared columns. Raises EpochError if a column is missing or has the wrong type."""
         if not isinstance(result, KeyedResult):
             raise self._mismatch(step, f"a {type(result).__name__}", "a slackwater.KeyedResult")
         output = {f.name: f.polars for f in self.output_fields} | {TIME: pl.Int64()}
@@ -107,7 +107,7 @@ class KeyedFunctionOperator(KeyedOperator):
 
     @classmethod
     def from_config(cls, pipeline: Pipeline, columns: Mapping[str, Mapping[str, Field]]) -> Self:
-        """Bind the class to the columns of the SQL, and try it on empty frames. Raises StartError if either fails."""
+        """Bind the class to the output columns of the SQL, and try it on empty frames. Raises StartError on failure."""
         step: Any = pipeline.transform.step
         assert isinstance(step, Keyed)
         keys, fields = bind_keyed_step(pipeline, columns)
@@ -123,7 +123,7 @@ class KeyedFunctionOperator(KeyedOperator):
         return operator
 
     def try_on_empty_frames(self) -> None:
-        """Call `advance` and `expire` without rows. Raises StartError if a call fails or returns wrong columns."""
+        """Call `advance` and `expire` with empty frames. Raises StartError if a call fails or returns wrong columns."""
         numbered = {KEY: pl.UInt32(), TIME: pl.Int64()}
         rows = pl.DataFrame(schema={**numbered, **{f.name: f.polars for f in self.fields}})
         keys = {k.name: k.polars for k in self.keys}
@@ -136,7 +136,7 @@ class KeyedFunctionOperator(KeyedOperator):
 
 
 def _find_line(function: KeyedFunction, error: Exception) -> str:
-    """Return the location of an error: the last line in its traceback that is in the module of the class."""
+    """Return the location of an error in the user's module: the last line of the traceback that is in it."""
     file = inspect.getsourcefile(type(function))
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     return f"line {lines[-1]} of {file}" if lines else str(file)

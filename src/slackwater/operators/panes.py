@@ -1,4 +1,4 @@
-"""Tumbling and hopping windows on a shard: rows arrive aggregated into panes, from which closing windows are merged."""
+"""The operator of tumbling and hopping windows. Rows arrive pre-aggregated into panes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WINDOWS_SHOWN = 100  # the number of missed windows that a dead letter lists
 
 @dataclass(frozen=True)
 class PaneOperator(CompiledPaneWindow, WindowOperator):
-    """The operator of tumbling and hopping windows."""
+    """Merges panes into the state of a shard, and emits windows when they close or change."""
 
     @property
     def is_preaggregated(self) -> bool:
@@ -38,14 +38,13 @@ class PaneOperator(CompiledPaneWindow, WindowOperator):
         return 1  # the end is not part of a window
 
     def late_before(self, watermark: int) -> int:
-        """Return the time before which a row is late for at least one of its windows."""
+        """Return the time (µs) before which a row is late for at least one of its windows."""
         return pane_windows.late_before(self, watermark)
 
     def ingest(self, task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport:
-        """Add rows that were lifted into panes (see `windows.pane_windows.lift_rows`).
+        """Merge an epoch's panes (see `windows.pane_windows.lift_rows`) into the state.
 
-        A pane stands for several rows and has no origin, so the engine, not this method, stages dead letters of late
-        rows.
+        A pane stands for several rows and has no origin. Therefore, the engine stages the dead letters of late rows.
         """
         if rows.is_empty():
             return IngestReport(shard=task.shard, segments=task.state.metas)
@@ -84,7 +83,7 @@ class PaneOperator(CompiledPaneWindow, WindowOperator):
         return build_late_letters(task, rows, pl.Series(count), _window_lists(first, count, self.hop_us), self.keys)
 
     def count_late_by_step(self, late: pl.DataFrame, watermark: int) -> dict[str, int]:
-        """Count the late rows of panes. A row is late once the last window of its pane has left the state."""
+        """Count late rows. A row of a pane is late once the last window of the pane has left the state."""
         start, rows = late["__start"].to_numpy(), late["__n"].to_numpy()
         if self.has_forgotten(watermark):
             return {NEVER: int(rows.sum())}
@@ -113,8 +112,8 @@ class PaneOperator(CompiledPaneWindow, WindowOperator):
     def check_group_limit(self, counts: StageCounts, watermark: int, recount: Recount) -> None:
         """Raise CapExceededError if a window has too many groups.
 
-        In a hopping window, the sum over its panes may count a group more than once. Only if this sum exceeds the limit
-        is the exact number of groups read from the state.
+        The sum over the panes of a hopping window may count a group more than once. If the sum exceeds the limit, the
+        groups are counted exactly in the state.
         """
         bound = self.fails_above
         if bound is None:
@@ -128,18 +127,19 @@ class PaneOperator(CompiledPaneWindow, WindowOperator):
         if suspects:
             window = suspects[0]
             raise CapExceededError(
-                f"{self.pipeline}: window {format_iso(window)} to {format_iso(window + self.duration_us)} holds {totals[window]} groups, but "
-                f'max_groups_per_window is {bound}; raise it, or set on_state_cap = "drop_new_groups"; this epoch was not committed'
+                f"{self.pipeline}: window {format_iso(window)} to {format_iso(window + self.duration_us)} holds "
+                f"{totals[window]} groups, but max_groups_per_window is {bound}; raise it, or set "
+                'on_state_cap = "drop_new_groups"; this epoch was not committed'
             )
 
     def groups_in(self, windows: Sequence[int], task: ShardTask) -> Mapping[int, int]:
-        """Return the exact number of groups in a shard for each of these windows, which are given by their starts."""
+        """Return the exact number of groups in a shard by window start. `windows`: the starts of the windows."""
         state, keys, start = task.state.reader(self).scan(), ["__kh", *self.key_names], pl.col("__start")
         panes = (state.filter(start.is_between(w, w + self.duration_us, closed="left")) for w in windows)
         return {w: rows.select(keys).unique().height for w, rows in zip(windows, panes, strict=True)}
 
     def _may_exceed(self, task: ShardTask, rows: pl.DataFrame) -> bool:
-        """Return whether any open window could exceed the limit if every lifted row were a new group."""
+        """Return whether an open window could exceed the limit if every pane in `rows` were a new group."""
         counts = dict(task.pane_groups or {})
         for start, n in rows["__start"].value_counts().iter_rows():
             counts[start] = counts.get(start, 0) + n
@@ -148,9 +148,10 @@ class PaneOperator(CompiledPaneWindow, WindowOperator):
 
 
 def _window_lists(first: Int64s, count: Int64s, hop: int) -> pl.Series:
-    """Return, for each row, the starts of `count` windows from `first` on, as a JSON list of ISO times.
+    """Return, for each row, a JSON list with the starts of `count` windows as ISO times.
 
-    A list has at most `WINDOWS_SHOWN` elements. `hop`: the time (µs) between two starts.
+    `first`: the start of the first window. `hop`: the time (µs) between two starts. A list has at most `WINDOWS_SHOWN`
+    elements.
     """
     shown = np.minimum(count, WINDOWS_SHOWN)
     row, nth = repeat_positions(shown)
@@ -163,11 +164,17 @@ def _window_lists(first: Int64s, count: Int64s, hop: int) -> pl.Series:
 def _admit_groups(
     logic: CompiledPaneWindow, rows: pl.DataFrame, existing: pl.DataFrame, watermark: int, limit: int
 ) -> tuple[pl.DataFrame, int]:
-    """Apply `on_state_cap = "drop_new_groups"` in a shard: return admitted rows and the number of refused raw rows.
+    """Apply `on_state_cap = "drop_new_groups"`: return the admitted panes, and the number of refused raw rows.
 
-    Called only if the limit may be reached. `existing` contains all live panes of the shard (`__kh`, `__start`, keys).
     A group counts in every open window that contains its pane. Groups are admitted in order of (first event time, key),
-    and only if all these windows have room. The loop runs over new groups, not over rows.
+    and only if all these windows have room. The loop is not vectorized, and is needed only near the limit.
+
+    Args:
+        logic: The window.
+        rows: The panes of the epoch's rows.
+        existing: All live panes of the shard (`__kh`, `__start`, keys).
+        watermark: The watermark (µs) of the previous epoch.
+        limit: The maximum number of groups per window in this shard.
     """
     names = logic.key_names
     members: dict[int, set[tuple[object, ...]]] = {}

@@ -1,7 +1,6 @@
-"""Registry of operators: how a step of a config is compiled into its operator, and how a state restores the operator.
+"""Registry of operator types: how a config step is compiled into an operator, and how a state restores the operator.
 
-A step is bound to the output columns of the SQL. Errors name the unsuitable columns and the available columns. Each new
-operator needs an entry in `OPERATOR_TYPES`.
+A step is bound to the output columns of the SQL. Each new operator needs an entry in `OPERATOR_TYPES`.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ Columns = Mapping[str, Mapping[str, Field]]  # the output columns of each source
 
 @dataclass(frozen=True)
 class OperatorType:
-    """The operator type that implements a step of the config.
+    """Operator type that implements a step of the config.
 
-    `from_state`: a function that restores an operator from a pipeline's name and the state of a stage. It may raise
-    KeyError, TypeError, ValueError or IndexError. None for windows, which `evolution.operator_from_state` restores.
+    `from_state` restores an operator from the name of a pipeline and the state of a stage. It may raise KeyError,
+    TypeError, ValueError or IndexError. It is None for windows, which `evolution.operator_from_state` restores.
     """
 
     name: str  # shown to users
@@ -90,7 +89,7 @@ OPERATOR_TYPES: list[OperatorType] = [
 
 
 def find_type_by_kind(kind: object) -> OperatorType | None:
-    """Return the operator type whose fingerprints have this kind, or None."""
+    """Return the operator type whose fingerprints can have this kind, or None."""
     return next((t for t in OPERATOR_TYPES if kind in t.kinds), None)
 
 
@@ -111,14 +110,14 @@ def compile_step(pipeline: Pipeline, columns: Columns) -> Operator:
 
 
 def compile_window(pipeline: Pipeline, columns: Mapping[str, Field]) -> PaneOperator | SessionOperator:
-    """Bind keys and aggregations to the output columns of the SQL. Raises StartError, with one line per problem."""
+    """Bind a pipeline's window to the output columns of the SQL. Raises StartError, with one line per problem."""
     window = pipeline.transform.window
     assert window is not None
     return bind_window(pipeline.name, window, columns)
 
 
 def bind_window(pipeline: str, window: Window, columns: Mapping[str, Field]) -> PaneOperator | SessionOperator:
-    """Bind the keys and aggregations of a window to these columns. `pipeline`: the name that errors begin with.
+    """Bind the keys and aggregations of a window to columns. `pipeline`: the name of the pipeline, for messages.
 
     Raises StartError, with one line per problem.
     """
@@ -158,14 +157,15 @@ def bind_window(pipeline: str, window: Window, columns: Mapping[str, Field]) -> 
 
 
 def compile_join(pipeline: Pipeline, columns: Sequence[Mapping[str, Field]]) -> IntervalJoinOperator:
-    """Bind a join to the output columns of each side's SQL. Raises StartError, with one line per problem."""
+    """Bind a join to the output columns of both sides. Raises StartError, with one line per problem."""
     join, where = _join_of(pipeline), f"{pipeline.name}: transform.join"
     problems: list[str] = []
     keys: tuple[list[Field], list[Field]] = ([], [])
     for which, side, listed, available in zip(SIDES, keys, (join.left_keys, join.right_keys), columns, strict=True):
         side += [available[name] for name in listed if name in available]
         problems += [
-            f'{where}.{which}_keys: column "{name}" does not come out of the {which} side{suggest_word_or_list(name, available)}'
+            f'{where}.{which}_keys: column "{name}" does not come out of the {which} side'
+            f"{suggest_word_or_list(name, available)}"
             for name in listed
             if name not in available
         ]
@@ -208,7 +208,7 @@ def compile_join(pipeline: Pipeline, columns: Sequence[Mapping[str, Field]]) -> 
 
 
 def compile_stateless(pipeline: Pipeline, columns: Sequence[Field]) -> StatelessOperator:
-    """Build a stateless operator with the selected columns, in order. Raises StartError, with one line per problem."""
+    """Build a stateless operator for the output columns of the SQL. Raises StartError, with one line per problem."""
     where, seen = f"{pipeline.name}: {pipeline.transform.CONFIG_PATH}.sql", dict[str, str]()
     problems: list[str] = []
     for field in columns:
@@ -229,14 +229,13 @@ def _join_of(pipeline: Pipeline) -> Join:
 
 
 def _hidden(pipeline: Pipeline) -> tuple[Sequence[str], Sequence[str]]:
-    """Return, for each side of a join, the metadata columns that the connector adds to its rows."""
+    """Return the metadata columns that connectors add to the rows of each side of a join."""
     connections = {
         s.name: resolve_connection(s.connection, pipeline.connections) if s.connection else None
         for s in pipeline.sources
     }
-    direct = {
-        w.name: w.origin for w in pipeline.input_paths if not w.through
-    }  # after SQL, only the selected columns remain
+    # the SQL of another stage keeps only the selected columns
+    direct = {w.name: w.origin for w in pipeline.input_paths if not w.through}
     left, right = (
         metadata_columns(c.kind if (c := connections.get(direct.get(name, ""))) else None)
         for name in _join_of(pipeline).sources
@@ -245,10 +244,9 @@ def _hidden(pipeline: Pipeline) -> tuple[Sequence[str], Sequence[str]]:
 
 
 def _key_problems(where: str, left: Field, right: Field) -> list[str]:
-    """Return error messages about a pair of join keys; empty if they can be compared.
+    """Return error messages about a pair of join keys, if their values cannot be compared.
 
-    Keys are compared by hash, so both must have the same type. Integer types of different widths count as the same
-    type.
+    Keys are compared by hash. Therefore, both must have the same type. All integer types count as the same type.
     """
     pair = f'"{left.name}" of the left side is {left.type} and "{right.name}" of the right side is {right.type}'
     if not (left.is_scalar and right.is_scalar):

@@ -1,4 +1,4 @@
-"""Session windows on a shard: rows arrive one by one; sessions merge, are cut at the cap, and close after the gap."""
+"""The operator of session windows."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from slackwater.windows.session_intervals import CompiledSessionWindow
 
 @dataclass(frozen=True)
 class SessionOperator(CompiledSessionWindow, WindowOperator):
-    """The operator of session windows."""
+    """Merges rows into the sessions of a shard, and emits sessions when they close, are cut, or change."""
 
     @property
     def last_instant_us(self) -> int:
-        return 0  # an event at the very end of the gap still joins
+        return 0  # an event exactly one gap after the last event still joins the session
 
     def hold_us(self, watermark: int, holds: Iterable[Hold]) -> int:
         return session_emission.find_lowest_hold(holds, watermark, self.reach_us)
@@ -60,7 +60,7 @@ class SessionOperator(CompiledSessionWindow, WindowOperator):
         return watermark
 
     def ingest(self, task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport:
-        """Add rows to the sessions.
+        """Merge an epoch's rows into the sessions of a shard.
 
         `rows` has `__kh`, `__ts`, the keys, the accumulators, and `__end` if each row has its own gap.
         """
@@ -90,7 +90,7 @@ class SessionOperator(CompiledSessionWindow, WindowOperator):
         return IngestReport(**report, bad=bad.height, bad_sample=self.sample(bad, "__ts"))
 
     def late_letters(self, task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:
-        missed = pl.Series(np.ones(rows.height, dtype=np.int64))  # each row missed one window: its session
+        missed = pl.Series(np.ones(rows.height, dtype=np.int64))  # each row missed one session
         return build_late_letters(task, rows, missed, keys=self.keys)
 
     def emit(self, task: ShardTask) -> EmitReport:
@@ -101,10 +101,9 @@ class SessionOperator(CompiledSessionWindow, WindowOperator):
         return self.emit_report(task, done, due)
 
     def count_late_by_step(self, late: pl.DataFrame, watermark: int) -> dict[str, int]:
-        """Count late rows by the lateness that is surely enough.
+        """Count late rows by the additional lateness that would have been enough in any case.
 
-        Less may suffice: a row at or after the horizon is never late, and neither is an earlier one that joins an open
-        session.
+        A row may need less: an earlier row is not late if it joins an open session.
         """
         start = late["__start"].to_numpy()
         if self.has_forgotten(watermark) or self.rows_from_us > int(start.min()):
@@ -117,10 +116,11 @@ class SessionOperator(CompiledSessionWindow, WindowOperator):
         return sum(counts.windows), sum(counts.groups)
 
     def check_group_limit(self, counts: StageCounts, watermark: int, recount: Recount) -> None:
-        """Raise CapExceededError if too many keys have open sessions, counted exactly over all shards."""
+        """Raise CapExceededError if too many keys have open sessions. The counts are exact."""
         bound, open_keys = self.fails_above, sum(counts.groups)
         if bound is not None and open_keys > bound:
             raise CapExceededError(
-                f"{self.pipeline}: {plural(open_keys, 'key has open sessions', 'keys have open sessions')}, but max_groups_per_window is {bound}; raise it, "
-                'or set on_state_cap = "drop_new_groups"; this epoch was not committed'
+                f"{self.pipeline}: {plural(open_keys, 'key has open sessions', 'keys have open sessions')}, but "
+                f'max_groups_per_window is {bound}; raise it, or set on_state_cap = "drop_new_groups"; this epoch was '
+                "not committed"
             )

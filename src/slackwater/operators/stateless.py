@@ -1,6 +1,6 @@
-"""A stateless stage on one shard: the output of the SQL is emitted in the epoch that read the rows.
+"""The operator of stateless stages, which emits the output of the SQL in the epoch that reads the rows.
 
-rows of a task ─▶ SQL ─▶ output        no key, so no shuffle: rows are staged where they are read, and none is late
+rows of a task ─▶ SQL ─▶ output        without keys and shuffle: rows are staged where they are read, and never late
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from slackwater.state.protocol import NoState
 from slackwater.watermark import NO_WATERMARK
 
 ROW = "row"  # the reason of every emitted row
-MOST = 500_000  # maximum number of rows per output
+MOST = 500_000  # maximum number of rows per output file
 
 
 @dataclass(frozen=True)
 class StatelessOperator(NoState, NonWindowOperator):
-    """Emits rows as the SQL returns them. `fields` are the selected columns, in order."""
+    """Emits rows as the SQL returns them. `fields`: the output columns of the SQL, in order."""
 
     pipeline: str
     fields: tuple[Field, ...]
@@ -35,7 +35,7 @@ class StatelessOperator(NoState, NonWindowOperator):
         return self.fields
 
     def sorted_output(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Keep the order in which rows were read."""
+        """Return the rows in the order in which they were read."""
         return frame
 
     @property
@@ -52,7 +52,7 @@ class StatelessOperator(NoState, NonWindowOperator):
     # -- on a shard ----------------------------------------------------------------------------------------------
 
     def slot(self, position: int) -> str:
-        """Return the name under which a column is sent to a shard, since the user's name may be a reserved one."""
+        """Return the name under which a column is sent to a shard. A user's column may have a reserved name."""
         return f"c{position}"
 
     def ingest(self, task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport:
@@ -83,14 +83,14 @@ class StatelessOperator(NoState, NonWindowOperator):
         return build_late_letters(task, rows)
 
     def state_text(self, counts: StageCounts) -> str:
-        """Describe the stored state in a short phrase, for users."""
+        """Describe the size of the state in a short phrase for users."""
         return "no state"
 
     # -- in the commit -------------------------------------------------------------------------------------------
 
     @property
     def fingerprint(self) -> dict[str, Any]:
-        return {"kind": "rows"}  # there is no state that could depend on anything else
+        return {"kind": "rows"}  # without state, the config can change freely
 
     def description(self, data: Mapping[str, Any]) -> dict[str, Any]:
         return {"columns": {f.name: f.type for f in self.fields}}

@@ -1,9 +1,9 @@
 """Rows of state of keyed operators: any number per key, each with a timer in event time.
 
-A row of state is due when the watermark reaches its timer. The watermark alone decides this, so nothing has to be
-written when a row of state expires:
+A row of state is due when the watermark reaches its timer. Because the watermark alone decides this, nothing is written
+when a row of state expires:
 
-     stored          due: `expire` gets it, exactly once
+     stored          due: passed to `expire`, exactly once
     ────────────────┬──────────────────────────────────▶ watermark
                   timer
 """
@@ -32,15 +32,15 @@ from slackwater.windows.state_rows import (
     SegmentStats,
 )
 
-NO_TIMER = YEARS[1]  # `__due` of a row of state without a timer; Postgres stores it as a time
+NO_TIMER = YEARS[1]  # `__due` of a row of state without a timer; a time that Postgres can store
 
 
 class StateChange(NamedTuple):
-    """The new rows of changed units, and the changes in the number of keys (`groups`) and of state rows (`windows`)."""
+    """The new rows of changed units, and the changes in the size of the state."""
 
     rows: pl.DataFrame
-    groups: int
-    windows: int
+    groups: int  # change in the number of keys
+    windows: int  # change in the number of rows of state
 
 
 class TimedStateLayout(KeyedStateLayout):
@@ -49,7 +49,7 @@ class TimedStateLayout(KeyedStateLayout):
     @property
     @abstractmethod
     def state_fields(self) -> Sequence[Field]:
-        """Return the columns of a row of state, without the keys and the timer."""
+        """Return the columns of a row of state, except the keys and the timer."""
 
     @cached_property
     def accumulators(self) -> Mapping[str, pl.DataType]:
@@ -77,11 +77,11 @@ class TimedStateLayout(KeyedStateLayout):
         return state.filter(pl.col("__due") > limit_timer(watermark))
 
     def count_state(self, state: pl.DataFrame, watermark: int) -> tuple[int, int]:
-        """Return the number of keys, and of rows of state, that have not expired at this watermark."""
+        """Count the keys and rows of state that have not expired at this watermark."""
         return self.count_rows(self.drop_expired(state, watermark))
 
     def count_rows(self, rows: pl.DataFrame) -> tuple[int, int]:
-        """Return the number of distinct keys in rows of state, and the number of these rows."""
+        """Count the distinct keys and the rows in a frame of state rows."""
         return rows.select("__kh", *self.key_names).n_unique() if rows.height else 0, rows.height
 
     def state_frame(self, state: pl.DataFrame) -> pl.DataFrame:
@@ -92,7 +92,11 @@ class TimedStateLayout(KeyedStateLayout):
     def replace_state(self, keys: pl.DataFrame, live: pl.DataFrame, result: KeyedResult, watermark: int) -> StateChange:
         """Return the new rows of the units that contain a changed key.
 
-        `keys`: see `state_rows`. `live`: the unexpired rows of all touched units; `KEY` is NULL in rows of other keys.
+        Args:
+            keys: The keys of the epoch's rows, as in `state_rows`.
+            live: The unexpired state rows of all touched units. `KEY` is NULL for keys that are not in `keys`.
+            result: The result of `advance`.
+            watermark: The watermark (µs) of the previous epoch.
         """
         changed = keys if result.changed is None else keys.filter(pl.col(KEY).is_in(result.changed.unique().implode()))
         new = self.state_rows(changed, result.state, watermark)
@@ -107,10 +111,10 @@ class TimedStateLayout(KeyedStateLayout):
         return StateChange(rows, keys_after - keys_before, rows_after - rows_before)
 
     def state_rows(self, keys: pl.DataFrame, state: pl.DataFrame | None, watermark: int) -> pl.DataFrame:
-        """Convert rows of state to the form that stores keep.
+        """Convert rows of state, as `advance` and `expire` return them, to stored state rows.
 
-        A timer at or before the watermark is due when the watermark next advances. `keys`: for each key, `KEY`, `__kh`,
-        the key columns, and the first and last event time (`__from`, `__upto`).
+        A timer at or before the watermark is due as soon as the watermark advances. `keys`: for each key, `KEY`,
+        `__kh`, the key columns, and the first and last event time (`__from`, `__upto`).
         """
         if state is None or state.is_empty():
             return self.empty_state()
@@ -135,7 +139,7 @@ def limit_timer(watermark: int) -> int:
 
 
 def _tombstones(before: pl.DataFrame, after: pl.DataFrame) -> pl.DataFrame:
-    """Return rows that mark units as deleted: those that have rows in `before`, but none in `after`."""
+    """Return a TOMBSTONE row for each unit that has rows in `before`, but not in `after`."""
     emptied = before.join(after, on="__h", how="anti").unique("__h", keep="first")
     return emptied.with_columns(pl.lit(TOMBSTONE, pl.Int8).alias("__kind"))
 

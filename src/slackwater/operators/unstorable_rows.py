@@ -1,9 +1,9 @@
-"""Find rows that the target or the state cannot store: they could be counted, but never written.
+"""Detection of rows that the target or the state cannot store. Their results could be committed, but never published.
 
     SQL ─▶ storable? ─┬─ yes ─▶ shards
-                      └─ no  ─▶ a bad row with a reason (if it were committed, it could never be published)
+                      └─ no  ─▶ a bad row with a reason
 
-Each check exists in two forms: as Spark SQL and for Polars frames.
+Each check exists as Spark SQL and as a Polars expression.
 """
 
 from __future__ import annotations
@@ -29,30 +29,29 @@ ZERO, RANGE, KEY = "U+0000", "time out of range", "key too large"
 REASONS = {
     ZERO: "a string contains U+0000 or is not UTF-8, which Postgres cannot store",
     RANGE: "a time is outside the years 1 to 9999",
-    KEY: "its keys are larger than a unique index of Postgres can hold",
+    KEY: "its key is too large for a unique index in Postgres",
 }
-UNFIT = "__unfit"  # hidden column: why a row cannot be stored; NULL if it can
+UNFIT = "__unfit"  # hidden column: the reason why a row cannot be stored, or NULL
 _TUPLE, _FIXED, _VARIABLE = 32, 32, 8  # bytes: index entry, fixed-size column, overhead of a variable-size column
 # matches U+0000 in JSON, but not the text \\u0000, which has two backslashes
 _ZERO_IN_JSON = r"r'(?<!\\)(\\\\)*\\u0000'"
 
 
 class StorabilityCheck(NamedTuple):
-    """A condition that is true for an unstorable row.
-
-    `sql`: the condition as Spark SQL over the output of the user's SQL. `frame`: the condition for a frame with the
-    event time (µs) in `ts`.
-    """
+    """A condition that is true for rows that cannot be stored."""
 
     reason: str
-    sql: str
-    frame: pl.Expr
+    sql: str  # the condition as Spark SQL over the output of the user's SQL
+    frame: pl.Expr  # the condition for a frame with the event time (µs) in the column `ts`
 
 
 def unstorable_reason_sql(operator: Operator, which: int, capacity: ValueLimits) -> str | None:
     """Return Spark SQL for the reason why a row cannot be stored; None if every row can be stored.
 
-    `which`: the side of a join, 0 or 1. `capacity`: the values that the target and the state can store.
+    Args:
+        operator: The operator that reads the rows.
+        which: The side of a join, 0 or 1.
+        capacity: The values that the target and the state can store.
     """
     tests = list(_checks(operator, which, capacity))
     cases = " ".join(f"WHEN {t.sql} THEN '{t.reason}'" for t in tests)
@@ -60,7 +59,14 @@ def unstorable_reason_sql(operator: Operator, which: int, capacity: ValueLimits)
 
 
 def unstorable_reason(operator: Operator, which: int, capacity: ValueLimits, rows: pl.DataFrame) -> pl.Series | None:
-    """Return the reason why each row of a frame (with `ts`) cannot be stored; None if every row can be stored."""
+    """Return, for each row, the reason why it cannot be stored, or NULL. Return None if every row can be stored.
+
+    Args:
+        operator: The operator that reads the rows.
+        which: The side of a join, 0 or 1.
+        capacity: The values that the target and the state can store.
+        rows: The rows, with the event time (µs) in the column `ts`.
+    """
     tests = list(_checks(operator, which, capacity))
     if not tests:
         return None
@@ -98,16 +104,12 @@ def _checks(operator: Operator, which: int, capacity: ValueLimits) -> Iterator[S
 
 
 class _StoredFields(NamedTuple):
-    """The fields of a row that a target or state stores, and how it stores them.
+    """The fields of a row that the target or the state stores."""
 
-    `fields`: fields that are stored unchanged. `unique`: fields in a unique index of the target. `reach_us`: how far
-    (µs) a time that is computed from the row's event time may be from it. `is_timed`: the event time is stored as well.
-    """
-
-    fields: Sequence[Field]
-    unique: Sequence[Field]
-    reach_us: int
-    is_timed: bool = True
+    fields: Sequence[Field]  # fields that are stored unchanged
+    unique: Sequence[Field]  # fields in a unique index of the target
+    reach_us: int  # how far (µs) computed times may be from the event time, in both directions
+    is_timed: bool = True  # whether times that are computed from the event time are stored
 
 
 @singledispatch
@@ -145,7 +147,7 @@ def _(operator: StatelessOperator, which: int, capacity: ValueLimits) -> _Stored
 
 @singledispatch
 def storable_event_times(operator: Operator) -> tuple[int, int]:
-    """Return the range of event times (µs, inclusive) whose windows begin, end and become final in the years 1 to 9999."""
+    """Return the range of event times (µs, inclusive) for which all computed times are in the years 1 to 9999."""
     raise_unregistered(operator, "slackwater.operators.unstorable_rows.storable_event_times")
 
 
@@ -173,7 +175,7 @@ def _(operator: Operator) -> tuple[int, int]:
 
 
 def _may_hold_input_values(type_: str) -> bool:
-    """Return whether a result of this type may contain input values. Strings and times may; numbers are computed."""
+    """Return whether a result of this type may contain input values. Only strings and times may."""
     return any(name in type_ for name in ("string", "timestamp", "date"))
 
 

@@ -1,8 +1,4 @@
-"""Base class of the operators of tumbling, hopping and session windows: due rows, reports and limits.
-
-A task is deterministic and may run twice. It reads files that a commit references, and writes files with new names,
-which take effect only when the next commit references them.
-"""
+"""Base class of the window operators: holds, limits, reports and the description in the commit."""
 
 from __future__ import annotations
 
@@ -26,12 +22,16 @@ Report = dict[str, Any]  # fields of an `IngestReport`
 
 @dataclass(frozen=True)
 class WindowOperator(CompiledWindow, StateRowOperator):
-    """The operator of a window; subclasses add what is specific to their kind of window."""
+    """Base class of the operators of tumbling, hopping and session windows.
+
+    A task is deterministic and may run twice. It writes files with new names, which take effect when a commit
+    references them.
+    """
 
     @property
     @abstractmethod
     def last_instant_us(self) -> int:
-        """Return the time (µs) from a window's last instant to its end: 0 if the window includes its end, else 1."""
+        """Return the time (µs) from a window's last instant to its end: 0 if the end is part of the window, else 1."""
 
     @property
     def reasons(self) -> Sequence[str]:
@@ -42,19 +42,16 @@ class WindowOperator(CompiledWindow, StateRowOperator):
         return [*self.output, Field(EVENT_TIME, "timestamp")]
 
     def as_rows(self, results: pl.DataFrame) -> pl.DataFrame:
-        """Add `_event_ts`, the last instant of each window.
-
-        While a window is open, the watermark is never after this instant.
-        """
+        """Add `_event_ts`, the last instant of each window. While a window is open, the watermark is not after it."""
         end = results[self.window.window_end_column]
         return results.with_columns((end - pl.duration(microseconds=self.last_instant_us)).alias(EVENT_TIME))
 
     def find_shard_holds(self, rows: pl.DataFrame) -> tuple[Hold, ...]:
-        """Find the watermark holds of a shard in its state rows."""
+        """Return the watermark holds of a shard. `rows`: all its state rows, sorted by `__h`."""
         return ()
 
     def find_changed_holds(self, task: ShardTask, state: pl.DataFrame) -> tuple[Hold, ...] | None:
-        """Return the watermark holds of a shard after its changed units became `state`; None if no hold changed."""
+        """Return the new watermark holds of a shard; None if unchanged. `state`: the new rows of all changed units."""
         return None
 
     @property
@@ -67,18 +64,18 @@ class WindowOperator(CompiledWindow, StateRowOperator):
 
     @property
     def fails_above(self) -> int | None:
-        """Return the number of groups above which an epoch fails; None if it never fails."""
+        """Return the number of groups above which an epoch fails; None if epochs do not fail."""
         return self.window.max_groups_per_window if self.window.on_state_cap == "fail" else None
 
     @abstractmethod
     def count_late_by_step(self, late: pl.DataFrame, watermark: int) -> dict[str, int]:
-        """Count the late rows of a shard by the additional lateness that would have kept them.
+        """Count late rows by the additional lateness that they would have needed (see `core.lateness_histogram`).
 
-        See `core.lateness_histogram`. `late`: rows with `__start`, as in `IngestResult`.
+        `late`: as in `IngestResult`. `watermark`: the watermark (µs) of the previous epoch.
         """
 
     def has_forgotten(self, watermark: int) -> bool:
-        """Return whether windows that this config would still retain have left the state under an earlier config."""
+        """Return whether an earlier config has dropped windows from the state that this config would still retain."""
         return self.horizon(watermark) > watermark - self.retain_us
 
     # -- in the commit -------------------------------------------------------------------------------------------
@@ -99,7 +96,7 @@ class WindowOperator(CompiledWindow, StateRowOperator):
         return {"updates": self.updates, "retain_us": self.retain_us}
 
     def description(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Describe the window, including column types, so that `registry.bind_window` can rebuild the same logic."""
+        """Describe the window and its column types. `registry.bind_window` can rebuild the same operator from them."""
         columns = {f.name: f.type for f in (*self.keys, *(i.source for i in self.inputs))}
         return {"window": data, "columns": columns}
 
@@ -108,10 +105,13 @@ class WindowOperator(CompiledWindow, StateRowOperator):
     def ingest_report(
         self, task: ShardTask, done: IngestResult, before: pl.DataFrame, alone: pl.DataFrame | None
     ) -> Report:
-        """Stage the outcome of an epoch's rows, and return fields for the report.
+        """Stage the new state after an epoch's rows were merged, and return fields of the `IngestReport`.
 
-        `before`: all previous rows of the touched units. `alone`: late rows as separate results; None if there are
-        none.
+        Args:
+            task: The task of the shard.
+            done: The result of the merge.
+            before: All previous state rows of the touched units.
+            alone: Late rows as separate results; None without such results.
         """
         counts = done.counts
         return {
@@ -143,7 +143,7 @@ class WindowOperator(CompiledWindow, StateRowOperator):
         }
 
     def emit_report(self, task: ShardTask, done: EmitResult, before: pl.DataFrame) -> EmitReport:
-        """Stage the results that an epoch emits. `before`: all previous rows of the units that are due."""
+        """Stage the results of an epoch and the new state. `before`: all previous rows of the units that are due."""
         if task.flush:
             done = replace(done, rows=done.rows.with_columns(pl.col("__reason").replace("close", "flush")))
         outputs: tuple[OutputMeta, ...] = ()
@@ -167,7 +167,7 @@ class WindowOperator(CompiledWindow, StateRowOperator):
         )
 
     def overflows(self, rows: pl.DataFrame) -> OverflowCounts:
-        """Count the results in `rows` that overflowed their type, and take a few samples."""
+        """Count the results that overflowed their type and are emitted as NULL, and take a few samples."""
         count, sample = 0, list[dict[str, object]]()
         for agg in self.aggs:
             beyond = agg.overflowed(rows) if agg.spec.on_overflow == "null" else None

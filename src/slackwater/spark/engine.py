@@ -31,7 +31,7 @@ from slackwater.core.schema import ANYTHING, ValueLimits
 from slackwater.engine.engine_interface import IngestOutcome, SourceStats, UnstorableRows
 from slackwater.errors import EpochError
 from slackwater.operators import unstorable_rows
-from slackwater.operators.base import Operator, Question, ShardTask
+from slackwater.operators.base import Operator, ShardCount, ShardTask
 from slackwater.operators.dead_letters import (
     ORIGIN,
     numbered_origin,
@@ -300,9 +300,9 @@ class SparkEngine:
                 return list(pool.map(lambda task: task.operator.emit(task), tasks))
         return [EmitReport.model_validate_json(r) for r in self._over_shards(tasks, emit_task(tasks))]
 
-    def count(self, tasks: Sequence[ShardTask], question: Question) -> Mapping[int, int]:
+    def count(self, tasks: Sequence[ShardTask], shard_count: ShardCount) -> Mapping[int, int]:
         counts: Counter[int] = Counter()
-        for report in self._over_shards(tasks, count_task(tasks, question)):
+        for report in self._over_shards(tasks, count_task(tasks, shard_count)):
             counts.update({int(w): n for w, n in json.loads(report).items()})
         return counts
 

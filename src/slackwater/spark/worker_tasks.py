@@ -18,7 +18,7 @@ from slackwater.core.column_names import quote_identifier
 from slackwater.core.dead_letter_schema import LETTER
 from slackwater.errors import EpochError, SlackwaterError
 from slackwater.operators import dead_letters
-from slackwater.operators.base import Operator, Question, ShardTask, ingest_and_emit
+from slackwater.operators.base import Operator, ShardCount, ShardTask, ingest_and_emit
 from slackwater.operators.reports import LetterFile
 from slackwater.spark import operator_rows
 from slackwater.spark.tuning import worker_memory
@@ -180,11 +180,11 @@ def emit_task(tasks: Sequence[ShardTask]) -> Task:
     return run
 
 
-def count_task(tasks: Sequence[ShardTask], question: Question) -> Task:
+def count_task(tasks: Sequence[ShardTask], shard_count: ShardCount) -> Task:
     packed = PackedTasks.pack(tasks)
 
     def run(table: pa.Table) -> str:
-        return json.dumps(dict(question(packed.task(table.column(0)[0].as_py()))))
+        return json.dumps(dict(shard_count(packed.task(table.column(0)[0].as_py()))))
 
     return run
 

@@ -22,7 +22,7 @@ from slackwater.core.schema import ANYTHING, ValueLimits
 from slackwater.engine.engine_interface import IngestOutcome, SourceStats, UnstorableRows
 from slackwater.errors import raise_unregistered
 from slackwater.operators import unstorable_rows
-from slackwater.operators.base import NonWindowOperator, Operator, Question, ShardTask, ingest_and_emit
+from slackwater.operators.base import NonWindowOperator, Operator, ShardCount, ShardTask, ingest_and_emit
 from slackwater.operators.dead_letters import ORIGIN, OUTSIDE, build_bad_row_letters, write_late_letters
 from slackwater.operators.interval_join import IntervalJoinOperator
 from slackwater.operators.keyed import KeyedOperator
@@ -194,8 +194,8 @@ class LocalEngine:
     def emit(self, tasks: Sequence[ShardTask]) -> Sequence[EmitReport]:
         return [t.operator.emit(t) for t in tasks]
 
-    def count(self, tasks: Sequence[ShardTask], question: Question) -> Mapping[int, int]:
-        return sum((Counter(question(t)) for t in tasks), Counter())
+    def count(self, tasks: Sequence[ShardTask], shard_count: ShardCount) -> Mapping[int, int]:
+        return sum((Counter(shard_count(t)) for t in tasks), Counter())
 
 
 def _stats(timed: pl.DataFrame, batch_partitions: Mapping[str, int]) -> SourceStats:

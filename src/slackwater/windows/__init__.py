@@ -1,4 +1,4 @@
-"""Window computations as pure functions over data frames. This package uses neither Spark, nor files, nor a clock.
+"""Window computations as pure functions over data frames. This package does not use Spark, files or a clock.
 
 May import: config, core, errors, watermark.
 """

@@ -1,9 +1,8 @@
 """A window compiled against the available columns: the internal counterpart of `config.window.Window`.
 
-`CompiledWindow` has what all windows share: keys, aggregations, the state schema, lifting, merging and finishing.
+`CompiledWindow` is the common base: keys, aggregations, the state schema, lifting, merging and finishing.
 `pane_windows.CompiledPaneWindow` (tumbling, hopping) and `session_intervals.CompiledSessionWindow` define how state
-rows combine and when they are due. The columns of a state row are described in `state_rows`. `IngestResult` and
-`EmitResult` are what an epoch does to the windows of a shard.
+rows combine and when they are due. `state_rows` describes the columns of a state row.
 """
 
 from __future__ import annotations
@@ -26,54 +25,50 @@ METADATA = [Field("_revision", "bigint"), Field("_final_at", "timestamp"), Field
 
 
 def allowed_lateness_us(window: Window) -> int:
-    """Return how long (µs) a window can be corrected after it closes."""
+    """Return the time (µs) after its close during which a window can be corrected."""
     return 1000 * effective_allowed_lateness_ms(window)
 
 
 @dataclass(frozen=True)
 class ResultCounts:
-    """Counts for one shard and epoch: what happened to its rows, and how its open groups changed."""
+    """Row counts of one shard and epoch, and the changes in its numbers of groups and open windows."""
 
     used: int = 0
     late: int = 0
-    late_idle: int = 0
-    late_windows: int = 0
-    refused: int = 0
+    late_idle: int = 0  # late rows from idle sources
+    late_windows: int = 0  # number of windows that late rows missed, added up over the rows
+    refused: int = 0  # rows of new groups over the limit
     groups: int = 0  # change in the number of groups: keys with open sessions, or (key, pane)
     windows: int = 0  # change in the number of open windows
 
 
 @dataclass(frozen=True)
 class IngestResult:
-    """The outcome of merging rows into the units (state rows with equal `__h`) that they touch."""
+    """Result of merging an epoch's rows into the touched units. A unit consists of all state rows with equal `__h`."""
 
-    state: pl.DataFrame
+    state: pl.DataFrame  # the new rows of all touched units
     counts: ResultCounts
-    late: pl.DataFrame  # keys, `__start`, and `__n`, `__idle` and `__row` if the rows had them
-    new_groups: dict[int, int]  # panes: start -> number of keys first seen in it
+    late: pl.DataFrame  # keys and `__start`; also `__n`, `__idle` and `__row` if the input rows have them
+    new_groups: dict[int, int]  # panes: number of new groups by the start of the pane
 
 
 @dataclass(frozen=True)
 class EmitResult:
-    """The results that an epoch emits on one shard, and the state rows that it changes.
+    """Results that an epoch emits on one shard, and the state rows that change."""
 
-    `rows` has keys, `__start`, `__end`, `__final`, `__rev`, `__reason` and accumulators. `superseded` has keys,
-    `__start` and `__rev` of results that no longer exist but are still in the target.
-    """
-
-    rows: pl.DataFrame
-    state: pl.DataFrame
-    superseded: pl.DataFrame
-    groups: int = 0
-    windows: int = 0
+    rows: pl.DataFrame  # keys, `__start`, `__end`, `__final`, `__rev`, `__reason` and accumulators
+    state: pl.DataFrame  # the new rows of all changed units
+    superseded: pl.DataFrame  # keys, `__start` and `__rev` of results in the target that are no longer valid
+    groups: int = 0  # change in the number of groups
+    windows: int = 0  # change in the number of open windows
 
 
 @dataclass(frozen=True)
 class CompiledWindow(KeyedStateLayout):
-    """A compiled window: pure functions, without a clock or I/O. All times are in µs.
+    """A window compiled against its input columns. Its methods are pure functions. All times are in µs.
 
-    `gone_us`: windows that close at or before this time left the state under an earlier config and do not come back
-    (see `windows.state_conversion`).
+    Windows that closed at or before `gone_us` left the state under an earlier config, and are not restored (see
+    `windows.state_conversion`).
     """
 
     pipeline: str
@@ -84,19 +79,20 @@ class CompiledWindow(KeyedStateLayout):
 
     @cached_property
     def allowed_us(self) -> int:
-        """Return how long (µs) a window can be corrected after it closes."""
+        """Return the allowed lateness (µs): the time after its close during which a window can be corrected."""
         return allowed_lateness_us(self.window)
 
     @cached_property
     def retain_us(self) -> int:
-        """Return how long (µs) a closed window stays in the state.
+        """Return the time (µs) for which a closed window stays in the state.
 
-        With emit = "final" this is 0, since the allowed lateness delays the watermark itself.
+        With emit = "final" it is 0, because the allowed lateness delays the watermark itself.
         """
         return 0 if self.window.emit == "final" else self.allowed_us
 
     @cached_property
     def updates(self) -> bool:
+        """Return whether open windows are emitted again when they change (emit = "updates")."""
         return self.window.emit == "updates"
 
     @cached_property
@@ -106,24 +102,24 @@ class CompiledWindow(KeyedStateLayout):
 
     @cached_property
     def revisions(self) -> list[str]:
-        """Return the columns of a state row that record its emissions."""
+        """Return the state columns that record emissions; empty if no window is emitted more than once."""
         return ["__rev", "__out"] if self.revises else []
 
     def horizon(self, watermark: int) -> int:
-        """Return the horizon (µs): windows that closed at or before it have left the state."""
+        """Return the horizon (µs). Windows that closed at or before the horizon have left the state."""
         return max(watermark - self.retain_us, self.gone_us)
 
     @property
     def earlier_settings(self) -> Mapping[str, Any]:
-        """Return the effects of earlier configs to store with the state; `with_earlier_settings` restores them."""
+        """Return the settings that earlier configs determined. A state stores them for `with_earlier_settings`."""
         return {"gone_us": self.gone_us}
 
     def with_earlier_settings(self, earlier: Mapping[str, Any]) -> Self:
-        """Return the window with the effects of earlier configs that a state stores. Unrelated entries are ignored."""
+        """Return this window with the `earlier_settings` of a stored state. Unrelated entries are ignored."""
         return replace(self, **{name: earlier[name] for name in self.earlier_settings})
 
     def continue_from(self, former: Self, watermark: int) -> Self:
-        """Return this window, prepared to continue a state of `former`. Windows that left it do not enter it again."""
+        """Return this window, set up to continue the state of `former`, whose expired windows are not restored."""
         return replace(self, gone_us=former.horizon(watermark))
 
     @cached_property
@@ -133,6 +129,7 @@ class CompiledWindow(KeyedStateLayout):
 
     @cached_property
     def accumulators(self) -> dict[str, pl.DataType]:
+        """Return the name and type of each accumulator column of all aggregations."""
         return {name: dtype for a in self.aggs for name, dtype in a.accumulators.items()}
 
     @cached_property
@@ -142,17 +139,17 @@ class CompiledWindow(KeyedStateLayout):
 
     @cached_property
     def emitted_columns(self) -> list[str]:
-        """Return the columns of the emitted rows of an `EmitResult`."""
+        """Return the columns of `EmitResult.rows`."""
         return ["__kh", *self.key_names, "__start", "__end", "__final", "__rev", "__reason", *self.accumulators]
 
     @cached_property
     def superseded_columns(self) -> list[str]:
-        """Return the columns of the superseded rows of an `EmitResult`."""
+        """Return the columns of `EmitResult.superseded`."""
         return ["__kh", *self.key_names, "__start", "__rev"]
 
     @property
     def ends(self) -> dict[str, pl.DataType]:
-        """Return the state column that stores how far a session's rows extend; empty if other columns determine it."""
+        """Return the state column `__end`, with its type; empty if other columns determine the end of a window."""
         return {}
 
     # -- output --------------------------------------------------------------------------------------------------
@@ -169,23 +166,23 @@ class CompiledWindow(KeyedStateLayout):
 
     @property
     def values(self) -> list[Field]:
-        """Return the output columns that follow the keys, the start and end of the window, and the session id."""
+        """Return the output columns of the aggregations, followed by those of `emit_metadata`."""
         return [*(a.output for a in self.aggs), *(METADATA if self.window.emit_metadata else [])]
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """Return the output columns that identify a window."""
+        """Return the names of the output columns that identify a window."""
         return (*self.key_names, self.window.window_start_column)
 
     @property
     def retraction(self) -> tuple[str, ...]:
-        """Return the output columns that have values in a superseded row."""
+        """Return the names of the output columns that are set in a superseded row. All others are NULL."""
         return self.identity
 
     # -- rows ----------------------------------------------------------------------------------------------------
 
     def lift_rows(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Replace the input columns of rows (`__kh`, `__ts`, keys, inputs) with accumulators."""
+        """Replace the input columns of rows with accumulators. `rows` has `__kh`, `__ts`, the keys and the inputs."""
         keep = [c for c in ("__kh", "__ts", "__end", "__src") if c in rows.columns]
         lifted = [e for a in self.aggs for e in a.lift(rows, "__ts")]
         lifted_rows = rows.select(*keep, *self.key_names, *lifted)
@@ -194,12 +191,12 @@ class CompiledWindow(KeyedStateLayout):
         return lifted_rows.cast(self.accumulators)  # type: ignore[arg-type]
 
     def merge_runs(self, parts: pl.DataFrame, heads: Int64s, carried: Sequence[pl.Series]) -> pl.DataFrame:
-        """Merge the accumulators (and revisions) of each run of adjacent rows. A single row is returned unchanged.
+        """Merge the accumulators and revisions of each run of adjacent rows. A run of one row stays unchanged.
 
         Args:
-            parts: The rows; the rows of each run are adjacent.
-            heads: The position at which each run begins.
-            carried: Additional columns with one value per run; at least the keys.
+            parts: The rows with their accumulators and revisions, run after run.
+            heads: The position of the first row of each run.
+            carried: Additional columns of the result, with one value per run; at least the keys.
 
         Raises CapExceededError if a group exceeds a limit of its aggregation, and ValueRangeError if a result does not
         fit its type.
@@ -214,9 +211,8 @@ class CompiledWindow(KeyedStateLayout):
                 size = np.diff(heads, append=parts.height)
                 several = np.repeat(size > 1, size)
                 of_group = np.repeat(np.arange(len(heads)), size)[several]
-                keys = [
-                    c[of_group] for c in carried if c.name in self.key_names
-                ]  # `merge` of a custom aggregation may use them
+                # the merge of a custom aggregation may read the keys
+                keys = [c[of_group] for c in carried if c.name in self.key_names]
                 groups = parts.select(rest).filter(pl.Series(several)).with_columns(*keys)
                 merged_groups = (
                     groups.with_columns(pl.Series("__g", of_group).set_sorted())
@@ -240,10 +236,13 @@ class CompiledWindow(KeyedStateLayout):
         return [pl.col("__rev").max(), pl.col("__out").explode().drop_nulls().unique().sort()]
 
     def output_frame(self, done: EmitResult) -> pl.DataFrame:
-        """Return the output columns and `__reason` of emitted rows. In superseded rows, the aggregations are NULL."""
+        """Convert the emitted and superseded rows of an epoch to output rows, with their reasons in `__reason`.
+
+        Superseded rows have no values in the columns of the aggregations.
+        """
         rows = done.rows
         for agg in self.aggs:
-            agg.check_limit(rows, self.pipeline)  # as in `finish`, but with the pipeline's name
+            agg.check_limit(rows, self.pipeline)  # `finish` checks again, but its error does not name the pipeline
         frame = self._with_identity(rows).with_columns(
             *(a.finish(rows).alias(a.name) for a in self.aggs),
             _utc(rows["__end"]).alias(self.window.window_end_column),
@@ -253,19 +252,19 @@ class CompiledWindow(KeyedStateLayout):
             gone = self._with_identity(done.superseded.with_columns(pl.lit("supersede").alias("__reason")))
             frame = pl.concat([frame, gone], how="diagonal_relaxed")
         hidden_names: dict[str, str] = {}
-        if self.window.emit_metadata:  # otherwise, a key may have such a name
+        if self.window.emit_metadata:  # otherwise, a key column may have one of these names
             hidden_names = dict(zip([f.name for f in METADATA], ("__rev", "__final", "__reason"), strict=True))
         columns = [pl.col(hidden_names.get(f.name, f.name)).cast(f.polars).alias(f.name) for f in self.output]
         return frame.select(*columns, "__reason")
 
     def _with_identity(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Return the columns that identify the window of each row, together with its reason and revision."""
+        """Return the columns that identify the window of each row, and the reason and revision of each row."""
         columns = [*(rows[k] for k in self.key_names), rows["__reason"], rows["__rev"]]
         columns.append(_utc(rows["__start"]).alias(self.window.window_start_column))
         return pl.DataFrame(columns)
 
     def sorted_output(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Sort by (window_start, keys), with NULL first and NaN last."""
+        """Sort output rows by window start and keys, with NULL first and NaN last."""
         if frame.height < 2:
             return frame
         return frame.sort([self.window.window_start_column, *self.key_names], nulls_last=False, maintain_order=True)

@@ -1,13 +1,13 @@
-"""Apply late rows to windows that have left the state, and correct their results in the target.
+"""Corrections of windows that have left the state: late rows change their results in the target.
 
     target     [0 ──── 5]      [9 ── 12]       sessions that left the state, gap 3
     state                                  [16 ── …
     row                    ● 7                 joins both: upsert [0 ── 12], supersede [9 ── 12]
     row                             ● 14       joins the second and the open one, which now begins at 9
 
-Sessions stored in the target are put back into the state, as if late_data = "reopen" had retained them. Rows are then
-added as usual, and sessions beyond the window's own horizon leave the state again. Tumbling and hopping windows are
-simpler: each is either in the state or not, so its stored row is merged with the late rows.
+Sessions that are stored in the target return to the state, as if late_data = "reopen" had retained them. Rows are then
+added as usual, and sessions behind the horizon leave the state again. A tumbling or hopping window does not interact
+with others: its stored row is merged with the late rows.
 """
 
 from __future__ import annotations
@@ -47,35 +47,33 @@ from slackwater.windows.state_rows import (
 
 _FOREVER_MS = 10**15
 
-CAPPED = "its session reaches max_session_duration, or was cut there: where the cuts would lie now is not stored"
+CAPPED = "its session reaches max_session_duration or was cut there; the rows needed to cut it again are not stored"
 
 
 @dataclass(frozen=True)
 class LateCorrection:
-    """The changes that a replay of late rows makes.
+    """Changes that a replay of late rows makes to the target and to the state."""
 
-    `refused` has, for each row, the reason why it cannot be applied, or NULL. A refused row has no effect at all.
-    `done.state` contains all rows of the units to replace. `done.groups` and `done.windows` are the changes in the
-    numbers of groups and open windows.
-    """
-
-    done: EmitResult
-    refused: pl.Series
+    done: EmitResult  # its `state` contains all rows of the units to replace
+    refused: pl.Series  # for each late row, why it cannot be applied and has no effect; NULL if it is applied
 
 
 @singledispatch
 def touched_ranges(logic: CompiledWindow, rows: pl.DataFrame) -> pl.DataFrame:
-    """Return the ranges of stored windows that these rows may touch: `__kh`, keys, `__low` and `__high`.
+    """Return the ranges of stored windows that late rows may touch: `__kh`, keys, `__low` and `__high`.
 
-    `__low` and `__high` are window starts in µs, both inclusive. `rows` has the columns that `correct_gone_windows`
-    expects. The ranges of a key are disjoint.
+    `__low` and `__high` are window starts (µs, inclusive). The ranges of a key are disjoint. `rows`: as in
+    `correct_gone_windows`.
     """
     raise_unregistered(logic, "slackwater.windows.gone_window_corrections.touched_ranges")
 
 
 @singledispatch
 def touched_units(logic: CompiledWindow, rows: pl.DataFrame) -> Int64s:
-    """Return the state units that these rows may touch, sorted and unique."""
+    """Return the state units (`__h`) that late rows may touch, sorted and unique.
+
+    `rows`: as in `correct_gone_windows`.
+    """
     raise_unregistered(logic, "slackwater.windows.gone_window_corrections.touched_units")
 
 
@@ -91,11 +89,13 @@ def correct_gone_windows(
     """Apply late rows to closed windows.
 
     Args:
-        rows: `__kh`, `__ts`, keys and accumulators; for panes also `__missed`, the number of windows each row was late
-            for.
-        state: All rows of the `touched_units`.
-        stored: The target's rows in the `touched_ranges`: `__kh`, keys, `__start`, `__end`, `__rev` and accumulators.
-        watermark: The committed watermark in µs.
+        logic: The window.
+        rows: `__kh`, `__ts`, keys and accumulators. For tumbling and hopping windows also `__missed`, the number of
+            windows for which each row was late.
+        state: All state rows of the `touched_units`.
+        stored: The results in the `touched_ranges`, read from the target: `__kh`, keys, `__start`, `__end`, `__rev` and
+            accumulators.
+        watermark: The committed watermark (µs).
         lost: Why the stored accumulators cannot be merged with other rows; None if they can.
     """
     raise_unregistered(logic, "slackwater.windows.gone_window_corrections.correct_gone_windows")
@@ -118,7 +118,7 @@ def _(logic: CompiledPaneWindow, rows: pl.DataFrame) -> Int64s:
 
 
 def _missed_windows(logic: CompiledPaneWindow, rows: pl.DataFrame) -> tuple[Int64s, Int64s]:
-    """Return (row, window start) for every window for which a row was late."""
+    """Return two arrays, with an element for each window that a row missed: the row's position and the window start."""
     first = pane_windows.first_window(logic, pane_windows.pane_start(logic, rows["__ts"].to_numpy()))
     index, nth = repeat_positions(rows["__missed"].to_numpy())
     return index, first[index] + nth * logic.hop_us
@@ -173,7 +173,7 @@ def _(
 
 @touched_ranges.register
 def _(logic: CompiledSessionWindow, rows: pl.DataFrame) -> pl.DataFrame:
-    # a touched session begins at most one cap before the row; the session before it, which may be cut, one cap earlier
+    # a touched session begins at most one cap before the row, and the previous one, which may be cut, one more cap
     before, after = 2 * logic.cap_us + 3 * logic.reach_us, logic.cap_us + 2 * logic.reach_us
     low, high = pl.col("__ts").min() - before, pl.col("__ts").max() + after
     return rows.group_by(["__kh", *logic.key_names]).agg(low.alias("__low"), high.alias("__high"))
@@ -217,7 +217,7 @@ def _(
     final = pl.concat([ingested.filter(~_shares_unit(ingested, done.state)), done.state]).filter(
         pl.col("__kind") != TOMBSTONE
     )
-    # sessions that no row touched exist only in the target, and stay as they are
+    # sessions that no row touched stay only in the target
     same = ["__kh", *logic.key_names, "__start", "__last", "__rev"]
     idle = revived.join(final, on=same, how="semi", nulls_equal=True)
     final = final.join(idle, on=same, how="anti", nulls_equal=True)
@@ -249,13 +249,13 @@ def _shares_unit(frame: pl.DataFrame, other: pl.DataFrame) -> pl.Series:
 
 
 def _drop_gone(logic: CompiledSessionWindow, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
-    """Drop expired sessions that are stored as fragments, after merging these fragments as in any epoch."""
+    """Merge the fragments of expired sessions, as emission does in every epoch, and drop these sessions."""
     done = session_emission.emit_sessions(logic, state, watermark, watermark)
     return pl.concat([state.filter(~_shares_unit(state, done.state)), done.state.filter(pl.col("__kind") != TOMBSTONE)])
 
 
 def _emitted_but_open(logic: CompiledSessionWindow, staying: pl.DataFrame) -> pl.DataFrame:
-    """Return the results in the target of sessions that are open again, unless the state records these results."""
+    """Return the results of sessions that are open again. Empty if the state itself records these results."""
     columns = logic.superseded_columns
     if logic.revises:
         return staying.clear().select(columns)
@@ -276,15 +276,15 @@ def _is_gone(horizon: int) -> pl.Expr:
 
 
 def _may_be_cut(logic: CompiledSessionWindow) -> pl.Expr:
-    """Select the target's sessions that end at the cap.
+    """Select sessions that end exactly at the cap.
 
-    The cap may have cut them short. If so, the time of their last event is unknown.
+    The cap may have cut such a session. The time of its last event is then unknown.
     """
     return pl.col("__due") - 1 - pl.col("__start") == logic.cap_us
 
 
 def _revive_stored(retaining: CompiledSessionWindow, held: pl.DataFrame, stored: pl.DataFrame) -> pl.DataFrame:
-    """Return the target's sessions that are not in the state, as state rows marked as present in the target."""
+    """Convert the stored sessions that are not in the state to state rows that are marked as emitted."""
     identity = ["__kh", *retaining.key_names, "__start"]
     emitted_starts = held.select("__kh", *retaining.key_names, "__out").explode("__out").drop_nulls("__out")
     absent = stored.join(emitted_starts.rename({"__out": "__start"}), on=identity, how="anti", nulls_equal=True)
@@ -300,7 +300,7 @@ def _revive_stored(retaining: CompiledSessionWindow, held: pl.DataFrame, stored:
 def _refusal_reasons(
     retaining: CompiledSessionWindow, rows: pl.DataFrame, held: pl.DataFrame, revived: pl.DataFrame, lost: str | None
 ) -> pl.Series:
-    """Return why each row cannot be applied, or NULL. The rows of a run (joined by the gap) share the reason."""
+    """Return the reason why each row cannot be applied, or NULL. All rows of a run have the same reason."""
     hidden = ["__kh", "__kind", "__start", "__last", "__due", *retaining.key_names]
     hidden += ["__end"] if retaining.dynamic else []
     cut_at = pl.col("__start") + retaining.cap_us - 1  # the latest event that a cut session can have
@@ -339,7 +339,7 @@ def _refusal_reasons(
 
 
 def _with_floors(logic: CompiledSessionWindow, staying: pl.DataFrame, past: pl.DataFrame, horizon: int) -> pl.DataFrame:
-    """Return whole units of state rows: the staying rows, and floors for expired ones that can still make rows late."""
+    """Return complete units: the staying state rows, and floors for expired sessions that can still make rows late."""
     bare = past.with_columns(pl.lit(FLOOR, pl.Int8).alias("__kind"))
     everything = pl.concat([staying, bare])
     if everything.is_empty():

@@ -1,4 +1,4 @@
-"""Emit tumbling and hopping windows, which are merged from their panes when they close or change."""
+"""Emission of tumbling and hopping windows, which are merged from their panes when they close or change."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ from slackwater.windows.state_rows import CLEAN, DIRTY, Int64s
 
 
 def sibling_units(logic: CompiledPaneWindow, panes: pl.DataFrame, since: int, watermark: int) -> Int64s:
-    """Return the units of the other panes of all windows that contain a DIRTY pane, sorted and unique."""
+    """Return the units of all panes in the windows that contain a DIRTY pane, sorted and unique.
+
+    The result is empty for tumbling windows, which consist of one pane.
+    """
     dirty = panes.filter(pl.col("__kind") == DIRTY)
     if logic.hop_us == logic.duration_us or dirty.is_empty():
         return np.empty(0, dtype=np.int64)
@@ -36,7 +39,7 @@ def sibling_units(logic: CompiledPaneWindow, panes: pl.DataFrame, since: int, wa
 
 
 def _expand(low: Int64s, high: Int64s, step: int) -> tuple[Int64s, Int64s]:
-    """For each row, list the values from low to high in increments of `step`. Return the row indices and the values."""
+    """List the values from `low` to `high` of each row, in increments of `step`. Return row indices and values."""
     index, nth = repeat_positions(np.clip((high - low) // step + 1, 0, None))
     return index, low[index] + nth * step
 
@@ -46,10 +49,12 @@ def emit_windows(
 ) -> EmitResult:
     """Merge panes into the windows to emit as the watermark advances from `since` to `watermark`.
 
+    With `early` (emit = "updates"), changed open windows are emitted as well.
+
     window 60, hop 20, allowed lateness 30      since  watermark
-    [0 ─────────── 60)                          │ 62   │ 85       closed before: emitted if any of its panes is DIRTY
-         [20 ─────────── 80)                    │      │          closes now: emitted
-              [40 ─────────── 100)              │      │          open: with `early`, emitted if any of its panes is DIRTY
+    [0 ─────────── 60)                          │ 62   │ 85       closed before: emitted if any pane is DIRTY
+         [20 ─────────── 80)                    │      │          closes in this epoch: emitted
+              [40 ─────────── 100)              │      │          open: with `early`, emitted if any pane is DIRTY
     """
     kinds = panes["__kind"].to_numpy()
     any_dirty = bool((kinds == DIRTY).any())
@@ -87,9 +92,9 @@ def emit_windows(
 
 
 def emit_standalone_windows(logic: CompiledPaneWindow, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
-    """Emit late rows (as passed to `ingest_panes`) as separate windows, if their window has left the state.
+    """Convert rows to separate results with the reason "standalone", for each of their windows that has left the state.
 
-    `__reason` marks these windows.
+    `rows` has the form that `ingest_panes` takes.
     """
     pane = rows["__start"].to_numpy()
     gone = np.minimum(last_window(logic, pane), last_closed(logic, logic.horizon(watermark)))
@@ -104,9 +109,9 @@ def emit_standalone_windows(logic: CompiledPaneWindow, rows: pl.DataFrame, water
 
 
 def _merge_windows(logic: CompiledPaneWindow, spread: pl.DataFrame) -> pl.DataFrame:
-    """Merge panes by key and window; `spread` has one row per pane and window.
+    """Merge panes by key and window. `spread` has one row per pane and window.
 
-    `__changed` is true if any pane changed.
+    The `__changed` of a window is true if it is true for any of its panes.
     """
     if spread.is_empty():
         return spread
@@ -121,9 +126,9 @@ def _merge_windows(logic: CompiledPaneWindow, spread: pl.DataFrame) -> pl.DataFr
 
 
 def _with_notes(logic: CompiledPaneWindow, panes: pl.DataFrame, spread: pl.DataFrame, index: Int64s) -> pl.DataFrame:
-    """Apply the notes of panes to `spread`, which has one row per pane and window, by setting `__rev` and `__changed`.
+    """Set `__rev` and `__changed` according to the notes of panes.
 
-    `index` has the position of the pane of each row.
+    `spread` has one row per pane and window, and `index` has the position in `panes` of each row's pane.
     """
     notes = read_revisions(panes, first_window(logic, panes["__start"].to_numpy()), logic.hop_us)
     spread = spread.with_columns(pl.lit([], pl.List(pl.Int64)).alias("__out"))
@@ -140,7 +145,7 @@ def _with_notes(logic: CompiledPaneWindow, panes: pl.DataFrame, spread: pl.DataF
 def _record_emissions(
     logic: CompiledPaneWindow, panes: pl.DataFrame, rows: pl.DataFrame, watermark: int, early: bool
 ) -> pl.DataFrame:
-    """Return the new rows of units with DIRTY panes; a pane stays DIRTY while one of its windows has not been emitted."""
+    """Return the new rows of the units with DIRTY panes. A pane stays DIRTY until all its windows are emitted."""
     hashes = panes["__h"].to_numpy()
     units = panes.filter(pl.Series(is_in_sorted(hashes, distinct_values(hashes[panes["__kind"].to_numpy() == DIRTY]))))
     pane, dirty = units["__start"].to_numpy(), units["__kind"].to_numpy() == DIRTY

@@ -1,36 +1,38 @@
 """Tumbling and hopping windows over panes.
 
-A pane is the longest stretch of time that no window boundary cuts: gcd(duration, hop), on the grid of `offset`. Each
-row is merged into exactly one pane, no matter how many windows overlap. Windows are merged from panes when they close.
+A pane is the longest time range that no window boundary divides. Its length is gcd(duration, hop), and it starts on the
+grid of `offset`. Each row is merged into exactly one pane, no matter how many windows overlap. Windows are merged from
+panes when they close.
 
     duration 60, hop 20        pane 20
     windows   [0 ............ 60)
                    [20 ........... 80)
                         [40 .......... 100)
     panes     |0   |20   |40   |60   |80
-                         ^ a row here is stored once and read by three windows
+                         ^ a row at 40 is stored once and read by three windows
 
-A pane is due when the last window that contains it leaves the state: at the end of that window, plus the allowed
+A pane is due when the last window that contains it leaves the state: at the end of this window plus the allowed
 lateness.
 
 If windows can be revised, a changed pane is DIRTY until it is emitted. With `reopen`, only panes of closed windows
 become DIRTY; with `updates`, every changed pane does. The windows of DIRTY panes are merged from all their panes and
 emitted.
 
-If windows overlap, a pane may have a note for each of its windows, which records how many times the window was emitted.
+If windows overlap, a pane may have a note for each of its windows. A note records how many times the window was
+emitted.
 
     window 60, hop 20          a late row in pane 40 corrects the two closed windows
     [0 ─────────── 60)         emitted for the 2nd time         pane 40 notes: 0 and 20 were emitted again
          [20 ─────────── 80)   emitted for the 2nd time
               [40 ─────────── 100)  closes later: emitted for the 1st time
 
-The pane of a tumbling window is the window itself: `__rev` is the revision, and there are no notes. A pane of
-hopping windows has a list of notes in `__out`. There is one note for each window that was emitted after the pane had
-changed: `nth << 40 | (revision + 1) << 1 | holds`. `nth` is the position of the window among the windows of the pane.
-`holds` is 1 if the pane has not changed since. The revision of a window is the largest in the notes of its panes.
+The pane of a tumbling window is the window itself: `__rev` is the revision, and there are no notes. A pane of hopping
+windows has a list of notes in `__out`, one for each window that was emitted after the pane had changed:
+`nth << 40 | (revision + 1) << 1 | holds`. `nth` is the position of the window among the windows of the pane. `holds` is
+1 if the pane has not changed since the emission. The revision of a window is the largest in the notes of its panes.
 
-Closing a window does not write to the state, so the emission at its close is implied (`reopen`), not noted. A pane that
-a late row created after the close was not part of that emission; its revision is -1.
+Closing a window does not write to the state. With `reopen`, the emission at the close is therefore implied, not noted.
+A pane that a late row created after the close was not part of this emission. Its revision is -1.
 """
 
 from __future__ import annotations
@@ -57,18 +59,15 @@ NOTE_COLUMNS = {"__row": pl.Int64(), "__start": pl.Int64(), "__rev": pl.Int64(),
 
 @dataclass(frozen=True)
 class CompiledPaneWindow(CompiledWindow):
-    """A compiled tumbling or hopping window.
-
-    With `one_by_one`, Spark does not pre-aggregate rows before the shuffle.
-    """
+    """A compiled tumbling or hopping window. With `one_by_one`, Spark does not pre-aggregate its rows."""
 
     one_by_one: bool = False
 
     @cached_property
     def lifts_in_sql(self) -> bool:
-        """Return whether Spark pre-aggregates rows; otherwise the shards lift them.
+        """Return whether Spark pre-aggregates rows. If not, the shards lift them.
 
-        Pre-aggregation requires that every aggregation has a SQL form.
+        Spark can pre-aggregate rows only if every aggregation has a SQL form.
         """
         return not self.one_by_one and all(a.lift_sql("__ts") is not None for a in self.aggs)
 
@@ -96,7 +95,7 @@ class CompiledPaneWindow(CompiledWindow):
         return SegmentStats(first_due=first, last_due=close, close=close, dead=last)
 
     def due_between(self, since: int, watermark: int, early: bool = False) -> DueRowFilter:
-        """Select panes of windows that close in (since, watermark], and changed panes that have not been emitted."""
+        """Select the panes of windows that close in (since, watermark], and changed panes that were not emitted yet."""
         pending_upto = FAR if self.revises else NEVER
         move, retain_us, waiting = (since, watermark), self.retain_us, (FAR - 1, watermark)
         if self.updates:
@@ -106,17 +105,16 @@ class CompiledPaneWindow(CompiledWindow):
                 (move, waiting), ((since + retain_us, watermark + retain_us),), (), pending_upto, start_before=FAR
             )
         now = last_closed(self, watermark)
-        closing = (
-            ((since + retain_us, FAR),) if now > last_closed(self, since) else ()
-        )  # else no window ends in that range
+        is_any_closing = now > last_closed(self, since)
+        closing = ((since + retain_us, FAR),) if is_any_closing else ()
         return DueRowFilter((move, waiting), closing, (), pending_upto, start_before=now + self.duration_us)
 
     def expiry_bounds(self, watermark: int) -> ExpiryBounds:
-        """Return the `__due` up to which the last window of a pane has left the state."""
+        """Return the limit of `__due` up to which the last window of a pane has left the state."""
         return ExpiryBounds(whole_upto=watermark, floor_upto=NEVER)
 
     def drop_expired(self, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
-        """Keep the panes that a window still needs."""
+        """Drop the panes that no window needs any more."""
         return state.filter((pl.col("__due") > watermark) | (pl.col("__kind") == DIRTY))
 
 
@@ -126,7 +124,7 @@ def pane_us(logic: CompiledPaneWindow) -> int:
 
 
 def pane_start(logic: CompiledPaneWindow, ts: Int64s) -> Int64s:
-    """Return the start of the pane that contains each time. Floor division also handles times before 1970."""
+    """Return the start of the pane that contains each time. Times before 1970 are negative."""
     pane, offset = pane_us(logic), logic.offset_us
     return (ts - offset) // pane * pane + offset
 
@@ -144,15 +142,18 @@ def last_window(logic: CompiledPaneWindow, pane: Int64s) -> Int64s:
 
 
 def last_closed(logic: CompiledPaneWindow, watermark: int) -> int:
-    """Return the start of the last window that is closed at a watermark (or, given a horizon, has left the state)."""
+    """Return the start of the last window that is closed at this watermark.
+
+    Given the horizon of a watermark, return the start of the last window that has left the state.
+    """
     hop, offset = logic.hop_us, logic.offset_us
     return (watermark - logic.duration_us - offset) // hop * hop + offset
 
 
 def lift_rows(logic: CompiledPaneWindow, rows: pl.DataFrame) -> pl.DataFrame:
-    """Aggregate rows (`__kh`, `__ts`, keys, inputs) into partial accumulators per key and pane, in any order.
+    """Aggregate rows (`__kh`, `__ts`, keys, inputs) into accumulators per key and pane.
 
-    If every aggregation has a SQL form, Spark computes the same before the shuffle.
+    Adds `__n`, the number of rows, and `__first`, their first event time. Spark pre-aggregation computes the same.
     """
     lifted, ts = logic.lift_rows(rows), rows["__ts"].to_numpy()
     start = pane_start(logic, ts)
@@ -169,22 +170,27 @@ def lift_rows(logic: CompiledPaneWindow, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def late_before(logic: CompiledPaneWindow, watermark: int) -> int:
-    """Return the end of the last window that has left the state. A row before it is late for at least one window."""
+    """Return the end of the last window that has left the state. Earlier rows are late for at least one window."""
     return last_closed(logic, logic.horizon(watermark)) + logic.duration_us
 
 
 def missed_windows(logic: CompiledPaneWindow, ts: Int64s, watermark: int) -> tuple[Int64s, Int64s]:
-    """For each time, return the first of its windows that has left the state, and the number of such windows."""
+    """Return, for each time, the start of its first window, and how many of its windows have left the state."""
     first = first_window(logic, ts)
     gone = np.minimum(last_window(logic, ts), last_closed(logic, logic.horizon(watermark)))
     return first, np.clip((gone - first) // logic.hop_us + 1, 0, None)
 
 
 def ingest_panes(logic: CompiledPaneWindow, rows: pl.DataFrame, state: pl.DataFrame, watermark: int) -> IngestResult:
-    """Merge lifted panes (`__kh`, `__start`, `__n`, keys, accumulators) into the touched units.
+    """Merge lifted panes into the touched units.
 
-    `watermark` is that of the previous epoch. A row is late for a window that has left the state by then, and dropped
-    only if it is late for all its windows. `__n` is the number of raw rows in a lifted row.
+    A row is late for each of its windows that has left the state. It is dropped only if it is late for all of them.
+
+    Args:
+        logic: The window.
+        rows: `__kh`, `__h`, `__start`, `__n` (the number of raw rows), keys and accumulators.
+        state: All state rows of the touched units.
+        watermark: The watermark (µs) of the previous epoch.
     """
     horizon = logic.horizon(watermark)
     pane, n = rows["__start"].to_numpy(), rows["__n"].to_numpy()
@@ -213,7 +219,7 @@ def ingest_panes(logic: CompiledPaneWindow, rows: pl.DataFrame, state: pl.DataFr
 
 
 def _merge(logic: CompiledPaneWindow, rows: pl.DataFrame, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
-    """Merge rows with equal key and pane into one state row, which is DIRTY if any of them is."""
+    """Merge rows and state rows with equal key and pane into one state row. It is DIRTY if any of its parts is."""
     pane = rows["__start"].to_numpy()
     earliest = np.maximum(first_window(logic, pane), last_closed(logic, logic.horizon(watermark)) + logic.hop_us)
     is_late = earliest + logic.duration_us <= watermark
@@ -261,9 +267,9 @@ def pane_due_times(logic: CompiledPaneWindow, pane: Int64s) -> Int64s:
 
 
 def convert_emission(logic: CompiledPaneWindow, state: pl.DataFrame, updates: bool) -> pl.DataFrame:
-    """Convert state rows to a new emission mode. `updates`: whether the old mode emitted changed windows early."""
+    """Convert state rows to a new emission mode. `updates`: whether the previous mode was emit = "updates"."""
     state = state.with_columns(pl.Series("__due", pane_due_times(logic, state["__start"].to_numpy())))
-    if logic.updates and not updates:  # open windows have not been emitted yet
+    if logic.updates and not updates:  # the previous mode has not emitted open windows
         return state.with_columns(pl.lit(DIRTY, pl.Int8).alias("__kind"))
     if not logic.updates:
         return state.with_columns(pl.lit(CLEAN, pl.Int8).alias("__kind"))
@@ -271,10 +277,10 @@ def convert_emission(logic: CompiledPaneWindow, state: pl.DataFrame, updates: bo
 
 
 def window_totals(logic: CompiledPaneWindow, panes: dict[int, int], watermark: int) -> dict[int, int]:
-    """Return, for each open or retained window, the total number of groups in its panes.
+    """Return, by window start, the total number of groups in the panes of each open or retained window.
 
-    `panes`: the number of groups by start of the pane. The total is exact for tumbling windows, and an upper limit for
-    hopping windows, in which a group may have several panes.
+    `panes`: the number of groups by start of the pane. The total is exact for tumbling windows. It is an upper limit
+    for hopping windows, because a group may have several panes in a window.
     """
     totals: dict[int, int] = {}
     closed = last_closed(logic, logic.horizon(watermark))
@@ -292,7 +298,7 @@ def window_totals(logic: CompiledPaneWindow, panes: dict[int, int], watermark: i
 def read_revisions(panes: pl.DataFrame, first: Int64s, hop: int) -> pl.DataFrame:
     """Read the notes of panes: `__row` (position of the pane), `__start` (of the window), `__rev` and `__holds`.
 
-    `first` is the start of the earliest window of each pane, and `hop` the distance between windows, in µs.
+    `first`: the start of the earliest window of each pane. `hop`: the time (µs) between the starts of two windows.
     """
     row = np.repeat(np.arange(panes.height), panes["__out"].list.len().to_numpy())
     note = panes["__out"].explode().drop_nulls().to_numpy()
@@ -301,9 +307,9 @@ def read_revisions(panes: pl.DataFrame, first: Int64s, hop: int) -> pl.DataFrame
 
 
 def write_revisions(panes: pl.DataFrame, notes: pl.DataFrame, first: Int64s, hop: int) -> pl.DataFrame:
-    """Replace the notes of panes; `notes` has the columns that `read_revisions` returns.
+    """Replace the notes of panes. `notes`, `first` and `hop`: as in `read_revisions`.
 
-    If a window has several notes, the largest revision wins.
+    If a pane has several notes of one window, the note with the largest revision is kept.
     """
     row, start, rev = (notes[c].to_numpy() for c in ("__row", "__start", "__rev"))
     nth = (start - first[row]) // hop
@@ -321,7 +327,7 @@ def write_revisions(panes: pl.DataFrame, notes: pl.DataFrame, first: Int64s, hop
 
 
 def mark_panes_changed(panes: pl.DataFrame, touched: NDArray[np.bool_]) -> pl.DataFrame:
-    """Clear `holds` in all notes of the `touched` panes: they have new rows, so their results in the target are outdated."""
+    """Clear `holds` in all notes of the `touched` panes, whose results in the target are outdated by new rows."""
     undone = pl.col("__out") - pl.col("__out") % _REVISION
     return panes.with_columns(pl.when(pl.Series(touched)).then(undone).otherwise(pl.col("__out")).alias("__out"))
 
@@ -329,9 +335,9 @@ def mark_panes_changed(panes: pl.DataFrame, touched: NDArray[np.bool_]) -> pl.Da
 def record_missed_emissions(
     panes: pl.DataFrame, new: NDArray[np.bool_], first: Int64s, closed: int, hop: int
 ) -> pl.DataFrame:
-    """Record in each `new` pane the windows that closed before the pane existed.
+    """Note in each `new` pane that it was not part of the emissions of windows that closed before it existed.
 
-    `first`: the start of the first window of each pane. `closed`: the start of the window that closed last.
+    `first` and `hop`: as in `read_revisions`. `closed`: the start of the window that closed last.
     """
     positions = np.flatnonzero(new & (first <= closed))
     if not len(positions):

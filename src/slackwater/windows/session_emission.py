@@ -1,26 +1,27 @@
-"""Emit sessions that close, are cut at the cap, were corrected, or have changed since they were last emitted.
+"""Emission of sessions that close, are cut at the cap, were corrected, or have changed since their last emission.
 
     emitted before    [0 ──── 5]      [8 ── 12]        `__out` (starts in the target) = [0], [8]
     a late row                    ● 6.5                joins both (gap 3)
     emitted now       [0 ──────────────── 12]          upsert 0, supersede 8; `__out` = [0]
 
-When a session closes, its state is usually read, but not written. Only some units are settled: those with fragments, or
-with a changed session that is emitted and stays in the state. Settling merges the sessions of a unit, emits those that
-are due, and writes the rest back.
+When a session closes, its state is usually read, but not written. A unit is settled only if it has fragments, or a
+changed session that is emitted and stays in the state. Settling merges the sessions of a unit, emits the sessions that
+are due, and writes the others back.
 
-Watermark holds are about sessions that may still end behind the watermark. If a session is still open after the watermark has passed its start + cap, none of its rows is at or beyond the cap. A
-later row may be: it then cuts the session, whose result has the event time start + cap.
+Watermark holds cover sessions that may still end behind the watermark. A session may still be open when the watermark
+has passed its start + cap. All its rows are then before that time. A later row may cut the session, and the event time
+of its result is then start + cap.
 
     gap 3, cap 10      0      7 9   10  11  12         watermark 11: open until 12, and a row at 11 or 12 cuts it at 10
     session            [──────●─●────┊───▲───)
 
-The same happens if a row behind the watermark keeps a part of a run whole (see `session_kernel.rows_behind_watermark`).
-The preceding session then ends where that part begins, once the watermark has passed its cap.
+A row behind the watermark can also keep a part of a run whole (see `session_kernel.rows_behind_watermark`). The
+preceding session then ends where that part begins, once the watermark has passed its cap.
 
-A hold is (unit, low, due): until the watermark reaches `due`, a result of this unit may have the event time `low`. It
-applies while the watermark is between the two. Holds are rare, since a session must come within a gap of the cap. A
-shard keeps at most `MOST` of them and merges the rest into one hold without a unit. The merged hold may hold the
-watermark back more than necessary, but never by more than the longest gap.
+A hold is (unit, low, due): until the watermark reaches `due`, a result of this unit may have the event time `low`. The
+hold applies while the watermark is between `low` and `due`. Holds are rare, because only sessions that come within one
+gap of the cap need one. A shard keeps at most `MOST` holds and merges the rest into one hold without a unit. The merged
+hold may hold the watermark back more than necessary, but never by more than the longest gap.
 """
 
 from __future__ import annotations
@@ -56,8 +57,12 @@ def emit_sessions(
 ) -> EmitResult:
     """Return the sessions to emit as the watermark advances from `since` to `watermark`.
 
-    `units` contains all rows of the visited keys. With `early` (emit = "updates"), open sessions that have changed
-    since their last emission are emitted as well.
+    Args:
+        logic: The window.
+        units: All state rows of the units that are due.
+        since: The watermark (µs) of the previous epoch.
+        watermark: The new watermark (µs).
+        early: Whether to emit open sessions that have changed since their last emission (emit = "updates").
     """
     kind, due = units["__kind"].to_numpy(), units["__due"].to_numpy()
     unsettled = (kind == FRAGMENT) if logic.updates else (kind == FRAGMENT) & (due <= watermark)
@@ -100,7 +105,7 @@ def emit_sessions(
 
 
 def emit_late_rows_as_sessions(logic: CompiledSessionWindow, late: pl.DataFrame) -> pl.DataFrame:
-    """Return late rows (from `ingest_session_rows`) as separate sessions, marked by `__reason`."""
+    """Convert late rows (`IngestResult.late`) to separate sessions with the reason "standalone"."""
     unit = IntervalBatch.from_frame(logic, late)
     _, session = number_sessions(unit, logic.cap_us)
     heads = first_per_key(session)
@@ -120,7 +125,7 @@ def emit_late_rows_as_sessions(logic: CompiledSessionWindow, late: pl.DataFrame)
 
 
 def _superseded_starts(logic: CompiledSessionWindow, rows: pl.DataFrame) -> pl.DataFrame:
-    """Return the other start times (from `__out`) under which these sessions were emitted earlier."""
+    """Return the results that these sessions replace: earlier emissions (`__out`) with a different start."""
     columns = logic.superseded_columns
     if not logic.revises:
         return rows.clear().select(columns)
@@ -132,7 +137,7 @@ def _superseded_starts(logic: CompiledSessionWindow, rows: pl.DataFrame) -> pl.D
 
 
 def _count_keys_gone(logic: CompiledSessionWindow, units: pl.DataFrame, going: Bools, staying: Bools) -> int:
-    """Count the keys that lose their last session. `going` and `staying` are masks of `units`."""
+    """Count the keys that lose their last session. `going` and `staying`: masks of the `units` that leave and stay."""
     gone, still = units[np.flatnonzero(going)], units[np.flatnonzero(staying)]
     hashes = gone["__kh"].to_numpy()
     if still.is_empty() and bool((np.diff(hashes) > 0).all()):
@@ -143,7 +148,7 @@ def _count_keys_gone(logic: CompiledSessionWindow, units: pl.DataFrame, going: B
 
 
 def _settle(logic: CompiledSessionWindow, units: pl.DataFrame, since: int, watermark: int, early: bool) -> EmitResult:
-    """Merge the sessions of these units and emit those that are due. Returns the results and the new units."""
+    """Merge the sessions of these units, emit the sessions that are due, and return the new rows of the units."""
     cap, horizon = logic.cap_us, logic.horizon(watermark)
     whole = IntervalBatch.from_frame(logic, mark_emitted(logic, units, since))
     held = ~whole.is_gone(logic.horizon(since))
@@ -151,7 +156,7 @@ def _settle(logic: CompiledSessionWindow, units: pl.DataFrame, since: int, water
     unit = select_rows(whole, held)
     now = build_layout(logic, unit)
     session, heads, start, reach, is_cut, end = now.session, now.heads, now.start, now.reach, now.is_cut, now.end
-    # a session that a late row kept whole may be cut before start + cap (see `late_rows`); it then closes by its gap
+    # a session may be cut before start + cap if a late row kept the next one whole; it then closes by its gap
     over = watermark >= np.where(is_cut, np.minimum(start + cap, reach + 1), reach + 1)
     gone = np.where(is_cut, watermark >= start + cap if logic.revises else over, horizon > reach)
     emitted = ~np.logical_and.reduceat(unit.emitted, heads) & (over | early)
@@ -187,7 +192,7 @@ def _record_emissions(
     emitted: Bools,
     merged: pl.DataFrame,
 ) -> IntervalBatch:
-    """Record in the intervals what the target now contains: a session's first interval stores its emitted start."""
+    """Mark the intervals of emitted sessions as emitted. The first interval of a session stores the emitted start."""
     if not logic.revises or not emitted.any():
         return unit
     now = emitted[session]
@@ -212,7 +217,10 @@ def _record_emissions(
 def _remaining_state(
     logic: CompiledSessionWindow, whole: IntervalBatch, rest: IntervalBatch, floors: Int64s, watermark: int
 ) -> tuple[pl.DataFrame, Bools]:
-    """Return the new rows of all settled units, and a mask of their keys that no longer have a session."""
+    """Return the new rows of all settled units, and a mask of the keys that no longer have a session.
+
+    `whole`: all intervals of these units. `rest`: the intervals that stay in the state.
+    """
     from slackwater.windows import session_ingest  # its loops are compiled
 
     reach, horizon = logic.reach_us, logic.horizon(watermark)
@@ -236,7 +244,7 @@ def _remaining_state(
 
 
 def _superseded(logic: CompiledSessionWindow, merged: pl.DataFrame, emitted: Bools) -> pl.DataFrame:
-    """Return the results in the target that the emitted sessions replace and whose start no session has any more."""
+    """Return the results that the emitted sessions replace, unless another session has the same start."""
     gone = _superseded_starts(logic, merged.filter(pl.Series(emitted)))
     if gone.is_empty():
         return gone
@@ -248,16 +256,17 @@ def _superseded(logic: CompiledSessionWindow, merged: pl.DataFrame, emitted: Boo
 
 
 def find_lowest_hold(holds: Iterable[Hold], watermark: int, reach: int) -> int:
-    """Return the lowest event time at which a session may still end. `reach` is the longest gap.
+    """Return the lowest event time (µs) at which a session may still end. `reach`: the largest gap of a row (µs).
 
-    The rows of an open session extend to the watermark, so it cannot be cut more than one gap behind the watermark.
+    The rows of an open session extend to the watermark. Therefore, the session cannot be cut more than one gap behind
+    the watermark.
     """
     counting = (max(low, watermark - reach) for _, low, due in holds if low < watermark < due)
     return min(counting, default=watermark)
 
 
 def find_holds(logic: CompiledSessionWindow, rows: pl.DataFrame) -> list[Hold]:
-    """Find the holds for state rows, which must be sorted by unit and time."""
+    """Find the watermark holds of state rows. `rows` must be sorted by unit and time."""
     kind, start, last, due = (rows[c].to_numpy() for c in ("__kind", "__start", "__last", "__due"))
     end = rows["__end"].to_numpy() if logic.dynamic else last + logic.gap_us
     near_cap = ((kind == WHOLE) | (kind == EMITTED)) & (end > start + logic.cap_us)
@@ -275,7 +284,7 @@ def find_holds(logic: CompiledSessionWindow, rows: pl.DataFrame) -> list[Hold]:
 
 
 def replace_holds(logic: CompiledSessionWindow, holds: Sequence[Hold], rows: pl.DataFrame) -> tuple[Hold, ...]:
-    """Update the holds of a shard after `rows` replaced all rows of their units."""
+    """Return the holds of a shard after `rows`, sorted by unit, has replaced all rows of its units."""
     new = find_holds(logic, rows)
     if not holds:
         return bound_holds(new)
@@ -286,7 +295,7 @@ def replace_holds(logic: CompiledSessionWindow, holds: Sequence[Hold], rows: pl.
 
 
 def bound_holds(holds: Sequence[Hold]) -> tuple[Hold, ...]:
-    """Reduce holds to at most `MOST`, without weakening them."""
+    """Merge holds so that at most `MOST` remain. The merged holds hold the watermark back at least as much."""
     in_order = sorted(holds, key=lambda hold: hold[1])
     if len(in_order) <= MOST:
         return tuple(in_order)

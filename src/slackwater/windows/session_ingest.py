@@ -1,4 +1,4 @@
-"""Add the rows of an epoch to the sessions of a shard, as data frames around the compiled loops.
+"""Merging of an epoch's rows into the sessions of a shard. It prepares arrays for the compiled loops.
 
 state rows ─┐                         ┌─ fragments: keys gathered, accumulators merged ─┐
             ├─ one order ─ the loops ─┤                                                 ├─▶ the units' new rows
@@ -37,10 +37,14 @@ from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FRAGMENT, R
 def ingest_session_rows(
     logic: CompiledSessionWindow, rows: pl.DataFrame, state: pl.DataFrame, watermark: int, room: int | None = None
 ) -> IngestResult:
-    """Merge lifted rows (`__kh`, `__ts`, keys, accumulators) into the touched units.
+    """Merge lifted rows into the touched units. `session_kernel.session_rules` defines which rows are late.
 
-    `session_kernel.session_rules` defines which rows are late. `watermark` is the one that the previous epoch committed. `room`
-    is the number of keys that may still open a session in this shard (`drop_new_groups`); None for no limit.
+    Args:
+        logic: The window.
+        rows: `__kh`, `__ts`, keys and accumulators, and `__end` if each row has its own gap.
+        state: All state rows of the touched units.
+        watermark: The watermark (µs) of the previous epoch.
+        room: How many more keys may open a session in this shard (`drop_new_groups`); None for no limit.
     """
     times = logic.times(watermark)
     session_input = SessionInput.from_frames(logic, rows, mark_emitted(logic, state, watermark), times.horizon)
@@ -100,16 +104,13 @@ def ingest_session_rows(
 
 @dataclass(frozen=True)
 class SessionInput:
-    """State rows of the touched units together with new rows, in the form that the compiled loops expect.
-
-    `order` has the position of each sorted row in the concatenation of `state` and `rows`.
-    """
+    """The state rows of the touched units and the new rows, in the form that the compiled loops expect."""
 
     state: pl.DataFrame
     rows: pl.DataFrame
-    order: Int64s
-    hashes: Int64s
-    names: pl.DataFrame  # the key columns, unordered
+    order: Int64s  # position of each sorted row in the concatenation of `state` and `rows`
+    hashes: Int64s  # key hash of each sorted row
+    names: pl.DataFrame  # the key columns of `state` and `rows`, unsorted
     intervals: session_rules.SortedIntervals
 
     @classmethod
@@ -138,28 +139,28 @@ class SessionInput:
 
     @cached_property
     def kind(self) -> NDArray[np.int8]:
-        """Return the stored kind of each sorted row; ROW if it is new."""
+        """Return the stored kind of each sorted row, or ROW for a new row."""
         kind = np.full(len(self.order), ROW, dtype=np.int8)
         kind[: self.state.height] = self.state["__kind"].to_numpy()
         return kind[self.order]
 
     def key_columns_at(self, positions: Int64s) -> list[pl.Series]:
-        """Return the key columns of the rows at these positions."""
+        """Return the key columns of the sorted rows at these positions."""
         index = pl.Series(self.order[positions])
         return [column.gather(index) for column in self.names]
 
     def with_shared_units(self, touched: Bools) -> Bools:
-        """Return the touched keys, plus the keys that share a unit with one of them because their hashes collide.
-
-        A unit can be replaced only as a whole.
-        """
+        """Add the keys whose hash collides with that of a touched key, since a unit is always replaced as a whole."""
         unit = self.hashes[self.intervals.heads[:-1]]
         if touched.all() or len(find_run_starts(unit)) == len(unit):
             return touched
         return is_in_sorted(unit, distinct_values(unit[touched]))
 
     def still_emitted(self, logic: CompiledSessionWindow, positions: Int64s, key: Int64s, fragment: Bools) -> Bools:
-        """Return a mask of the intervals that are in the target and that these fragments leave unchanged."""
+        """Return a mask of the intervals at `positions` that the target contains unchanged.
+
+        `key` and `fragment` describe these intervals, as in `IntervalVerdicts`.
+        """
         if not logic.revises or not self.state["__kind"].is_in([EMITTED, EMITTED_FRAGMENT]).any():
             return np.zeros(len(positions), dtype=bool)
         intervals = self.intervals
@@ -175,7 +176,7 @@ class SessionInput:
         return mark_still_emitted(logic, unit, np.cumsum(fragment) - 1).emitted
 
     def late_rows(self, logic: CompiledSessionWindow, positions: Int64s) -> pl.DataFrame:
-        """Return the late rows in the form of state rows."""
+        """Return the late rows at these positions in the form of state rows."""
         rows = self.rows[self.order[positions] - self.state.height]
         extra = [c for c in ("__idle", "__row") if c in rows.columns]
         hidden = {
@@ -191,14 +192,17 @@ class SessionInput:
 def build_session_state(
     logic: CompiledSessionWindow, unit: IntervalBatch, floors: Int64s, watermark: int
 ) -> pl.DataFrame:
-    """Build the new state rows of all keys in `unit` (its open and retained intervals), including their floors."""
+    """Build the new state rows of the keys in `unit`, which has only open and retained intervals.
+
+    `floors` has the floor (µs) of each key, or NO_WATERMARK.
+    """
     heads = first_per_key(unit.key)
     floor_rows = build_floor_rows(logic, unit.frame[heads], floors[unit.key[heads]])
     return pl.concat([build_session_state_rows(logic, unit, watermark), floor_rows])
 
 
 def build_session_state_rows(logic: CompiledSessionWindow, unit: IntervalBatch, watermark: int) -> pl.DataFrame:
-    """Build the state rows of a non-empty batch of intervals that are all open or retained."""
+    """Build the state rows of a non-empty batch of open and retained intervals."""
     count, times = len(unit.key), logic.times(watermark)
     keys = np.append(find_run_starts(unit.key), count)
     # the compiled loops need writable arrays
@@ -216,7 +220,7 @@ def build_session_state_rows(logic: CompiledSessionWindow, unit: IntervalBatch, 
 def _keys_over_limit(
     logic: CompiledSessionWindow, session_input: SessionInput, judged: session_rules.IntervalVerdicts, room: int
 ) -> Bools:
-    """Return a mask of the new keys beyond `room`; keys are admitted in order of (first event time, key)."""
+    """Return a mask of the new keys beyond `room`. Keys are admitted in order of (first event time, key)."""
     positions = judged.positions[find_run_starts(judged.key)]
     key = judged.key[find_run_starts(judged.key)]
     positions, key = positions[judged.new[key]], key[judged.new[key]]
@@ -238,7 +242,7 @@ def _rows(
 ) -> pl.DataFrame:
     """Build the state rows of fragments.
 
-    `parts` has the accumulators of their intervals, in order; `keys` and `hashes` have one element per fragment.
+    `parts` has the accumulators of all intervals, in order. `keys` and `hashes` have one element per fragment.
     """
     merged = logic.merge_runs(parts, fragments.first, keys)
     kind = np.where(
@@ -259,7 +263,7 @@ def _rows(
 
 
 def _floors(logic: CompiledSessionWindow, session_input: SessionInput, floors: Int64s) -> pl.DataFrame:
-    """Build one FLOOR row for each key with a floor; `floors` has one element per key."""
+    """Build a FLOOR row for each key with a floor. `floors` has one element per key."""
     keys = np.flatnonzero(floors != session_rules.NONE)
     heads = session_input.intervals.heads[keys]
     rows = pl.DataFrame([pl.Series("__kh", session_input.hashes[heads]), *session_input.key_columns_at(heads)])
@@ -267,7 +271,7 @@ def _floors(logic: CompiledSessionWindow, session_input: SessionInput, floors: I
 
 
 def _by_hash(fragments: pl.DataFrame, floors: pl.DataFrame) -> pl.DataFrame:
-    """Interleave two sets of state rows in the order of a segment, in which both already are."""
+    """Merge two frames of state rows that are sorted by `__h` into one, as segments require."""
     if floors.is_empty():
         return fragments
     rows = pl.concat([fragments, floors])

@@ -1,6 +1,6 @@
-"""The compiled session window, and the rows of touched keys (stored and new) as arrays.
+"""The compiled session window, and the intervals of the keys that an epoch touches, as arrays.
 
-Session windows are intervals per key, joined by the gap and cut at the cap:
+A session window consists of the intervals of a key that the gap joins. It is cut at the cap:
 
     gap 3, cap 10         0    5    10   15   20
     rows of one key       ●●●●●●●●●●●●●●    ●●
@@ -9,16 +9,17 @@ Session windows are intervals per key, joined by the gap and cut at the cap:
                           start     start + cap: the cut
 
 The session of a row is certain only once the watermark has passed the row. Until then, an earlier row may move the
-start of a run, and with it every cut. Therefore, a unit (one key) contains
+start of a run, and with it every cut. Therefore, a unit (the state rows of one key) contains
 
 * WHOLE rows: one complete session each, which closes at `last + gap` without being written again;
 * FRAGMENT rows: parts of a run that may still be cut. Rows at or above `min(first open start, watermark) + cap` stay
   separate fragments; everything below can end up in only one session and is merged;
-* EMITTED and EMITTED_FRAGMENT rows: the same, but the target contains them unchanged (only if windows can be revised);
+* EMITTED and EMITTED_FRAGMENT rows: WHOLE and FRAGMENT rows that the target contains unchanged. They exist only if
+  windows can be revised;
 * at most one FLOOR row: the latest end of the key's sessions that have left the state. Rows at or below it are late.
 
-Once the watermark has passed the close of a WHOLE row, the row counts as emitted. Once the row has expired, it *is* the
-key's floor. Neither transition writes to the state.
+Once the watermark has passed the close of a WHOLE row, the row counts as emitted. Once the row has expired, it serves
+as the key's floor. Neither transition writes to the state.
 """
 
 from __future__ import annotations
@@ -66,9 +67,8 @@ SESSION_ID = "session_id"
 class CompiledSessionWindow(CompiledWindow):
     """A compiled session window.
 
-    `rows_from_us` and `revised` carry over from an earlier config (see `windows.state_conversion`). Rows before
-    `rows_from_us` are always late. `revised` is true if an earlier config could emit a session more than once; state
-    rows then keep their revision columns.
+    Rows before `rows_from_us` are always late. `revised` is true if an earlier config could emit a session more than
+    once. State rows then keep their revision columns. Both are `earlier_settings` (see `windows.state_conversion`).
     """
 
     rows_from_us: int = NEVER
@@ -83,19 +83,18 @@ class CompiledSessionWindow(CompiledWindow):
     def dynamic(self) -> bool:
         """Return whether each row has its own gap.
 
-        If so, a row covers [ts, ts + gap], and `__end` is the end of that range. Rows whose ranges touch form a
-        session.
+        If so, a row covers the range [ts, ts + gap], which ends at `__end`. Rows whose ranges touch form a session.
         """
         return isinstance(self.window.gap_ms, str)
 
     @cached_property
     def reach_us(self) -> int:
-        """Return the largest gap (µs) that a row may have."""
+        """Return the largest gap (µs) that a row can have. The cap limits the gaps of rows."""
         return self.cap_us if self.dynamic else self.gap_us
 
     @cached_property
     def cap_us(self) -> int:
-        """Return the cap: no session lasts this long (µs) or longer."""
+        """Return the cap (µs). Every session is shorter than the cap."""
         return (self.window.max_session_duration_ms or 0) * 1000
 
     @cached_property
@@ -139,19 +138,19 @@ class CompiledSessionWindow(CompiledWindow):
         )
 
     def due_between(self, since: int, watermark: int, early: bool = False) -> DueRowFilter:
-        """Select sessions that close or expire, and fragments that may be cut."""
+        """Select the sessions that close or expire in this range of watermarks, and the fragments that may be cut."""
         closing, going = (since, watermark), (self.horizon(since), self.horizon(watermark))
         whole = ((since, FAR), going) if early else (closing, going)
         upto = FAR if self.updates else watermark
         return DueRowFilter((*whole, (FAR - 1, upto)), whole, (going,), pending_upto=upto, start_before=FAR)
 
     def expiry_bounds(self, watermark: int) -> ExpiryBounds:
-        """Return the `__due` up to which sessions have expired, and floors can no longer make a row late."""
+        """Return the limits of `__due` up to which sessions have expired and floors no longer make rows late."""
         horizon = self.horizon(watermark)
         return ExpiryBounds(whole_upto=horizon - self.reach_us, floor_upto=horizon)
 
     def drop_expired(self, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
-        """Drop expired sessions, and floors that can no longer make a row late."""
+        """Drop expired sessions, and floors that no longer make rows late."""
         if state.is_empty():
             return state
         from slackwater.windows.session_kernel import session_rules  # compiled
@@ -167,7 +166,7 @@ class CompiledSessionWindow(CompiledWindow):
         return state[order if needed.all() else order[needed]]
 
     def times(self, watermark: int) -> SessionTimes:
-        """Return the times against which an epoch's intervals are judged; `watermark` is that of the previous epoch."""
+        """Return the times that decide which rows of an epoch are late. `watermark`: that of the previous epoch."""
         from slackwater.windows.session_kernel.session_rules import SessionTimes  # compiled
 
         return SessionTimes(watermark, self.horizon(watermark), self.rows_from_us, self.reach_us, self.cap_us)
@@ -175,7 +174,7 @@ class CompiledSessionWindow(CompiledWindow):
 
 @dataclass(frozen=True)
 class IntervalBatch:
-    """The rows of touched keys, stored and new, as arrays sorted by (key, start)."""
+    """The stored and new intervals of the touched keys, as arrays sorted by (key, start)."""
 
     frame: pl.DataFrame
     key: Int64s  # keys are numbered from 0
@@ -183,7 +182,7 @@ class IntervalBatch:
     start: Int64s
     last: Int64s
     due: Int64s
-    end: Int64s  # how far its rows extend: last + gap, or the stored `__end`
+    end: Int64s  # last + gap, or the stored `__end` if each row has its own gap
 
     @classmethod
     def from_frame(cls, logic: CompiledSessionWindow, frame: pl.DataFrame) -> IntervalBatch:
@@ -204,16 +203,13 @@ class IntervalBatch:
         return (self.kind == EMITTED) | (self.kind == EMITTED_FRAGMENT)
 
     def is_gone(self, horizon: int) -> Bools:
-        """Return a mask of the floors, and of whole sessions that close at or before the horizon.
-
-        For `horizon`, see `CompiledWindow.horizon`.
-        """
+        """Return a mask of the floors, and of the whole sessions that close at or before the horizon."""
         return is_gone(self.kind, self.due, horizon)
 
     def floors(self, reach: int, horizon: int) -> Int64s:
-        """Return the floor of each key; NO_WATERMARK if it can no longer make a row late.
+        """Return the floor (µs) of each key, or NO_WATERMARK if the floor no longer makes rows late.
 
-        `horizon` is described in `CompiledWindow.horizon`, `reach` in `CompiledSessionWindow.reach_us`.
+        `reach`: the largest gap that a row can have.
         """
         gone = self.is_gone(horizon)
         is_open = ~gone & (self.kind != ROW)
@@ -229,7 +225,7 @@ def is_gone(kind: NDArray[np.int8], due: Int64s, horizon: int) -> Bools:
 
 
 def mark_emitted(logic: CompiledSessionWindow, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
-    """Mark whole sessions as emitted if the watermark has closed them, because emission does not write to the state."""
+    """Mark the whole sessions that the watermark has closed as emitted. Emission itself does not write to the state."""
     if not logic.revises:
         return state
     emitted = (pl.col("__kind") == WHOLE) & (pl.col("__due") <= watermark)
@@ -241,18 +237,18 @@ def mark_emitted(logic: CompiledSessionWindow, state: pl.DataFrame, watermark: i
 
 
 def first_per_key(key: Int64s) -> Int64s:
-    """Return the position of the first interval of each key."""
+    """Return the position of the first interval of each key. `key` has the number of each interval's key, in order."""
     return np.flatnonzero(np.diff(key, prepend=-1))
 
 
 def reduce_per_key(ufunc: np.ufunc, values: Int64s | Bools, key: Int64s) -> Int64s:
-    """Reduce `values` per key with `ufunc`; `key` numbers the keys from 0, in order."""
+    """Reduce `values` to one value per key. `key` has the number of each interval's key, from 0 and in order."""
     result: Int64s = ufunc.reduceat(values, first_per_key(key)) if len(key) else values  # type: ignore[assignment]
     return result
 
 
 def select_rows(unit: IntervalBatch, mask: Bools) -> IntervalBatch:
-    """Select rows by a mask; keys keep their numbers."""
+    """Select the intervals where `mask` is true. Keys keep their numbers."""
     if mask.all():
         return unit
     index = np.flatnonzero(mask)
@@ -261,7 +257,11 @@ def select_rows(unit: IntervalBatch, mask: Bools) -> IntervalBatch:
 
 
 def build_floor_rows(logic: CompiledSessionWindow, keys: pl.DataFrame, floors: Int64s) -> pl.DataFrame:
-    """Build one FLOOR row for each key that has a floor. `keys` has `__kh`, the key columns and any others."""
+    """Build a FLOOR row for each key that has a floor.
+
+    `keys` has one row per key, with at least `__kh` and the key columns. `floors` has the floor of each key (µs), or
+    NO_WATERMARK.
+    """
     has_floor = floors != NO_WATERMARK
     if not has_floor.any():
         return logic.empty_state()
@@ -278,7 +278,7 @@ def build_floor_rows(logic: CompiledSessionWindow, keys: pl.DataFrame, floors: I
 
 
 def count_open_sessions(logic: CompiledSessionWindow, state: pl.DataFrame, watermark: int) -> tuple[int, int]:
-    """Return the number of keys with open or retained sessions, and the number of their intervals, for a whole shard."""
+    """Count the keys with open or retained sessions in the state of a shard, and the intervals of these sessions."""
     whole = pl.col("__kind").is_in([WHOLE, EMITTED]) & (pl.col("__due") > logic.horizon(watermark))
     still = state.filter(whole | pl.col("__kind").is_in([FRAGMENT, EMITTED_FRAGMENT]))
     return still.select("__kh", *logic.key_names).unique().height, still.height

@@ -1,13 +1,13 @@
-"""Layout of sessions: which intervals form which session, and whether the target still contains an interval unchanged.
+"""Layout of sessions: which intervals form which session, and which intervals the target still contains unchanged.
 
-An interval stays marked as emitted while its session is the one that was emitted. A new row can move the cuts of other
-sessions, too.
+An interval stays marked as emitted as long as its session does not change. A new row may also move the cuts of sessions
+that it does not belong to.
 
     gap 20, cap 22     125       140       150
     emitted                      [──────────]170       one session, emitted: start 140, end 170
     a row               ●
-    now                 [─────────)147      [)170      140 moved to the new session; the rest is a separate
-                                                       session, emitted although it got no new row
+    now                 [─────────)147      [)170      140 moved to the new session; 150 is now a separate session,
+                                                       which is emitted although it has no new row
 """
 
 from __future__ import annotations
@@ -29,40 +29,37 @@ from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FAR, FRAGME
 class SessionLayout:
     """The sessions that a set of intervals would form if no more rows arrived. All times are in µs.
 
-    `session` has one element per interval: the number of its session. The other arrays have one element per session.
-    `reach` is the latest time that its rows cover, gaps included. `is_cut` is true if the next session begins by then.
-    `end`, the end of the window, is `reach`; for a session that is cut, it is the earliest of `reach`, the cap and the
-    start of the next session.
+    `session` has one element per interval. The other arrays have one element per session.
     """
 
-    session: Int64s
-    heads: Int64s
+    session: Int64s  # the number of each interval's session
+    heads: Int64s  # the position of the first interval
     start: Int64s
-    reach: Int64s
-    is_cut: Bools
-    end: Int64s
+    reach: Int64s  # the latest time that the rows cover, including their gaps
+    is_cut: Bools  # whether the next session of the run begins at or before `reach`
+    end: Int64s  # the end of the window: `reach`, or for a cut session at most the cap and the start of the next one
 
 
 def build_layout(logic: CompiledSessionWindow, unit: IntervalBatch) -> SessionLayout:
-    """Build the layout of a non-empty batch of intervals. Only their keys and times matter."""
+    """Build the layout of a non-empty batch of intervals, from their keys and times."""
     cap = logic.cap_us
     run, session = number_sessions(unit, cap)
     heads = first_per_key(session)
     start, reach = unit.start[heads], np.maximum.reduceat(unit.end, heads)
     is_cut = np.append((run[heads][1:] == run[heads][:-1]) & (start[1:] <= reach[:-1]), False)
-    following = np.append(start[1:], FAR)  # a late row may have moved the next session to before start + cap
+    following = np.append(start[1:], FAR)  # because of a late row, the next session may begin before start + cap
     end = np.where(is_cut, np.minimum(np.minimum(reach, start + cap), following), reach)
     return SessionLayout(session, heads, start, reach, is_cut, end)
 
 
 def number_sessions(unit: IntervalBatch, cap: int) -> tuple[Int64s, Int64s]:
-    """Number the runs that the intervals form, and the sessions that they would form if no more rows arrived."""
+    """Return the number of each interval's run, and of the session that it would belong to if no more rows arrived."""
     run = find_runs(unit.key, unit.start, unit.end)
     return run, np.cumsum(session_heads(unit.start, unit.last, unit.end, run, cap)) - 1
 
 
 def find_runs(key: Int64s, start: Int64s, end: Int64s) -> Int64s:
-    """Number the runs that intervals form, and return the number of each interval's run."""
+    """Return the number of each interval's run."""
     from slackwater.windows.session_kernel.session_rules import number_runs  # compiled; the loops need writable arrays
 
     return number_runs(np.array(key), np.array(start), np.array(end))
@@ -76,11 +73,10 @@ def session_heads(start: Int64s, last: Int64s, end: Int64s, run: Int64s, cap: in
 
 
 def mark_still_emitted(logic: CompiledSessionWindow, unit: IntervalBatch, fragment: Int64s) -> IntervalBatch:
-    """Return the intervals, with the emitted mark on those that the target still contains unchanged.
+    """Clear the emitted mark of the stored intervals whose session differs from the one in the target.
 
-    `fragment` is the number of the fragment that each new row or stored interval becomes part of. An interval is
-    still unchanged in the target if its session has the same intervals as before, ends at the same time, and becomes
-    final at the same time.
+    A session is unchanged if it consists of the same intervals as before, ends at the same time, and becomes final at
+    the same time. `fragment` has the number of the fragment that each stored or new interval becomes part of.
     """
     if not unit.emitted.any():
         return unit
@@ -109,10 +105,15 @@ def unmark_changed_intervals(
     after: SessionLayout,
     now: Int64s,
 ) -> IntervalBatch:
-    """Clear the emitted mark of intervals whose session has a different end or different intervals than before.
+    """Clear the emitted mark of the intervals whose session has changed.
 
-    `stored` has the positions of the intervals in `before`, and `now` has the session in `after` to which each of them
-    belongs.
+    Args:
+        logic: The window.
+        unit: All intervals.
+        stored: The positions in `unit` of the intervals that `before` covers.
+        before: The layout of the stored intervals.
+        after: The layout with the new rows.
+        now: For each stored interval, the number of its session in `after`.
     """
     first, last = now[before.heads], np.maximum.reduceat(now, before.heads)
     same = (first == last) & (np.bincount(now, minlength=len(after.start))[first] == np.bincount(before.session))

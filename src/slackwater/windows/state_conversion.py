@@ -1,7 +1,7 @@
-"""Convert state rows after a config change: added and removed aggregations, a new gap, a higher cap.
+"""Conversion of state rows after a config change: added and removed aggregations, a new gap, a higher cap.
 
-A larger gap immediately joins sessions that now touch. A smaller gap does not split sessions that were already joined.
-Closed windows do not change.
+A larger gap immediately joins sessions that now touch. A smaller gap does not split existing sessions. Closed windows
+do not change.
 
     gap 5       watermark │
     [0 ── 8]13     [15 ── │20]25      [32]37     one key: two open sessions and one that closed and expired
@@ -9,11 +9,11 @@ Closed windows do not change.
     gap 12
     late to 13     [15 ── ┼──── 32]44            20 + 12 >= 32: one session, before any row touches it
     gap 2
-    late to 13     [15 ── 20]22       [32]34     15 to 20 stays one session, though its rows may be 5 apart
+    late to 13     [15 ── 20]22       [32]34     15 to 20 stays one session, although its rows may be 5 apart
 
 Floors of sessions that left the state under the former gap do not move. Rows up to `watermark - gap` were late because
-of floors that have expired since; they stay late (`CompiledSessionWindow.rows_from_us`). Windows that had left the state stay
-out of it (`gone_us`).
+of floors that have expired since. Such rows stay late (`CompiledSessionWindow.rows_from_us`). Windows that had left the
+state are not restored (`gone_us`).
 """
 
 from __future__ import annotations
@@ -43,10 +43,14 @@ from slackwater.windows.state_rows import EMITTED, WHOLE, Int64s
 
 
 def convert_state(former: CompiledWindow, logic: CompiledWindow, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
-    """Convert all state rows of one or more shards, sorted by `__h`, from window `former` to window `logic`.
+    """Convert all state rows of one or more shards to a new window.
 
-    `logic` comes from `CompiledWindow.continue_from`; its keys, kind and lengths equal those of `former`. `rows` has
-    the accumulators that both windows share. All other aggregations start as if they had seen no rows.
+    Args:
+        former: The window that wrote the rows.
+        logic: The new window, from `CompiledWindow.continue_from`. Its keys and kind equal those of `former`.
+        rows: The state rows, sorted by `__h`, with the accumulators that both windows share. All other aggregations
+            start as if they had seen no rows.
+        watermark: The committed watermark (µs).
     """
     rows = logic.add_revision_columns(complete_accumulators(logic, rows))
     rows = _convert_rows(logic, former, former.drop_expired(former.add_revision_columns(rows), watermark), watermark)
@@ -55,7 +59,7 @@ def convert_state(former: CompiledWindow, logic: CompiledWindow, rows: pl.DataFr
 
 @singledispatch
 def _convert_rows(logic: CompiledWindow, former: CompiledWindow, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
-    """Convert the unexpired state rows to the new window."""
+    """Convert unexpired state rows from the window `former` to the window `logic`."""
     raise_unregistered(logic, "slackwater.windows.state_conversion.convert_state")
 
 
@@ -72,9 +76,9 @@ def _(logic: CompiledSessionWindow, former: CompiledSessionWindow, rows: pl.Data
 
 
 def complete_accumulators(logic: CompiledWindow, rows: pl.DataFrame) -> pl.DataFrame:
-    """Complete the accumulators of state rows, and convert those that an earlier version stored in another form.
+    """Add missing accumulators to state rows, and convert accumulators that an earlier version stored in another form.
 
-    Missing accumulators start as if they had seen no rows.
+    Added accumulators start as if they had seen no rows.
     """
     lacking = [a for a in logic.aggs if not set(a.accumulators) <= set(rows.columns)]
     former = [a for a in lacking if (f := a.legacy_form()) is not None and set(f.accumulators) <= set(rows.columns)]
@@ -89,7 +93,7 @@ def complete_accumulators(logic: CompiledWindow, rows: pl.DataFrame) -> pl.DataF
 def _regroup_sessions(
     former: CompiledSessionWindow, logic: CompiledSessionWindow, rows: pl.DataFrame, watermark: int
 ) -> pl.DataFrame:
-    """Regroup open and retained sessions by the new gap and cap; expired sessions become floors."""
+    """Regroup open and retained sessions by the new gap and cap. Expired sessions become floors."""
     whole = IntervalBatch.from_frame(former, mark_emitted(former, rows, watermark))
     horizon = former.horizon(watermark)
     floors = whole.floors(former.reach_us, horizon)
@@ -114,7 +118,7 @@ def _regroup_intervals(
     was = build_layout(former, unit)
     before, end = was.session, was.end[was.session]
     if logic.gap_us < former.gap_us:
-        # the smaller gap would split fragments apart: merge them into the sessions that they now form
+        # the smaller gap could separate the fragments of a session, so merge them first
         whole = number_sessions(unit, logic.cap_us)[1]
         unit = _merge_sessions(logic, _unmark_changed(unit, before, whole), whole)
         before, end = np.arange(len(unit.key)), end[first_per_key(whole)]
@@ -128,7 +132,11 @@ def _regroup_intervals(
 def _unmark_changed(unit: IntervalBatch, before: Int64s, after: Int64s, ends: Bools | None = None) -> IntervalBatch:
     """Clear the emitted mark of intervals whose session has a different end or different intervals than before.
 
-    `ends` marks the intervals of open sessions whose end has changed.
+    Args:
+        unit: The intervals.
+        before: The number of each interval's session before the change.
+        after: The number of each interval's session after the change.
+        ends: A mask of the intervals of open sessions whose end has changed.
     """
     heads = first_per_key(after)
     first, last = before[heads], np.maximum.reduceat(before, heads)

@@ -1,10 +1,10 @@
-"""The schema and kinds of state rows, for windows and all other keyed operators, and when a row is due or expires.
+"""The schema and kinds of state rows, and the rules for when a row is due or expires.
 
-A state row is one interval with its accumulators:
+All keyed operators use this schema. A state row of a window is one interval or pane with its accumulators:
 
 | column             | meaning                                                                               |
 |--------------------|---------------------------------------------------------------------------------------|
-| `__h`              | int64, the unit of the row: the key's hash, for panes mixed with the pane's start     |
+| `__h`              | int64, the unit of the row: the key's hash (panes: mixed with the start of the pane)  |
 | `__kh`             | int64, the key's hash                                                                 |
 | `__kind`           | the kind of the row, such as WHOLE or FRAGMENT                                        |
 | `__start`          | µs UTC, start of the pane, or first event of the session                              |
@@ -15,13 +15,14 @@ A state row is one interval with its accumulators:
 | `__out`            | sessions: the starts of the merged rows in the target (only if revisable)             |
 | keys, accumulators | typed as in the input                                                                 |
 
-All rows with the same `__h` form a *unit*. A unit is read and replaced as a whole; the newest version wins. Expired
-rows do not have to be deleted. The watermark alone decides whether a row is open, closed, retained or expired.
+All rows with the same `__h` form a *unit*. A unit is read and replaced as a whole. The newest version of a unit is
+valid. Expired rows do not have to be deleted. The watermark alone decides whether a row is open, closed, retained or
+expired.
 
           close              close + allowed lateness (reopen)
     open    │     retained     │    gone
     ────────┴──────────────────┴───────────▶ watermark
-            emitted            its rows are late from here on
+            emitted            from now on, rows of this window are late
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ WHOLE = CLEAN = 0  # a whole session; a pane whose emission follows from the wat
 FRAGMENT = DIRTY = 1  # a part of a run that may still be cut; a changed pane that has not been emitted yet
 FLOOR = 2  # the latest end of a key's expired sessions
 TOMBSTONE = 3  # a deleted unit
-EMITTED, EMITTED_FRAGMENT = 4, 5  # a WHOLE session or a FRAGMENT that the target holds unchanged
+EMITTED, EMITTED_FRAGMENT = 4, 5  # a WHOLE session or a FRAGMENT that the target contains unchanged
 ROW = 9  # a new row, not from the state
 OPEN = (WHOLE, FRAGMENT, EMITTED, EMITTED_FRAGMENT)
 
@@ -68,33 +69,30 @@ Span = tuple[int, int]  # after < time <= upto, in µs
 class SegmentStats(NamedTuple):
     """Watermarks (µs) at which the rows of a segment are due, close and expire.
 
-    With them, a store can skip segments that have no due rows, without reading them.
+    They allow a store to skip segments without due rows.
     """
 
     first_due: int
     last_due: int
-    close: int
-    dead: int
+    close: int  # all windows of the segment are closed
+    dead: int  # all rows of the segment have expired
 
 
 class ExpiryBounds(NamedTuple):
-    """The `__due` (µs) up to which whole rows and floors are no longer needed. A unit expires when all its rows do."""
+    """Limits of `__due` (µs) up to which whole rows and floors have expired. A unit expires when all its rows have."""
 
     whole_upto: int
     floor_upto: int
 
 
 class DueRowFilter(NamedTuple):
-    """Selects the state rows that are due in an epoch; times in µs.
+    """A filter for the state rows that are due in an epoch, by `__kind`, `__due` and `__start`. Times are in µs."""
 
-    A store evaluates it on `__kind`, `__due` and `__start`.
-    """
-
-    moves: tuple[Span, ...]  # watermark ranges; rows without an emission in any of them need not be opened
+    moves: tuple[Span, ...]  # a segment may have due rows only if its due times overlap one of these ranges
     whole: tuple[Span, ...]  # select WHOLE (panes: CLEAN) rows with __due in one of these ranges
-    emitted: tuple[Span, ...]  # the same for EMITTED rows
-    pending_upto: int  # select FRAGMENT (DIRTY) and EMITTED_FRAGMENT rows with __due <= pending_upto
-    start_before: int  # applies to all of them: __start < start_before
+    emitted: tuple[Span, ...]  # select EMITTED rows with __due in one of these ranges
+    pending_upto: int  # select FRAGMENT (panes: DIRTY) and EMITTED_FRAGMENT rows with __due <= pending_upto
+    start_before: int  # never select rows with __start >= start_before
 
     def mask(self, kind: NDArray[np.int8], start: Int64s, due: Int64s) -> NDArray[np.bool_]:
         """Return a mask of the state rows that are due."""
@@ -106,14 +104,14 @@ class DueRowFilter(NamedTuple):
         return result
 
     def may_select(self, first_due: int, last_due: int) -> bool:
-        """Return whether rows with these `SegmentStats` may be due."""
+        """Return whether a segment with these `SegmentStats` may contain due rows."""
         return any(first_due <= upto and last_due > after for after, upto in self.moves)
 
 
 class KeyedStateLayout(ABC):
-    """What stores need to know about a keyed operator: its state rows, and when they are due or expire.
+    """The state rows of a keyed operator, as stores see them: their columns, and when they are due or expire.
 
-    Packages that read state rows need no special code for operators that derive from this class.
+    Code that reads state rows through this class works for every keyed operator.
     """
 
     pipeline: str
@@ -131,37 +129,37 @@ class KeyedStateLayout(ABC):
     @property
     @abstractmethod
     def state_schema(self) -> dict[str, pl.DataType]:
-        """Return all columns of a state row, starting with HIDDEN."""
+        """Return all columns of a state row with their types, starting with HIDDEN."""
 
     @property
     def revises(self) -> bool:
-        """Return whether results may be emitted again; if so, state rows have the REVISED columns."""
+        """Return whether results may be emitted again. If so, state rows have the REVISED columns."""
         return False
 
     @abstractmethod
     def stats(self, state: pl.DataFrame) -> SegmentStats:
-        """Compute statistics of a non-empty set of state rows."""
+        """Compute the statistics of a non-empty frame of state rows."""
 
     @abstractmethod
     def due_between(self, since: int, watermark: int, early: bool = False) -> DueRowFilter:
-        """Select the rows whose units are due as the watermark advances from `since` to `watermark`.
+        """Select the rows that are due as the watermark advances from `since` to `watermark` (µs).
 
         With `early`, changed rows that have not been emitted are due as well.
         """
 
     @abstractmethod
     def expiry_bounds(self, watermark: int) -> ExpiryBounds:
-        """Return the values of `__due` up to which state rows are no longer needed."""
+        """Return the limits of `__due` up to which state rows have expired at this watermark."""
 
     @abstractmethod
     def drop_expired(self, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
-        """Drop the state rows that are no longer needed."""
+        """Drop the state rows that have expired at this watermark."""
 
     def empty_state(self) -> pl.DataFrame:
         return empty_frame(self.state_schema)
 
     def add_revision_columns(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Add the revision columns, with the values of rows that were never emitted, if this state has such columns."""
+        """Add the REVISED columns to rows that have never been emitted, if the state schema contains them."""
         return with_revision_columns(rows, self.state_schema)
 
 
@@ -169,10 +167,7 @@ _EMPTY: dict[tuple[tuple[str, pl.DataType], ...], pl.DataFrame] = {}
 
 
 def empty_frame(schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
-    """Return an empty frame with these columns.
-
-    Frames are immutable, so one instance per schema is shared.
-    """
+    """Return an empty frame with these columns. All calls with the same schema return the same instance."""
     columns = tuple(schema.items())
     if columns not in _EMPTY:
         _EMPTY[columns] = pl.DataFrame(schema=schema)
@@ -180,7 +175,7 @@ def empty_frame(schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
 
 
 def with_revision_columns(rows: pl.DataFrame, schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
-    """Add the schema's revision columns to rows that lack them, with the values of rows that were never emitted."""
+    """Add the REVISED columns to rows that have never been emitted, if the schema contains them and the rows do not."""
     if "__rev" not in schema or "__rev" in rows.columns:
         return rows
     return rows.with_columns(pl.lit(0, pl.Int64).alias("__rev"), pl.lit([], pl.List(pl.Int64)).alias("__out"))

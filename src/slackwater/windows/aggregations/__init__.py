@@ -3,9 +3,9 @@
     rows ── lift ──▶ accumulators ── merge ──▶ accumulators ── finish ──▶ one output column
             in Spark SQL per pane, or in Polars per row
 
-An accumulator is one column named `<as>.<part>`. Every merge is associative and commutative, so no result depends on
-the order of arrival or on how rows are batched. Every aggregation except `count(*)` skips NULLs. Values are ordered as
-in Spark (NaN above all others).
+The accumulators of an aggregation are one or more columns named `<as>.<part>`. Every merge is associative and
+commutative. Therefore, no result depends on the order of arrival or on how rows are batched. Every aggregation except
+`count(*)` skips NULLs. Values are ordered as in Spark: NaN is the largest value.
 
 | aggregation                 | accumulators                                               | module             |
 |-----------------------------|------------------------------------------------------------|--------------------|
@@ -13,7 +13,7 @@ in Spark (NaN above all others).
 | sum, avg of integers        | `n`, `hi`, `lo`: the sum in 96 bits, `hi * 2^32 + lo`      | `totals`           |
 | sum, avg of floats          | `n`, `sum`, `rest`, `limbs`: the sum without loss          | `floats`           |
 | sum, avg of decimals        | `n`, `sum` (ten more digits, as in Spark; NULL: overflow)  | `totals`           |
-| var, stddev                 | as for floats, and for their squares: `square_sum`, …      | `floats`           |
+| var, stddev                 | those of a float sum, and `square_sum`, … for the squares  | `floats`           |
 | min, max                    | `v`                                                        | `extremes`         |
 | first, last                 | `ts`, `v`: the smallest (largest) pair of time and value   | `extremes`         |
 | min_by, max_by              | `by`, `v`: the smallest (largest) pair of `by` and value   | `extremes`         |
@@ -23,7 +23,7 @@ in Spark (NaN above all others).
 | collect_list                | `ts`, `values`: parallel lists                             | `collected_values` |
 | top_k                       | `values`, `counts`: parallel lists                         | `collected_values` |
 | approx_quantile             | `nans`, `values`, `sketch`: a buffer and a KLL sketch      | `sketches`         |
-| a class derived from `Aggregator` | as it declares                                       | `custom`           |
+| a class derived from `Aggregator` | the ones that the class declares                     | `custom`           |
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def bind_aggregation(
 
     Args:
         spec: The aggregation as configured.
-        column: Its input column with its type; None for `count(*)`.
+        column: The input column; None for `count(*)`.
         more: Additional input columns.
         keys: The names of the window's key columns.
 

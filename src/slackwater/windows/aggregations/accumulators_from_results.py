@@ -1,10 +1,10 @@
-"""Restore accumulators from a target's finished values, to correct windows that have left the state.
+"""Restoring accumulators from results in a target, to correct windows that have left the state.
 
-An aggregation can be restored only if the target's rows contain enough values. A stored sum of floating-point numbers
-was rounded once, and a correction continues with the rounded sum.
+The accumulators of an aggregation can be restored only if the results contain enough values. A stored sum of
+floating-point numbers was rounded once. A correction continues with the rounded sum.
 
 stored   n = 3, total = 12, mean = 4.0, first = 'a'
-n ─▶ `n`     total ─▶ `n`, `hi`, `lo`     mean: from total and a count of its column     first: its time is not stored
+n ─▶ `n`     total ─▶ `n`, `hi`, `lo`     mean: needs a sum and a count of its column     first: its time is not stored
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ _TOTALS = (IntegerTotal, FloatTotal, DecimalTotal)
 
 
 def find_unrestorable_aggregations(aggs: Sequence[AggregationKind]) -> list[str]:
-    """Return the aggregations whose accumulators cannot be restored from a target row, formatted like `"mean" (avg)`."""
+    """Return the aggregations whose accumulators cannot be restored from results, formatted like `"mean" (avg)`."""
     return [f'"{a.name}" ({a.spec.agg})' for a in aggs if not _is_restorable(a, aggs)]
 
 
 def restore_accumulators(aggs: Sequence[AggregationKind], rows: pl.DataFrame) -> pl.DataFrame:
-    """Restore accumulators from target rows (the output columns); those of `find_unrestorable_aggregations` are NULL."""
+    """Restore accumulators from results (`rows`, with the output columns); NULL if they cannot be restored."""
     types: dict[str, pl.DataType] = {name: dtype for a in aggs for name, dtype in a.accumulators.items()}
     exprs = {e.meta.output_name(): e for a in aggs if _is_restorable(a, aggs) for e in _parts(a, aggs)}
     return rows.select(exprs.get(name, pl.lit(None)).cast(dtype).alias(name) for name, dtype in types.items())
 
 
 def _is_restorable(agg: AggregationKind, aggs: Sequence[AggregationKind]) -> bool:
-    """Return whether the accumulators of this aggregation can be restored from a target row."""
+    """Return whether the accumulators of an aggregation can be restored from results with the columns of all `aggs`."""
     if isinstance(agg, _TOTALS) and any(a.spec.on_overflow == "null" for a in aggs if a.columns[:1] == agg.columns[:1]):
         return isinstance(agg, FloatTotal) and agg.spec.agg == "sum"  # NULL may mean that the sum overflowed
     if isinstance(agg, _TOTALS) and agg.spec.agg == "avg":
@@ -45,10 +45,7 @@ def _is_restorable(agg: AggregationKind, aggs: Sequence[AggregationKind]) -> boo
 
 
 def _find_output(aggs: Sequence[AggregationKind], agg: AggregationKind, which: str) -> str | None:
-    """Return the output column of an aggregation of kind `which` over the same column as `agg`.
-
-    Return None if the window has no such aggregation.
-    """
+    """Return the output column of the aggregation `which` ("sum" or "count") over the same column as `agg`, or None."""
     return next((a.name for a in aggs if a.spec.agg == which and a.columns[:1] == agg.columns[:1]), None)
 
 
@@ -58,7 +55,7 @@ def _parts(agg: AggregationKind, aggs: Sequence[AggregationKind]) -> Iterator[pl
         yield pl.col(agg.name).alias(name)
         return
     total, count = pl.col(_find_output(aggs, agg, "sum") or agg.name), _find_output(aggs, agg, "count")
-    # a sum needs to know only whether there was any value
+    # without a count, 1 stands for any number of values
     n = total.is_not_null().cast(pl.Int64) if count is None else pl.col(count)
     yield n.alias(agg.part("n"))
     if isinstance(agg, IntegerTotal):

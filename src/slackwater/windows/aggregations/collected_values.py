@@ -51,14 +51,14 @@ class ExactDistinct(_Values):
 
 
 class CollectSet(_Values):
-    """The aggregation collect_set: the distinct values in ascending order; an empty array if there are none."""
+    """The aggregation collect_set. It returns the distinct values in ascending order, or an empty array."""
 
     @property
     def output(self) -> Field:
         return Field(self.name, f"array<{self.column.type}>")
 
     def finish(self, frame: pl.DataFrame) -> pl.Series:
-        return frame[self.part("set")].list.sort()  # Spark's own sets are unsorted
+        return frame[self.part("set")].list.sort()  # Spark returns unsorted sets
 
     def check_limit(self, frame: pl.DataFrame, pipeline: str) -> None:
         sizes = frame[self.part("set")].list.len()
@@ -100,7 +100,7 @@ class CollectList(AggregationKind):
 
 
 class TopK(AggregationKind):
-    """The aggregation top_k. Its accumulators `values` and `counts` are parallel lists: distinct values and their counts."""
+    """The aggregation top_k. Its accumulators are parallel lists: the distinct `values` and their `counts`."""
 
     @property
     def output(self) -> Field:
@@ -134,7 +134,7 @@ class TopK(AggregationKind):
         return frame.with_columns(gather_lists(frame.height, lists, part) for part in (values, counts))
 
     def finish(self, frame: pl.DataFrame) -> pl.Series:
-        """Return the k most frequent values; ties are in ascending order."""
+        """Return the k most frequent values of each group. Values of equal frequency are in ascending order."""
         values, counts = self.part("values"), self.part("counts")
         long = explode_lists(frame, values, counts).sort("__row", counts, values, descending=[False, True, False])
         pair = pl.struct(pl.col(values).alias("value"), pl.col(counts).alias("count")).head(self.spec.k or 1)
@@ -146,11 +146,11 @@ class TopK(AggregationKind):
 
 
 def explode_lists(frame: pl.DataFrame, *lists: str) -> pl.DataFrame:
-    """Explode parallel lists to one row per element. `__row` is the number of the original row."""
+    """Explode parallel lists to one row per element. `__row` is the position of the original row."""
     return frame.select(*lists).with_row_index("__row").explode(*lists).drop_nulls()
 
 
 def gather_lists(height: int, lists: pl.DataFrame, name: str) -> pl.Series:
-    """Return the lists in column `name` for rows 0 to `height` - 1, by `__row`; missing rows get an empty list."""
+    """Return the lists in the column `name` for rows 0 to `height` - 1, by `__row`. Missing rows have empty lists."""
     rows = pl.DataFrame({"__row": pl.arange(height, dtype=pl.UInt32, eager=True)})
     return rows.join(lists.select("__row", name), on="__row", how="left", maintain_order="left")[name].fill_null([])

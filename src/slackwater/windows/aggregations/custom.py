@@ -1,4 +1,4 @@
-"""User-defined aggregations: an `Aggregator` whose expressions are bound to columns."""
+"""User-defined aggregations. The expressions of an `Aggregator` are bound to columns."""
 
 from __future__ import annotations
 
@@ -24,14 +24,17 @@ from slackwater.windows.aggregations.kind import AggregationKind
 
 @dataclass(frozen=True)
 class CustomAggregation(AggregationKind):
-    """An aggregation that runs a user's `Aggregator`; `columns` are in the order of its inputs."""
+    """An aggregation that runs a user's `Aggregator`. `columns` has one column for each of its inputs, in order."""
 
     aggregator: Aggregator = field(default_factory=Aggregator, compare=False)
 
     def problem(self) -> str | None:
         for (name, expected), column in zip(self.aggregator.inputs.items(), self.columns, strict=True):
             if not accepts_column(expected, column):
-                return f'{self._class}.{name} takes {expected}, but column "{column.name}" is {column.type}; cast it in the SQL'
+                return (
+                    f'{self._class}.{name} takes {expected}, but column "{column.name}" is {column.type}; '
+                    "cast it in the SQL"
+                )
         return None
 
     @property
@@ -62,7 +65,7 @@ class CustomAggregation(AggregationKind):
             for (name, kind), column in zip(self.aggregator.inputs.items(), self.columns, strict=True)
         }
         with self._wrap_errors("lift"):
-            # selecting a column of the frame as well broadcasts a constant to one value per row
+            # selecting `event_us` makes Polars broadcast a constant to one value per row
             lifted = rows.select(
                 event_us, *self._with_part_names(build_accumulator_expressions(self.aggregator, "lift", inputs))
             )
@@ -75,7 +78,10 @@ class CustomAggregation(AggregationKind):
         )
 
     def neutral(self) -> pl.DataFrame:
-        """Return the accumulators of zero rows, after checking on a few values that merging them changes nothing."""
+        """Return the accumulators of zero rows.
+
+        Raises AggregatorError if merging them changes the accumulators of some sample values.
+        """
         rows = pl.DataFrame({"__ts": [0, 1, 2], **{c.name: _some(c) for c in self.columns}})
         lifted = pl.DataFrame(self.lift(rows, "__ts"))
         with self._wrap_errors("merge"):
@@ -84,7 +90,9 @@ class CustomAggregation(AggregationKind):
             both = [(pl.concat(pair), w) for some, w in groups for pair in ([nothing, some], [some, nothing])]
             neutral = all(self._merged(pair).equals(whole) for pair, whole in both)
         if not neutral:
-            raise AggregatorError("agg", f"the result of {self._class}.merge for no rows is not neutral in a merge")
+            raise AggregatorError(
+                "agg", f"{self._class}.merge changes accumulators when it merges them with the result for no rows"
+            )
         return nothing
 
     def _merged(self, frame: pl.DataFrame) -> pl.DataFrame:
@@ -107,7 +115,7 @@ class CustomAggregation(AggregationKind):
 
     @contextmanager
     def _wrap_errors(self, step: str) -> Iterator[None]:
-        """Wrap errors raised by the user's code in an EpochError that names the aggregation and the failing step."""
+        """Convert errors of the user's code to an EpochError that names the aggregation and the failing `step`."""
         try:
             yield
         except (pl.exceptions.PolarsError, AggregatorError) as error:
@@ -115,7 +123,7 @@ class CustomAggregation(AggregationKind):
             raise EpochError(f'aggregation "{self.name}": {self._class}.{step} failed: {text}; fix it') from None
 
     def fingerprint(self) -> str:
-        """Return the class name (without the module, which may change), the inputs, accumulators and arguments."""
+        """Return the class name, inputs, accumulators and arguments. The module of the class may change."""
         named = [f"{n}={c.name} {c.type}" for n, c in zip(self.aggregator.inputs, self.columns, strict=True)]
         accumulators = [f"{n} {t}" for n, t in self.aggregator.accumulators.items()]
         arguments = [f"{n}={v}" for n, v in sorted(vars(self.aggregator).items()) if _plain(v)]
@@ -123,14 +131,14 @@ class CustomAggregation(AggregationKind):
 
 
 def custom_kind(spec: Aggregation, columns: tuple[Field, ...] = (), keys: tuple[str, ...] = ()) -> AggregationKind:
-    """Build the kind that runs the user-defined aggregator that the spec names."""
+    """Bind the user-defined aggregator of a spec to its columns."""
     aggregator = spec.aggregator()
     check_aggregator(aggregator)
     return CustomAggregation(spec, columns, keys, aggregator)
 
 
 def accepts_column(input_type: str, column: Field) -> bool:
-    """Return whether a column can be an input of this type: its type equals this one, or is numeric and fits."""
+    """Return whether a column's type equals an input type, or is a numeric type that fits into the input type."""
     if column.type == input_type:
         return True
     if input_type in schema.FLOATS:
@@ -140,7 +148,7 @@ def accepts_column(input_type: str, column: Field) -> bool:
 
 
 def _some(column: Field) -> pl.Series:
-    """Return sample values of the column's type: NULL and two others."""
+    """Return three sample values of the column's type, one of which is NULL."""
     values = [None, "3", "5"] if column.base in ("string", "binary") else [None, 3, 5]
     return pl.Series(values).cast(column.polars, strict=False)
 

@@ -1,12 +1,13 @@
 """Exact sums of floating-point numbers: how totals are stored and merged, and how Spark SQL computes them.
 
-A total is three columns of a frame:
+A total consists of three columns:
 
     sum      the total, rounded to a double
     rest     the exact total minus `sum`
-    limbs    the exact total if two doubles cannot hold it, else NULL; see `core.exact_sum`
+    limbs    the exact total if two doubles cannot hold it, else NULL (see `core.exact_sum`)
 
-These columns depend only on the values, not on their order or grouping. The compiled loops are imported on first use.
+The three values depend only on the summands, not on their order or grouping. The compiled loops are imported on first
+use.
 """
 
 from __future__ import annotations
@@ -32,23 +33,23 @@ _MASK = (1 << 32) - 1
 
 @dataclass(frozen=True)
 class ExactTotal:
-    """The column names of one exact total."""
+    """The column names of one exact total, and operations on these columns."""
 
     sum: str
     rest: str
     limbs: str
 
     def empty(self, height: int) -> pl.Series:
-        """Return `height` rows of NULL limbs, for totals that fit into two doubles."""
+        """Return a column of `height` NULL limbs, for totals that fit into two doubles."""
         return pl.Series(self.limbs, [None], dtype=TYPES["limbs"]).new_from_index(0, height)
 
     def from_values(self, values: pl.Series) -> list[pl.Series]:
-        """Convert each value to a total; NULL becomes zero."""
+        """Convert each value to a total. NULL becomes zero."""
         sums = values.cast(pl.Float64).fill_null(0.0).to_numpy() + 0.0  # converts -0.0 to 0.0
         return [pl.Series(self.sum, sums), pl.Series(self.rest, np.zeros(len(sums))), self.empty(len(sums))]
 
     def from_squares(self, values: pl.Series) -> list[pl.Series]:
-        """Convert the square of each value to a total; NULL becomes zero."""
+        """Convert the square of each value to a total. NULL becomes zero."""
         from slackwater.core import exact_sum
 
         plain = np.array(values.cast(pl.Float64).fill_null(0.0))
@@ -57,7 +58,7 @@ class ExactTotal:
         return [pl.Series(self.sum, sums), pl.Series(self.rest, rests), self._limbs(len(plain), extreme, limbs, ends)]
 
     def merge_adjacent(self, frame: pl.DataFrame, heads: Int64s) -> list[pl.Series]:
-        """Return the totals of groups of adjacent rows. Groups begin at `heads`."""
+        """Add the totals of each group of adjacent rows. `heads`: the position of the first row of each group."""
         from slackwater.core import exact_sum
 
         sums, rests = (np.array(frame[c].fill_null(0.0)) for c in (self.sum, self.rest))
@@ -74,7 +75,7 @@ class ExactTotal:
         return [pl.Series(self.sum, totals), pl.Series(self.rest, rest_of), limbs]
 
     def read_limbs(self, frame: pl.DataFrame) -> tuple[Int64s, Int64s]:
-        """Return the concatenated limbs of all totals, and where each total's limbs begin, followed by their number."""
+        """Return the concatenated limbs of all totals, and the offsets that separate the limbs of different totals."""
         limb_lists = frame[self.limbs]
         offsets = np.concatenate([[0], np.cumsum(limb_lists.list.len().fill_null(0).to_numpy(), dtype=np.int64)])
         return np.array(limb_lists.drop_nulls().explode(), dtype=np.int64), offsets
@@ -82,8 +83,10 @@ class ExactTotal:
     def from_grid(self, counts: pl.Series, outside: pl.Series, parts: Sequence[pl.Series]) -> list[pl.Series]:
         """Return the totals of groups that Spark pre-aggregated with `GridSql`.
 
-        `counts`: the number of rows. `outside`: the value of all rows; NULL if they are on the grid. `parts`: the sums
-        of values on the grid, in the order of `EXPONENTS`.
+        Args:
+            counts: The number of rows of each group.
+            outside: The value of all rows of a group, if it is not on the grid; NULL if the values are on the grid.
+            parts: The sums of the values on the grid, in the order of `EXPONENTS`.
         """
         from slackwater.core import exact_sum
 
@@ -105,11 +108,11 @@ class ExactTotal:
         ]
 
     def times(self, counts: pl.Series, values: pl.Series) -> list[pl.Series]:
-        """Multiply each value by its count and return the products as totals."""
+        """Return the product of each value and its count as a total."""
         return self.from_grid(counts, values, [])
 
     def add(self, totals: Sequence[Sequence[pl.Series]]) -> list[pl.Series]:
-        """Add several series of totals, row by row."""
+        """Add several columns of totals, row by row."""
         frame = pl.concat([pl.DataFrame(list(columns)) for columns in totals])
         height = frame.height // len(totals)
         if not height:
@@ -118,7 +121,7 @@ class ExactTotal:
         return self.merge_adjacent(by_row, np.arange(0, frame.height, len(totals)))
 
     def _limbs(self, height: int, groups: Int64s, limbs: Int64s, ends: Int64s) -> pl.Series:
-        """Return a column of lists: `limbs`, divided at `ends`, one list for each of `groups`. Other rows are NULL."""
+        """Return a column of `height` lists: `limbs`, divided at `ends`, in the rows `groups`. Other rows are NULL."""
         if not len(limbs):
             return self.empty(height)
         offsets = np.concatenate([[0], ends]).astype(np.int64)
@@ -131,7 +134,7 @@ class ExactTotal:
         return pl.concat([lists, self.empty(1)], rechunk=True)[list_index]
 
     def fractions(self, frame: pl.DataFrame) -> list[Fraction]:
-        """Return the totals as fractions, for the few groups whose result cannot be computed from doubles."""
+        """Return the totals as fractions. This is slow, and only for results that cannot be computed from doubles."""
         from slackwater.core.exact_sum import LOWEST
 
         unit = Fraction(1, 1 << -LOWEST)
@@ -145,7 +148,7 @@ class ExactTotal:
 
 
 def round_to_double(value: Fraction) -> float:
-    """Return the nearest double; infinity if the value exceeds the largest double."""
+    """Return the nearest double, or infinity if the value exceeds the largest double."""
     try:
         return value.numerator / value.denominator
     except OverflowError:
@@ -154,12 +157,10 @@ def round_to_double(value: Fraction) -> float:
 
 @dataclass(frozen=True)
 class GridSql:
-    """Spark SQL for an exact sum of one column, shared by all aggregations of that column.
-
-    `prefix` is the prefix of its column names.
+    """Spark SQL for an exact sum of one column, shared by all aggregations of the column.
 
     The grid is the set of multiples of 2^-79 below 2^47. A value on the grid is split into integers, whose sum does not
-    depend on the order. Every other value becomes a separate group with its count.
+    depend on their order. Every other value forms a separate group. `prefix`: the prefix of the SQL column names.
     """
 
     column: str
@@ -170,7 +171,7 @@ class GridSql:
 
     @property
     def outside(self) -> str:
-        """Return the name of the column to group by: NULL for values on the grid, else the value."""
+        """Return the name of the column to group by. It is NULL for values on the grid, and otherwise the value."""
         return f"{self.prefix}.outside"
 
     @property
@@ -188,7 +189,7 @@ class GridSql:
 
     @property
     def sums(self) -> Mapping[str, str]:
-        """Return the Spark SQL of the sums of a group, by name, in the order of `EXPONENTS`."""
+        """Return the Spark SQL of a group's sums, by column name and in the order of `EXPONENTS`."""
         high, low = self._name("high"), self._name("low")
         sql_by_name = {}
         for number, part in enumerate((high, low)):

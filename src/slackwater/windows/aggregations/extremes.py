@@ -1,6 +1,6 @@
-"""min, max, and the value in the row whose event time (first, last) or other column (min_by, max_by) is extreme.
+"""Aggregations that select one value: min, max, first and last (by event time), min_by and max_by (by a column).
 
-In a tie, the smallest (largest) value wins, so no result depends on the order of arrival.
+In a tie, the smallest or largest value wins. Therefore, no result depends on the order of arrival.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from slackwater.windows.aggregations.kind import AggregationKind, extreme_value
 
 
 class _OneValue(AggregationKind):
-    """Base class of aggregations that return one of the values. It is the accumulator `v`."""
+    """Base class of aggregations that select one value, which is the accumulator `v`."""
 
     @property
     def output(self) -> Field:
@@ -28,7 +28,7 @@ class _OneValue(AggregationKind):
 
 
 class Extreme(_OneValue):
-    """The aggregation min or max. Its accumulator is `v`."""
+    """The aggregation min or max."""
 
     @property
     def parts(self) -> Mapping[str, pl.DataType]:
@@ -47,8 +47,7 @@ class Extreme(_OneValue):
     def array_operations(self) -> Mapping[str, np.ufunc]:
         """Return NumPy's `fmin` or `maximum`.
 
-        NaN is the largest value in Spark. Therefore, max is NaN if any value is NaN, and min is NaN only if all values
-        are.
+        NaN is the largest value. Therefore, max is NaN if any value is NaN, and min is NaN only if all values are NaN.
         """
         if self.column.base not in schema.INTEGERS and self.column.base not in schema.FLOATS:
             return {}
@@ -56,10 +55,7 @@ class Extreme(_OneValue):
 
 
 class FirstLast(_OneValue):
-    """The aggregation first or last. Its accumulators `ts` and `v` hold the extreme pair of event time and value.
-
-    NULLs are skipped.
-    """
+    """The aggregation first or last. Its accumulators `ts` and `v` are the smallest or largest (event time, value)."""
 
     @property
     def _which(self) -> str:
@@ -85,9 +81,9 @@ class FirstLast(_OneValue):
 
 
 class ValueBy(_OneValue):
-    """The aggregation min_by or max_by. Its accumulators `by` and `v` hold the extreme pair of both columns.
+    """The aggregation min_by or max_by. Its accumulators `by` and `v` are the smallest or largest (`by`, value).
 
-    As in Spark, rows whose `by` is NULL are skipped. A value may be NULL; NULL is the smallest value in a tie.
+    As in Spark, rows whose `by` is NULL are skipped. A value may be NULL, which is smaller than all other values.
     """
 
     @property

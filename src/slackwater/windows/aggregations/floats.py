@@ -1,15 +1,15 @@
 """sum, avg, var and stddev of floating-point numbers, from exact totals: bit-identical for any order and batching.
 
     sum       the exact total, rounded once                avg        the sum divided by n
-    var       (n Σx² - (Σx)²) / (n (n - 1)), exact difference, rounded once (of a sample, like Spark's `variance`)
-    stddev    its square root
+    var       (n Σx² - (Σx)²) / (n (n - 1)), exact difference, rounded once (sample variance, like Spark's `variance`)
+    stddev    the square root of var
 
 NaN, or infinities of both signs, make the result NaN. An infinite value makes the sum infinite and the variance NaN, as
 in Spark. A result of zero is 0.0, never -0.0. An intermediate total may exceed the largest double. If the final total
-does, the sum is infinite, but the average is finite.
+exceeds it, the sum is infinite, but the average is finite.
 
-The `Legacy…` kinds read states of earlier versions: sums added by Spark, and moments by the formula of Chan, Golub and
-LeVeque (1979). The next start converts these states.
+The `Legacy…` kinds read states of earlier versions, which contain sums added by Spark, and moments by the formula of
+Chan, Golub and LeVeque (1979). The next start converts these states.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class LegacyFloatTotal(SumKind):
 
 
 class _Moments(AggregationKind):
-    """Common base class of var and stddev."""
+    """Base class of var and stddev."""
 
     NUMERIC = True
     OUTPUT = "double"
@@ -117,7 +117,7 @@ class _Moments(AggregationKind):
 
 
 class Moments(_Moments):
-    """The aggregation var or stddev. Its accumulators are `n` and the totals of the values and of their squares."""
+    """The aggregation var or stddev. Its accumulators are `n`, a total of the values, and a total of their squares."""
 
     @property
     def parts(self) -> Mapping[str, pl.DataType]:
@@ -166,7 +166,7 @@ class Moments(_Moments):
         return result.set(pl.Series(n < 2), None)
 
     def _exact(self, frame: pl.DataFrame) -> list[tuple[int, Fraction | None, Fraction | None]]:
-        """Return `n` and both totals of each group; None for a total of values that are not all finite."""
+        """Return `n` and both totals of each group. A total is None if not all values are finite."""
 
         def totals(total: ExactTotal) -> list[Fraction | None]:
             sound = (frame[total.sum].is_finite() | frame[total.limbs].is_not_null()).to_list()
@@ -184,16 +184,15 @@ class Moments(_Moments):
         if self.spec.agg == "var":
             return round_to_double(variance)
         half = (variance.numerator.bit_length() - variance.denominator.bit_length()) // 2
-        scaled = math.sqrt(
-            round_to_double(variance / Fraction(4) ** half)
-        )  # the variance itself may exceed the largest double
+        # the variance itself may exceed the largest double
+        scaled = math.sqrt(round_to_double(variance / Fraction(4) ** half))
         return round_to_double(Fraction(scaled) * Fraction(2) ** half)
 
     def legacy_form(self) -> AggregationKind:
         return LegacyMoments(self.spec, self.columns, self.keys)
 
     def from_legacy(self, rows: pl.DataFrame) -> Sequence[pl.Series]:
-        """Convert `mean` and `m2` to totals with the same variance: n * mean, and m2 + n * mean²."""
+        """Convert `mean` and `m2` to totals with the same variance: a sum n * mean, and squares m2 + n * mean²."""
         n, mean, m2 = (rows[self.part(part)] for part in ("n", "mean", "m2"))
         square, total = pl.DataFrame(self.squares.from_squares(mean)), self.squares
         parts = [total.times(n, square[total.sum]), total.times(n, square[total.rest]), total.from_values(m2)]
@@ -204,7 +203,10 @@ class Moments(_Moments):
 
 
 class LegacyMoments(_Moments):
-    """var or stddev in states of earlier versions: `n`, `mean` (or NULL), and `m2`, the sum of squared deviations."""
+    """The aggregation var or stddev in states of earlier versions.
+
+    Its accumulators are `n`, `mean` (NULL without values), and `m2`, the sum of squared deviations.
+    """
 
     @property
     def parts(self) -> Mapping[str, pl.DataType]:
@@ -230,7 +232,7 @@ class LegacyMoments(_Moments):
 
 
 def sum_counts(frame: pl.DataFrame, column: str, heads: Int64s) -> pl.Series:
-    """Sum a column of counts per group. Groups begin at `heads`."""
+    """Sum a column of counts for each group of adjacent rows. `heads`: the position of the first row of each group."""
     return pl.Series(column, np.add.reduceat(frame[column].fill_null(0).to_numpy(), heads))
 
 

@@ -1,4 +1,4 @@
-"""The interface of an aggregation: its inputs, its accumulators, and the three steps from rows to a result.
+"""The interface of an aggregation: inputs, accumulators, and the three steps from rows to a result.
 
 rows ── lift ──▶ accumulators ── merge, to_stored_form ──▶ accumulators ── finish ──▶ one output column
         in Spark SQL per pane, or in Polars per row
@@ -27,25 +27,24 @@ _NAN = float("nan")
 
 @dataclass(frozen=True)
 class AggregationInput:
-    """A column that rows must carry for an aggregation: its type, and the SQL that computes it from the stage's rows.
-
-    `hashed` inputs carry a 64-bit hash instead of the value itself.
-    """
+    """A column that rows carry to the shards for an aggregation."""
 
     field: Field
-    source: Field
-    hashed: bool
+    source: Field  # the column of the stage's rows from which `sql` computes this one
+    hashed: bool  # whether the column has 64-bit hashes instead of the values
 
     @property
     def sql(self) -> str:
-        column = normalization_sql(self.source)
+        """Return Spark SQL that computes the column from `source`."""
+        value = normalization_sql(self.source)
         if not self.hashed:
-            return column
-        return f"CASE WHEN {quote_identifier(self.source.name)} IS NOT NULL THEN xxhash64('{self.source.type}', {column}) END"
+            return value
+        column = quote_identifier(self.source.name)
+        return f"CASE WHEN {column} IS NOT NULL THEN xxhash64('{self.source.type}', {value}) END"
 
 
 def normalization_sql(field: Field) -> str:
-    """Return Spark SQL that maps -0.0 to 0.0 and every NaN to one NaN, so that equal values have equal bytes."""
+    """Return Spark SQL that maps -0.0 to 0.0 and every NaN to the same NaN, so that equal values have equal bytes."""
     column = quote_identifier(field.name)
     if field.base not in schema.FLOATS:
         return column
@@ -53,15 +52,12 @@ def normalization_sql(field: Field) -> str:
 
 
 def normalize_columns(frame: pl.DataFrame, fields: list[Field]) -> pl.DataFrame:
-    """Normalize zeros and NaNs in these columns of a frame, as `normalization_sql` does in SQL.
-
-    Polars simplifies `x + 0.0` to x, so zeros are replaced explicitly.
-    """
+    """Map -0.0 to 0.0 and every NaN to the same NaN in these columns of a frame, as `normalization_sql` does in SQL."""
     floats = [f.name for f in fields if f.base in schema.FLOATS]
     return frame.with_columns(
         pl.when(pl.col(name).is_nan())
         .then(_NAN)
-        .when(pl.col(name) == 0)
+        .when(pl.col(name) == 0)  # Polars would simplify `x + 0.0` to `x`
         .then(0.0)
         .otherwise(pl.col(name))
         .cast(frame.schema[name])
@@ -72,14 +68,14 @@ def normalize_columns(frame: pl.DataFrame, fields: list[Field]) -> pl.DataFrame:
 
 @dataclass(frozen=True)
 class AggregationKind(ABC):
-    """One kind of aggregation, bound to its spec, its input columns and the names of the window's key columns."""
+    """An aggregation of a window, bound to its input columns. `keys`: the names of the window's key columns."""
 
     spec: Aggregation
     columns: tuple[Field, ...] = ()
     keys: tuple[str, ...] = ()
 
-    NUMERIC: ClassVar[bool] = False  # True if the column must be numeric
-    OUTPUT: ClassVar[str] = ""  # type of the output column, if it does not depend on the spec and the columns
+    NUMERIC: ClassVar[bool] = False  # whether the input column must be numeric
+    OUTPUT: ClassVar[str] = ""  # type of the output column, unless it depends on the spec or the columns
 
     @property
     def column(self) -> Field:
@@ -87,7 +83,7 @@ class AggregationKind(ABC):
 
     @property
     def module(self) -> str | None:
-        """Return the name of the user's module that the aggregation runs; None for a built-in aggregation."""
+        """Return the name of the user's module that defines the aggregation; None for a built-in aggregation."""
         return None
 
     @property
@@ -99,12 +95,15 @@ class AggregationKind(ABC):
         return f"{self.name}.{part}"
 
     def problem(self) -> str | None:
-        """Describe what is wrong with the columns and how to fix it; None if they are suitable."""
+        """Return why the columns do not suit the aggregation, as the end of a message; None if they do."""
         for column in self.columns:
             if not column.is_scalar:
                 return f'column "{column.name}" has type {column.type}, which has no order'
         if self.NUMERIC and self.column.base not in schema.NUMBERS:
-            return f'{self.spec.agg} needs a number, but column "{self.column.name}" is {self.column.type}; cast it in the SQL'
+            return (
+                f'{self.spec.agg} needs a number, but column "{self.column.name}" is {self.column.type}; '
+                "cast it in the SQL"
+            )
         return None
 
     @property
@@ -128,59 +127,62 @@ class AggregationKind(ABC):
         return {self.part(part): dtype for part, dtype in self.parts.items()}
 
     def parts_sql(self, event_us: str) -> Mapping[str, str] | None:
-        """Return the SQL of `lift_sql` by suffix; None if rows must be lifted one by one."""
+        """Return the SQL aggregates of `lift_sql` by suffix; None if there is no SQL form."""
         return None
 
     def lift_sql(self, event_us: str) -> dict[str, str] | None:
-        """Return Spark SQL aggregates over the inputs and `sql_columns`, by name; None if there is no SQL form.
+        """Return the Spark SQL aggregate of each accumulator by its column name; None if there is no SQL form.
 
-        `event_us`: the SQL of the event time (µs).
+        The aggregates may use the inputs, `sql_columns`, and `event_us`, the SQL of the event time (µs).
         """
         sql_by_part = self.parts_sql(event_us)
         return None if sql_by_part is None else {self.part(part): sql for part, sql in sql_by_part.items()}
 
     @property
     def sql_columns(self) -> Sequence[str]:
-        """Return the Spark SQL of the columns that `lift_sql` reads; each may refer to inputs and earlier columns."""
+        """Return the Spark SQL of additional columns for `lift_sql`. Each may use the inputs and earlier columns."""
         return []
 
     @property
     def sql_groups(self) -> Sequence[str]:
-        """Return the `sql_columns` by which Spark groups in addition to key and pane."""
+        """Return the names of the `sql_columns` by which Spark groups rows in addition to key and pane."""
         return []
 
     @property
     def sql_sums(self) -> Mapping[str, str]:
-        """Return additional Spark SQL aggregates by their full names; aggregations of the same column share them."""
+        """Return additional Spark SQL aggregates by column name. All aggregations of an input column share them."""
         return {}
 
     def from_sql(self, rows: pl.DataFrame) -> Sequence[pl.Series]:
-        """Build the accumulators of groups from the values that Spark computed for `lift_sql` and `sql_sums`."""
+        """Build accumulators from the columns that Spark computed for `lift_sql` and `sql_sums`."""
         return [rows[self.part(part)] for part in self.parts]
 
     @abstractmethod
     def lift(self, rows: pl.DataFrame, event_us: str) -> Sequence[pl.Expr | pl.Series]:
-        """Return the accumulators of individual rows: expressions over a frame with the inputs, or series."""
+        """Return the accumulators of individual rows, as series or as expressions over `rows`.
+
+        `rows` has the inputs, and the event time (µs) in the column `event_us`.
+        """
 
     def merge(self) -> Sequence[pl.Expr]:
         """Return expressions that merge the accumulators of a group, for `group_by(…).agg(…)`.
 
-        Call `to_stored_form` on the result. Kinds whose `merge_adjacent` handles every frame do not implement this method.
+        The result must be passed to `to_stored_form`. Not implemented if `merge_adjacent` handles every frame.
         """
         raise NotImplementedError(type(self).__name__)
 
     @property
     def array_operations(self) -> Mapping[str, np.ufunc]:
-        """Return the NumPy operation that merges each accumulator, by suffix.
+        """Return, by suffix, the NumPy operation that merges an accumulator without NULLs.
 
-        Empty if `merge` needs more than one operation per accumulator (apart from handling NULL).
+        Empty if one operation per accumulator is not enough.
         """
         return {}
 
     def merge_adjacent(self, frame: pl.DataFrame, heads: Int64s) -> Sequence[pl.Series]:
-        """Merge the adjacent rows of each group with `array_operations`. Groups begin at `heads`.
+        """Merge the accumulators of each group of adjacent rows. `heads`: the position of the first row of each group.
 
-        Returns an empty sequence if this aggregation needs `merge` instead.
+        Returns an empty sequence if this frame needs `merge` instead.
         """
         parts = {self.part(part): operation for part, operation in self.array_operations.items()}
         if any(frame[part].null_count() for part in parts):
@@ -189,20 +191,18 @@ class AggregationKind(ABC):
             return [pl.Series(p, by.reduceat(frame[p].to_numpy(), heads)) for p, by in parts.items()]
 
     def to_stored_form(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Convert merged accumulators to the form in which they are stored, if `merge` does not return that form."""
+        """Convert the result of `merge` to the form in which accumulators are stored."""
         return frame
 
     @abstractmethod
     def finish(self, frame: pl.DataFrame) -> pl.Series:
-        """Compute the output column from a frame of accumulators.
-
-        Raises ValueRangeError if a value does not fit its type.
-        """
+        """Compute the output column from accumulators. Raises ValueRangeError if a value does not fit its type."""
 
     def neutral(self) -> pl.DataFrame:
-        """Return one row with the accumulators of zero rows; merging it changes nothing.
+        """Return the accumulators of zero rows, as a frame with one row.
 
-        It is the initial value when an aggregation is added to an existing state. Raises AggregatorError if there are no such accumulators.
+        They are the initial value of an aggregation that is added to an existing state. Raises AggregatorError if
+        merging them would change other accumulators.
         """
         row = {i.field.name: pl.Series([None], dtype=i.field.polars) for i in self.inputs}
         frame = pl.DataFrame({"__ts": [0], **row})
@@ -214,11 +214,11 @@ class AggregationKind(ABC):
         return
 
     def overflowed(self, frame: pl.DataFrame) -> pl.Series | None:
-        """Return a mask of the groups whose result overflows its type and becomes NULL; None if no result overflows."""
+        """Return a mask of the groups whose result overflows its type; None if no result overflows."""
         return None
 
     def legacy_form(self) -> AggregationKind | None:
-        """Return this aggregation with the accumulators of earlier versions; None if they have not changed."""
+        """Return this aggregation with the accumulators of earlier versions; None if they are the current ones."""
         return None
 
     def from_legacy(self, rows: pl.DataFrame) -> Sequence[pl.Series]:
@@ -226,12 +226,12 @@ class AggregationKind(ABC):
         raise NotImplementedError(type(self).__name__)
 
     def as_stored(self, fingerprint: object) -> AggregationKind:
-        """Return this aggregation with the accumulators, current or legacy, of a state with this fingerprint."""
+        """Return this aggregation with current or legacy accumulators, depending on the `fingerprint` of a state."""
         former = self.legacy_form()
         return self if former is None or former.fingerprint() != fingerprint else former
 
     def fingerprint(self) -> str:
-        """Return a readable string that covers what the accumulators depend on.
+        """Return a readable string of everything that the accumulators depend on.
 
         Accumulators with different fingerprints are incompatible.
         """
@@ -239,24 +239,31 @@ class AggregationKind(ABC):
         return " ".join([self.spec.agg, *named, *self.details()])
 
     def details(self) -> list[str]:
-        """Return the settings that the accumulators depend on."""
+        """Return the settings that the accumulators depend on, for the fingerprint."""
         return []
 
 
 def check_group_size(kind: AggregationKind, pipeline: str, sizes: pl.Series, key: str, noun: str, advice: str) -> None:
-    """Raise CapExceededError if the largest of `sizes` exceeds the limit set by the config key `key`.
+    """Raise CapExceededError if a group of an aggregation is larger than its limit.
 
-    `noun`: what the sizes count, in the plural. `advice`: what to do, as the end of the message.
+    Args:
+        kind: The aggregation.
+        pipeline: The pipeline's name, for the message.
+        sizes: The size of each group.
+        key: The config key of the limit.
+        noun: What the sizes count, in the plural.
+        advice: The end of the message.
     """
     bound, largest = getattr(kind.spec, key), sizes.max()
     if isinstance(largest, int) and bound is not None and largest > bound:
         raise CapExceededError(
-            f'{pipeline}: "{kind.name}" holds {largest} {noun} of "{kind.spec.column}" in one group, but {key} is {bound}; {advice}'
+            f'{pipeline}: "{kind.name}" holds {largest} {noun} of "{kind.spec.column}" in one group, '
+            f"but {key} is {bound}; {advice}"
         )
 
 
 def extreme_value(value: pl.Expr, which: str, field: Field) -> pl.Expr:
-    """Return the "min" or "max" (`which`) in Spark's order, where NaN is the largest value. Polars ignores NaN."""
+    """Return the minimum or maximum in Spark's order, in which NaN is the largest value. `which`: "min" or "max"."""
     if which == "min":
         return value.min()
     return value.nan_max() if field.base in schema.FLOATS else value.max()

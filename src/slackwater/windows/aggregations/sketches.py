@@ -1,20 +1,20 @@
-"""Aggregations by sketches, whose results are estimates: count_distinct by HyperLogLog, and quantiles by KLL.
+"""Aggregations whose results are estimates from sketches: count_distinct by HyperLogLog, and quantiles by KLL.
 
 HyperLogLog is stored as a set of coupons, so that merging sketches uses the same vectorized operations as other
-aggregations. A coupon is `slot * 64 + rank`: the slot is the low `precision` bits of a value's 64-bit hash, and the rank
-is one plus the number of trailing zeros of the remaining bits. A sketch is the sorted list of the largest coupon of each
-slot; the union of two sketches is the union of the lists. The estimate is Ertl's improved raw estimator ("New cardinality
-estimation algorithms for HyperLogLog sketches", 2017, algorithm 6): it needs no tables, is unbiased over the whole
+aggregations. A coupon is `slot * 64 + rank`. The slot is the low `precision` bits of a value's 64-bit hash. The rank is
+one plus the number of trailing zeros of the remaining bits. A sketch is the sorted list of the largest coupon of each
+slot. Sketches are merged by merging their lists. The estimate is Ertl's improved raw estimator ("New cardinality
+estimation algorithms for HyperLogLog sketches", 2017, algorithm 6). It needs no tables, is unbiased over the whole
 range, and depends only on the registers, not on order or batching. The standard error is 1.04 / sqrt(2^precision).
 
-A quantile is exact for small groups, and uses a KLL sketch for larger ones: see Karnin, Lang, Liberty, "Optimal quantile
-approximation in streams", 2016, and Apache DataSketches.
+A quantile is exact for groups of up to k values. Larger groups use a KLL sketch (see Karnin, Lang, Liberty, "Optimal
+quantile approximation in streams", 2016, and Apache DataSketches).
 
-    values ──▶ buffer of up to k values ──▶ when it overflows: into the sketch
+    values ──▶ buffer of up to k values ──▶ when the buffer overflows: KLL sketch
 
-The rank of the returned value differs from the requested rank by at most the sketch's error, regardless of batching.
-The error is 1.33 % of the values for k = 200, at 99 % confidence. Groups of up to k values are exact. A sketch uses
-random numbers, so results for larger groups may differ between runs, within that error.
+The rank of the returned value differs from the requested rank by at most the error of the sketch, regardless of
+batching. The error is 1.33 % of the values for k = 200, at 99 % confidence. A sketch uses random numbers. Therefore,
+the results of larger groups may differ between runs, within this error.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NAN = float("nan")
 
 
 class ApproximateDistinct(AggregationKind):
-    """count_distinct with mode = "approximate"; the accumulator `set` holds HLL coupons."""
+    """The aggregation count_distinct with mode = "approximate". Its accumulator `set` is a list of HLL coupons."""
 
     @property
     def inputs(self) -> tuple[AggregationInput, ...]:
@@ -68,14 +68,14 @@ class ApproximateDistinct(AggregationKind):
 
 
 def coupon_sql(hash_sql: str, precision: int) -> str:
-    """Return Spark SQL that maps a BIGINT hash to its coupon (INT); NULL for NULL."""
+    """Return Spark SQL that maps a BIGINT hash to its coupon (INT). NULL stays NULL."""
     rest = f"shiftrightunsigned({hash_sql}, {precision})"
     rank = f"least(bit_count(({rest} & -{rest}) - 1), {64 - precision}) + 1"
     return f"CAST(({hash_sql} & {(1 << precision) - 1}) * {1 << RANK_BITS} + {rank} AS INT)"
 
 
 def hash_coupons(hashes: pl.Series, precision: int) -> pl.Series:
-    """Map each Int64 hash to its coupon (Int32); NULL for NULL."""
+    """Map each Int64 hash to its coupon (Int32). NULL stays NULL."""
     values = hashes.fill_null(0).to_numpy().view(np.uint64)
     rest = values >> np.uint64(precision)
     lowest = rest & (~rest + np.uint64(1))
@@ -94,7 +94,7 @@ def merge_sketches(lists: pl.Expr) -> pl.Expr:
 
 
 def estimate_distinct(sketches: pl.Series, precision: int) -> pl.Series:
-    """Estimate the number of distinct values (Int64) in each sketch (List(Int32)); 0 for an empty sketch."""
+    """Estimate the number of distinct values (Int64) of each sketch (List(Int32)). An empty sketch has 0."""
     groups, registers, ranks = sketches.len(), 1 << precision, 64 - precision + 1
     lengths = sketches.list.len().fill_null(0).to_numpy().astype(np.int64)
     exploded = sketches.explode().drop_nulls().to_numpy().astype(np.int64)
@@ -137,10 +137,10 @@ def _tau(x: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 class Quantile(AggregationKind):
-    """The aggregation approx_quantile, with three accumulators.
+    """The aggregation approx_quantile.
 
-    `nans` counts NaNs, which rank above all other values. `values` is the buffer. `sketch` is a list of at most one
-    serialized sketch.
+    Its accumulators are `nans`, the number of NaNs, which rank above all other values; `values`, the buffer; and
+    `sketch`, a list of at most one serialized sketch.
     """
 
     NUMERIC = True
@@ -171,10 +171,7 @@ class Quantile(AggregationKind):
         ]
 
     def to_stored_form(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Replace an overflowing buffer, or several sketches, with one sketch.
-
-        The loop runs over large groups, not over rows.
-        """
+        """Replace an overflowing buffer, or several sketches, with one sketch. The loop visits only large groups."""
         values, sketch = self.part("values"), self.part("sketch")
         full = frame.select(((pl.col(values).list.len() > self._k) | (pl.col(sketch).list.len() > 1)).arg_true())
         rows = full.to_series()
@@ -198,15 +195,14 @@ class Quantile(AggregationKind):
         whole = datasketches.kll_doubles_sketch(self._k)
         for part in frame[self.part("sketch")][row]:
             whole.merge(datasketches.kll_doubles_sketch.deserialize(part))
-        whole.update(
-            np.array(frame[self.part("values")][row], dtype=np.float64)
-        )  # a copy, because `update` does not accept a view
+        # `update` does not accept a view, so the values are copied
+        whole.update(np.array(frame[self.part("values")][row], dtype=np.float64))
         return whole
 
     def finish(self, frame: pl.DataFrame) -> pl.Series:
         """Return the smallest value whose rank reaches the quantile, like Spark's `percentile_disc`.
 
-        A group without values gets NULL.
+        The result of a group without values is NULL.
         """
         q = self.spec.quantile or 0.0
         nans, values = frame[self.part("nans")], frame[self.part("values")]

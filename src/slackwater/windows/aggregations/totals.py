@@ -1,9 +1,9 @@
-"""count, and sum and avg of integers and decimals.
+"""The aggregations count, and sum and avg of integers and decimals.
 
-Integer sums are exact in 96 bits (`hi * 2^32 + lo`), and decimal sums have ten additional digits.
+Integer sums are exact in 96 bits (`hi * 2^32 + lo`). Decimal sums have ten additional digits.
 
-A result that overflows its type either fails the epoch, with an error that names the key, or is NULL (`on_overflow`). A
-decimal sum that once had more than 38 digits is lost for its group: its accumulator stays NULL.
+If a result overflows its type, the epoch fails with an error that names the key, or the result is NULL (`on_overflow`).
+Once a decimal sum has had more than 38 digits, its accumulator stays NULL.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DIGITS = 38  # precision of the widest decimal type
 
 
 class Count(AggregationKind):
-    """The aggregation count. Its accumulator `n` counts rows, or values that are not NULL."""
+    """The aggregation count. Its accumulator `n` is the number of rows, or of values that are not NULL."""
 
     OUTPUT = "bigint"
 
@@ -55,7 +55,7 @@ class Count(AggregationKind):
 
 
 class SumKind(AggregationKind):
-    """Base class of sum and avg. The accumulators are `n` and a total, which is 0 if there are no values."""
+    """Base class of sum and avg. The accumulators are `n` and a total. Without values, the total is 0."""
 
     NUMERIC = True
 
@@ -104,7 +104,7 @@ class SumKind(AggregationKind):
 
 
 class IntegerTotal(SumKind):
-    """sum and avg of integers; the accumulators are `n`, `hi` and `lo`."""
+    """The aggregation sum or avg of integers. Its accumulators are `n`, `hi` and `lo`."""
 
     @property
     def output(self) -> Field:
@@ -136,7 +136,7 @@ class IntegerTotal(SumKind):
         return frame[self.part("hi")] + low // (1 << 32), low & _LOW
 
     def to_stored_form(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Reduce `lo` to 32 bits; without this it would overflow 64 bits after 2^31 rows."""
+        """Reduce `lo` to 32 bits. Otherwise, it would overflow 64 bits after 2^31 rows."""
         hi, lo = self._halves(frame)
         return frame.with_columns(hi.alias(self.part("hi")), lo.alias(self.part("lo")))
 
@@ -157,9 +157,9 @@ class IntegerTotal(SumKind):
 
 
 class DecimalTotal(SumKind):
-    """sum and avg of decimals; the accumulators are `n` and `sum`.
+    """The aggregation sum or avg of decimals. Its accumulators are `n` and `sum`.
 
-    As in Spark, `sum` has ten digits more than the column.
+    As in Spark, `sum` has ten more digits than the input column.
     """
 
     @property
@@ -183,7 +183,7 @@ class DecimalTotal(SumKind):
 
     def parts_sql(self, event_us: str) -> Mapping[str, str]:
         v = quote_identifier(self.column.name)
-        # `sum` raises if 38 digits are not enough; try_sum returns NULL instead, and also if there are no values
+        # `sum` fails if 38 digits are not enough; `try_sum` returns NULL instead, but also without values
         total = f"CASE WHEN count({v}) = 0 THEN 0 ELSE try_sum({v}) END"
         return {"n": f"count({v})", "sum": f"CAST({total} AS {self._wide.type})"}
 
@@ -192,12 +192,12 @@ class DecimalTotal(SumKind):
         return [count_flag(self.column.name).alias(self.part("n")), total.alias(self.part("sum"))]
 
     def merge(self) -> Sequence[pl.Expr]:
-        """Return the merged sum; it becomes NULL, permanently, if it needs more digits than the type has."""
+        """Return expressions that add counts and sums. A sum with too many digits becomes NULL, and stays NULL."""
         digits, scale = self._wide.decimal
         total = pl.col(self.part("sum"))
         whole = total.sum()
         beyond = total.is_null().any() | (whole.to_physical().abs() >= pl.lit(10**digits, pl.Int128))
-        if digits == _DIGITS:  # Polars computes in 128 bits, which overflow silently at 1.7 * 10^38
+        if digits == _DIGITS:  # Polars computes with 128 bits, which overflow silently at 1.7 * 10^38
             beyond |= total.cast(pl.Float64).sum().abs() >= 1.5 * 10.0 ** (digits - scale)
         return [pl.col(self.part("n")).sum(), pl.when(~beyond).then(whole)]
 
@@ -223,10 +223,10 @@ class DecimalTotal(SumKind):
         return results
 
     def _average(self, frame: pl.DataFrame, n: pl.Series) -> pl.Series:
-        """Return the average as DECIMAL(p+4, s+4), rounded half up as in Spark.
+        """Return the averages as DECIMAL(p+4, s+4), rounded half up as in Spark.
 
-        It is computed with exact integers, group by group (not vectorized). The result is NULL if the sum is NULL, or
-        if the type has too few digits.
+        The computation is exact, but not vectorized. An average is NULL if its sum is NULL, or if the type has too few
+        digits.
         """
         precision, scale = self.output.decimal
         context = decimal.Context(prec=80, rounding=decimal.ROUND_HALF_UP)
@@ -243,5 +243,5 @@ class DecimalTotal(SumKind):
 
 
 def count_flag(column: str) -> pl.Expr:
-    """Return 1 for a value and 0 for NULL."""
+    """Return an expression that is 1 for a value and 0 for NULL."""
     return pl.col(column).is_not_null().cast(pl.Int64)

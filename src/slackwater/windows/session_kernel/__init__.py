@@ -1,4 +1,4 @@
-"""Compiled loops of session windows. Importing this package takes a third of a second, so it is imported on first use."""
+"""Compiled loops of session windows. The import takes a third of a second, so this package is imported on first use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from slackwater.windows.session_kernel.session_rules import (
 
 
 def compile_loops() -> None:
-    """Compile all loops for their argument types, or load them from the cache, before the first epoch."""
+    """Compile all loops, or load them from the cache, so that the first epoch does not have to."""
     none, kinds, bools = np.empty(0, np.int64), np.empty(0, np.int8), np.empty(0, np.bool_)
     intervals, times = SortedIntervals(np.zeros(1, np.int64), kinds, none, none, none), SessionTimes(0, 0, 0, 0, 0)
     sort_intervals(none, none, none)

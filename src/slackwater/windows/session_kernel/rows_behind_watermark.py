@@ -1,4 +1,4 @@
-"""Compiled loops for rows behind the watermark, in runs that reach the cap: each row joins a session or is late."""
+"""Compiled loops that place rows behind the watermark in runs that reach the cap: each joins a session or is late."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from slackwater.windows.session_kernel.session_rules import (
 def assign_rows_behind_watermark(
     intervals: SortedIntervals, times: SessionTimes, judged: IntervalVerdicts
 ) -> IntervalVerdicts:
-    """Place rows behind the watermark one by one, in every run that reaches the cap: such rows never move a cut.
+    """Place the rows behind the watermark one by one, in every run that reaches the cap. They never move a cut.
 
-    Returns the new verdicts, and also modifies the arrays of `judged`.
+    Returns the new verdicts, and overwrites the arrays of `judged`.
     """
     verdict, floor, new, positions, key, run, fragment, _ = judged
     used = head = 0
@@ -55,16 +55,16 @@ def assign_rows_behind_watermark(
 def _place_rows(intervals: SortedIntervals, times: SessionTimes, positions: Int64s) -> Int64s:
     """Assign rows behind the watermark to the sessions of their run, one by one.
 
-    A row joins the sessions on both sides if the result stays below the cap. Otherwise it joins the earlier one, or
-    else the later one. A row that touches no session starts a new one. All other rows are late. From then on, the
-    session that a row joins is never split, nor is the next one if the row touches it.
+    A row joins the sessions on both sides if the result stays below the cap. Otherwise it joins the earlier session, or
+    else the later session, if the result stays below the cap. A row that touches no session starts a new one. All other
+    rows are late. A session that a row has joined is never split. Neither is the next session if the row touches it.
 
         gap 20, cap 22    0        10         21   30
         sessions          [)20                [────)50     21 − 0 < 22, but they do not touch: two sessions
         a row behind               ● joins the earlier     joining both would also take in 21 and cut off 30
 
-    Returns for each interval NOWHERE if it is a late row, BY_FRAGMENTS if its session may still be split, and otherwise
-    the number of its session, counted from 1.
+    Returns one number per interval: NOWHERE for a late row, BY_FRAGMENTS if its session may still be split, and
+    otherwise the number of its session, counted from 1.
     """
     count = len(positions)
     first, last, end = np.empty(count + 1, np.int64), np.empty(count + 1, np.int64), np.empty(count + 1, np.int64)
@@ -79,7 +79,7 @@ def _place_rows(intervals: SortedIntervals, times: SessionTimes, positions: Int6
             behind += 1
             j += 1
             continue
-        # intervals whose events overlap belong together
+        # intervals whose events overlap belong to the same session
         starts, ends, upto, tail = (
             intervals.start[positions[j]],
             intervals.end[positions[j]],

@@ -1,7 +1,7 @@
 """The session rules, as compiled loops over the intervals of each key in time order.
 
-An interval is a new row or a stored one: its first event, its last event, and its `end` (the last event plus its gap).
-Times are in µs; all other numbers are positions.
+An interval is a new row, or one or more stored rows. It has a first event (`start`), a last event (`last`), and an
+`end`: the last event plus the gap. Times are in µs. All other numbers are positions.
 
     gap 3, cap 10     0    5    10   15   20
     intervals         ●●─●●●●●●●●●●●        ●●     in order of (key, start, last)
@@ -26,27 +26,24 @@ Bools = NDArray[np.bool_]
 
 NEW, HELD, GONE = 0, 1, 2  # a new row; a stored interval; an expired interval or a floor
 USED, LATE, REFUSED = 0, 1, 2  # the verdict on a row
-NOWHERE, BY_FRAGMENTS = -1, 0  # session of a row behind the watermark: late; to be decided by the fragments
+NOWHERE, BY_FRAGMENTS = -1, 0  # instead of a session number: the row is late; the fragments decide
 NONE, FAR = -(1 << 62), 1 << 62  # before and after every time
 
 
 class SessionTimes(NamedTuple):
-    """The times against which intervals are judged. Rows before `since` are always late. `reach` is the largest gap."""
+    """Times (µs) that decide which rows are late, and where sessions are cut."""
 
     watermark: int
     horizon: int
-    since: int
-    reach: int
+    since: int  # rows before this time are always late
+    reach: int  # the largest gap
     cap: int
 
 
 class SortedIntervals(NamedTuple):
-    """All intervals in sorted order.
+    """All intervals in order of (key, start, last)."""
 
-    `heads` has the position at which each key begins, followed by the number of intervals.
-    """
-
-    heads: Int64s
+    heads: Int64s  # the position of the first interval of each key, followed by the number of intervals
     kind: Int8s
     start: Int64s
     last: Int64s
@@ -54,46 +51,39 @@ class SortedIntervals(NamedTuple):
 
 
 class IntervalVerdicts(NamedTuple):
-    """The outcome for all intervals.
+    """Which intervals are part of a session, and which rows are late or refused.
 
-    `verdict` has one element per interval. `floor` (NONE for no floor) and `new` (whether the key has sessions, but
-    none is stored) have one element per key. The other arrays have one element per interval that is part of a session:
-    its position, its `key`, and whether a `run` or a `fragment` begins there. `needs_placement` is true if a run spans
-    the cap and contains a row behind the watermark, which `rows_behind_watermark` must handle.
+    `verdict` has one element per interval. `floor` and `new` have one element per key. The other arrays have one
+    element per interval that is part of a session.
     """
 
-    verdict: Int8s
-    floor: Int64s
-    new: Bools
+    verdict: Int8s  # USED, LATE or REFUSED
+    floor: Int64s  # NONE if the key has no floor
+    new: Bools  # whether the key has sessions now, but no stored ones
     positions: Int64s
     key: Int64s
-    run: Bools
-    fragment: Bools
-    needs_placement: bool
+    run: Bools  # whether a run begins at this interval
+    fragment: Bools  # whether a fragment begins at this interval
+    needs_placement: bool  # whether `rows_behind_watermark` must place rows: see `needs_late_placement`
 
 
 class SessionFragments(NamedTuple):
-    """The columns of the fragments to write.
+    """The fragments to write, as arrays with one element per fragment."""
 
-    `first` is the first interval of a fragment, as an index into `IntervalVerdicts.positions`. `whole` marks a complete
-    session, which is not part of a run that may still be cut. `emitted` is true if the target contains the
-    fragment unchanged.
-    """
-
-    first: Int64s
+    first: Int64s  # the first interval, as an index into `IntervalVerdicts.positions`
     start: Int64s
     last: Int64s
     end: Int64s
     due: Int64s
-    whole: Bools
-    emitted: Bools
+    whole: Bools  # whether the fragment is a complete session, not part of a run that may still be cut
+    emitted: Bools  # whether the target contains the fragment unchanged
 
 
 @compiled
 def build_runs(intervals: SortedIntervals, times: SessionTimes, shut: Bools) -> IntervalVerdicts:
-    """Judge the rows of all keys, and join the accepted ones into runs and fragments.
+    """Decide which rows are late or refused, and join all other intervals into runs and fragments.
 
-    `shut` marks new keys that must not open a session.
+    `shut`: a mask of the new keys that must not open a session.
     """
     count, keys = len(intervals.kind), len(intervals.heads) - 1
     verdict = np.zeros(count, np.int8)
@@ -123,7 +113,7 @@ def build_runs(intervals: SortedIntervals, times: SessionTimes, shut: Bools) -> 
 
 @compiled
 def needed_intervals(intervals: SortedIntervals, times: SessionTimes) -> Bools:
-    """Return a mask of the intervals that are open, or whose key has a floor that can make rows late."""
+    """Return a mask of the intervals that are open, or whose key has a floor that can still make rows late."""
     needed = np.empty(len(intervals.kind), np.bool_)
     for key in range(len(intervals.heads) - 1):
         begin, stop = intervals.heads[key], intervals.heads[key + 1]
@@ -143,7 +133,7 @@ def _contains(kinds: Int8s, kind: int, begin: int, stop: int) -> bool:
 
 @inlined
 def _floor(intervals: SortedIntervals, times: SessionTimes, begin: int, stop: int) -> int:
-    """Return the end of the key's expired sessions; NONE if no acceptable row can touch it any more."""
+    """Return the latest end of a key's expired sessions, or NONE if rows can no longer touch these sessions."""
     floor, first = NONE, FAR
     for i in range(begin, stop):
         if intervals.kind[i] == GONE:
@@ -157,7 +147,7 @@ def _floor(intervals: SortedIntervals, times: SessionTimes, begin: int, stop: in
 def _collect_open(
     intervals: SortedIntervals, begin: int, stop: int, floor: int, positions: Int64s, used: int, verdict: Int8s
 ) -> int:
-    """Append the key's open intervals, and its rows above the floor, to `positions`; return the new number in use."""
+    """Append a key's open intervals, and its rows above the floor, to `positions`. Return the new number in use."""
     for i in range(begin, stop):
         if intervals.kind[i] == NEW and intervals.start[i] <= floor:
             verdict[i] = LATE
@@ -177,7 +167,7 @@ def _judge(
     run: Bools,
     verdict: Int8s,
 ) -> int:
-    """Join a key's intervals into runs and compact them in place to those that are not late; return the new end.
+    """Join a key's intervals into runs, and compact the intervals that are not late in place. Return the new end.
 
                 floor          horizon
     gone ........│               │
@@ -199,7 +189,7 @@ def _judge(
             taken = taken or intervals.kind[i] == HELD or _is_recent(times, intervals.start[i], intervals.end[i])
         for j in range(head, tail):
             i = positions[j]
-            # a row before the open session could extend back to an expired session and overlap it
+            # a row before the open session could make it overlap an expired session
             if taken and (intervals.start[i] >= first_open or _is_recent(times, intervals.start[i], intervals.end[i])):
                 positions[used], run[used] = i, begins
                 used, begins = used + 1, False
@@ -226,9 +216,9 @@ def _split_fragments(
 ) -> None:
     """Split a key's runs into fragments.
 
-    Intervals below the limit (start + cap) can end up only in the same session, and form one fragment. Those above it
-    may be cut apart. Intervals whose events overlap also form one fragment, even across the limit; it is then separate
-    from the previous fragment. Such intervals can exist after the gap was increased.
+    Intervals below the limit (start + cap) are certain to be in the same session, and form one fragment. Intervals
+    above the limit may be cut apart. Intervals whose events overlap always form one fragment. If this fragment crosses
+    the limit, it is separate from the previous fragment. Events of intervals can overlap after the gap was increased.
     """
     if begin == stop:
         return
@@ -267,7 +257,7 @@ def needs_late_placement(
 
 @compiled
 def summarize_keys(intervals: SortedIntervals, positions: Int64s, key: Int64s) -> tuple[Bools, Bools, Int64s]:
-    """For each key, return whether it has a new row, whether it has a session, and its number of stored intervals."""
+    """Return, for each key, whether it has a new row, whether it has a session, and how many intervals are stored."""
     keys = len(intervals.heads) - 1
     touched, has_open = np.zeros(keys, np.bool_), np.zeros(keys, np.bool_)
     held = np.zeros(keys, np.int64)
@@ -282,9 +272,10 @@ def summarize_keys(intervals: SortedIntervals, positions: Int64s, key: Int64s) -
 
 @compiled
 def number_runs(key: Int64s, start: Int64s, end: Int64s) -> Int64s:
-    """Number the runs of intervals, which are sorted by key and time.
+    """Return the number of each interval's run. The intervals must be sorted by key and time.
 
-    A new run begins where an interval begins after all earlier ones have ended. Intervals that touch belong to one run.
+    A run begins at an interval that starts after all earlier intervals of its key have ended. Intervals that touch
+    belong to one run.
     """
     run = np.empty(len(key), np.int64)
     number, reach = -1, NONE
@@ -299,10 +290,10 @@ def number_runs(key: Int64s, start: Int64s, end: Int64s) -> Int64s:
 
 @compiled
 def cut_sessions(run: Int64s, start: Int64s, last: Int64s, end: Int64s, cap: int) -> Bools:
-    """Return where sessions would begin if no more rows arrived: at the start of each run, and at each cut.
+    """Return a mask of the intervals at which sessions would begin if no more rows arrived.
 
-    A cut is needed where a session reaches the cap. The rows after it form a new run; if rows have their own gaps,
-    that run may consist of several sessions.
+    Sessions begin at the start of each run, and at each cut. A session is cut where it reaches the cap. The rows after
+    the cut form a new run. If rows have their own gaps, this run may consist of several sessions.
 
         cap 10   start 0 ......... 10 .. 13 ........ 20
                  [──●──●──●──●──●─)[●─────●──●────────)
@@ -322,11 +313,11 @@ def cut_sessions(run: Int64s, start: Int64s, last: Int64s, end: Int64s, cap: int
 def build_fragments(
     intervals: SortedIntervals, times: SessionTimes, positions: Int64s, run: Bools, fragment: Bools, emitted: Bools
 ) -> SessionFragments:
-    """Return the fragments of all runs. `emitted` is true if the target contains an interval unchanged.
+    """Return the fragments of all runs. `emitted`: a mask of the intervals that the target contains unchanged.
 
-    A run of one fragment is a whole session, which needs only the watermark to close. It does not count as whole if
-    the watermark has already passed its end (because of a late row): then it is visited and emitted. A run that may be
-    cut is due as soon as its first cut is certain or its first part closes.
+    A run of one fragment is a whole session, which closes without being written again. If a late row created it after
+    the watermark had passed its end, it is not stored as whole, so that the epoch visits and emits it. A run that may
+    be cut is due as soon as its first cut is certain or its first part closes.
     """
     count = 0
     for begins in fragment:
@@ -364,7 +355,7 @@ def build_fragments(
 
 @inlined
 def _set_due_times(fragments: SessionFragments, times: SessionTimes, head: int, stop: int) -> None:
-    """Set `whole` and `due` of the fragments of one run: those in [head, stop)."""
+    """Set `whole` and `due` for the fragments of one run, at positions from `head` up to but excluding `stop`."""
     close = fragments.end[head] + 1
     for n in range(head, stop):
         close = min(close, fragments.end[n] + 1)
