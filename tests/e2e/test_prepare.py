@@ -11,13 +11,15 @@ import pytest
 from tests.support.case_selection import exhaustive
 
 from slackwater.spark.sessions import jvm_class_archive
+from slackwater.spark.sessions.java import find_default_java, find_fast_java
 
 
 @exhaustive(beside="test_jvm_class_archive.py::test_a_start_uses_the_archive_and_restores_the_environment")
 def test_the_command_makes_it_once_and_a_jvm_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))
-    archive = jvm_class_archive.archive_path()
-    assert archive is not None
+    java = find_fast_java() or find_default_java()
+    assert java is not None
+    archive = jvm_class_archive.archive_path(java)
     command = [sys.executable, "-m", "slackwater.cli.main", "prepare"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -33,7 +35,7 @@ def test_the_command_makes_it_once_and_a_jvm_takes_it(tmp_path: Path, monkeypatc
     )
     assert done.returncode == 0, done.stderr.decode()
     spark = [line for line in loaded.read_text().splitlines() if " org.apache.spark." in line]
-    assert sum(line.endswith("shared objects file (top)") for line in spark) > len(spark) / 2 > 1000
+    assert sum(" shared objects file" in line for line in spark) > len(spark) / 2 > 1000
 
 
 def test_three_that_start_at_once_on_a_new_machine_fetch_once(tmp_path: Path) -> None:

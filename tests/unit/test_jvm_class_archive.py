@@ -1,9 +1,8 @@
-"""The JVM class archive of Spark: which Java it belongs to, and that a JVM which cannot use it prints nothing."""
+"""The archive of Spark's classes: which Java it belongs to, and that a JVM which cannot use it prints nothing."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -11,8 +10,9 @@ import pytest
 
 from slackwater.errors import StartError
 from slackwater.spark.sessions import jvm_class_archive
+from slackwater.spark.sessions.java import Java, find_default_java, find_fast_java
 
-JAVA = shutil.which("java") or "java"
+JAVAS = [java for java in (find_default_java(), find_fast_java()) if java is not None]
 
 
 @pytest.fixture(autouse=True)
@@ -22,69 +22,120 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SPARK_LAUNCHER_OPTS", raising=False)
 
 
-def current_archive() -> Path:
-    path = jvm_class_archive.archive_path()
-    assert path is not None
+@pytest.fixture(params=JAVAS, ids=lambda java: str(java.version[0]))
+def java(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Java:
+    """The Java on the path, and the Java that is preferred if it is installed; JAVA_HOME names it."""
+    monkeypatch.setenv("JAVA_HOME", str(request.param.home))
+    assert isinstance(request.param, Java)
+    return request.param
+
+
+def write_archive(java: Java, content: bytes = b"") -> Path:
+    path = jvm_class_archive.archive_path(java)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
     return path
 
 
-def test_an_archive_belongs_to_one_java_and_one_pyspark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    first = current_archive()
-    assert first == current_archive()
+def test_an_archive_belongs_to_one_java_and_one_pyspark(
+    java: Java, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    first = jvm_class_archive.archive_path(java)
+    assert first == jvm_class_archive.archive_path(java)
     monkeypatch.setattr(jvm_class_archive.metadata, "version", lambda name: "4.0.0")
-    assert current_archive() != first
+    assert jvm_class_archive.archive_path(java) != first
     monkeypatch.undo()
-    other = tmp_path / "other"
-    (other / "bin").mkdir(parents=True)
-    (other / "bin" / "java").write_text("#!/bin/sh\n")
-    (other / "bin" / "java").chmod(0o755)
-    monkeypatch.setenv("JAVA_HOME", str(other))
-    assert current_archive() != first
-    (other / "bin" / "java").unlink()
-    assert jvm_class_archive.archive_path() is None
+    assert jvm_class_archive.archive_path(install_java(tmp_path / "other", None)) != first
 
 
-def test_a_start_uses_the_archive_and_restores_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_uses_the_archive_and_restores_the_environment(java: Java, monkeypatch: pytest.MonkeyPatch) -> None:
     with jvm_class_archive.use_archive():
         assert "SPARK_SUBMIT_OPTS" not in os.environ
-    current_archive().parent.mkdir(parents=True)
-    current_archive().touch()
+    option = "-XX:AOTCache" if java.version >= (25,) else "-XX:SharedArchiveFile"
+    archive = write_archive(java)
     monkeypatch.setenv("SPARK_SUBMIT_OPTS", "-Xss2m")
     with jvm_class_archive.use_archive():
-        assert os.environ["SPARK_SUBMIT_OPTS"].startswith(
-            f"-Xss2m -XX:SharedArchiveFile={current_archive()} -Xshare:auto "
-        )
+        assert os.environ["SPARK_SUBMIT_OPTS"].startswith(f"-Xss2m {option}={archive} -X")
         assert "SPARK_LAUNCHER_OPTS" in os.environ
     assert os.environ["SPARK_SUBMIT_OPTS"] == "-Xss2m"
     assert "SPARK_LAUNCHER_OPTS" not in os.environ
-    monkeypatch.setenv("SPARK_SUBMIT_OPTS", "-XX:SharedArchiveFile=mine.jsa")
-    with jvm_class_archive.use_archive():
-        assert os.environ["SPARK_SUBMIT_OPTS"] == "-XX:SharedArchiveFile=mine.jsa"
+    for users in ("-XX:SharedArchiveFile=mine.jsa", "-XX:AOTCache=mine.aot"):
+        monkeypatch.setenv("SPARK_SUBMIT_OPTS", users)
+        with jvm_class_archive.use_archive():
+            assert os.environ["SPARK_SUBMIT_OPTS"] == users
 
 
-@pytest.mark.parametrize("held", [b"", b"no archive", bytes(100_000)])
-def test_a_jvm_that_cannot_use_the_archive_prints_nothing(held: bytes) -> None:
-    current_archive().parent.mkdir(parents=True)
-    current_archive().write_bytes(held)
-    (current_archive().parent / "Hello.java").write_text(
+@pytest.mark.parametrize("content", [b"", b"no archive", bytes(100_000)])
+def test_a_jvm_that_cannot_use_the_archive_prints_nothing(java: Java, content: bytes) -> None:
+    directory = write_archive(java, content).parent
+    (directory / "Hello.java").write_text(
         "class Hello { public static void main(String[] a) { System.out.print(1); } }"
     )
     with jvm_class_archive.use_archive():
         options = os.environ["SPARK_SUBMIT_OPTS"].split()
         done = subprocess.run(
-            [JAVA, *options, "Hello.java"], capture_output=True, text=True, cwd=current_archive().parent
+            [java.home / "bin" / "java", *options, "Hello.java"], capture_output=True, text=True, cwd=directory
         )
     assert (done.returncode, done.stdout, done.stderr) == (0, "1", "")
 
 
-def test_a_failed_archive_is_reported_and_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def install_java(home: Path, version: str | None) -> Java:
+    """Create a directory that looks like an installed Java."""
+    (home / "bin").mkdir(parents=True)
+    (home / "bin" / "java").write_text("#!/bin/sh\n")
+    (home / "bin" / "java").chmod(0o755)
+    if version is not None:
+        (home / "release").write_text(f'IMPLEMENTOR="Someone"\nJAVA_VERSION="{version}"\nJAVA_VERSION_DATE="2026"\n')
+    return Java.from_home(home)
+
+
+def test_a_local_spark_uses_a_prepared_java_25_unless_java_home_is_set(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setattr("slackwater.spark.sessions.java._DIRECTORIES", (str(tmp_path / "jvm"),))
+    monkeypatch.setattr("slackwater.spark.sessions.java.metadata.version", lambda name: "4.2.0")
+    on_path = install_java(tmp_path / "path", "17.0.2")
+    monkeypatch.setenv("PATH", f"{on_path.home / 'bin'}:{os.environ['PATH']}")
+    assert (find_default_java(), find_fast_java()) == (on_path, None)
+    for version in ("21.0.4", "25", "25.0.2", "25.0.3", "26.0.1", "17"):
+        install_java(tmp_path / "jvm" / version, version)
+    newest = install_java(tmp_path / "jvm" / "mac" / "Contents" / "Home", "25.0.10")
+    assert find_fast_java() == newest
+    assert str(newest) == f"Java 25.0.10 in {newest.home}"
+
+    write_archive(on_path)
+    with jvm_class_archive.use_archive():  # it is not prepared
+        assert "JAVA_HOME" not in os.environ
+        assert "-XX:SharedArchiveFile=" in os.environ["SPARK_SUBMIT_OPTS"]
+    write_archive(newest)
+    with jvm_class_archive.use_archive():
+        assert os.environ["JAVA_HOME"] == str(newest.home)
+        assert "-XX:AOTCache=" in os.environ["SPARK_SUBMIT_OPTS"]
+    assert "JAVA_HOME" not in os.environ
+    with jvm_class_archive.use_archive(is_local=False):  # the executors of a cluster have their own Java
+        assert "JAVA_HOME" not in os.environ
+        assert "-XX:SharedArchiveFile=" in os.environ["SPARK_SUBMIT_OPTS"]
+
+    monkeypatch.setenv("JAVA_HOME", str(on_path.home))
+    assert find_fast_java() is None
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "missing"))
+    assert (find_default_java(), find_fast_java()) == (None, None)
+    monkeypatch.delenv("JAVA_HOME")
+    monkeypatch.setattr("slackwater.spark.sessions.java.metadata.version", lambda name: "4.1.2")
+    assert find_fast_java() is None
+
+
+def test_a_failed_archive_is_reported_and_leaves_no_file(
+    java: Java, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "fails.py").write_text("import sys\nprint('line')\nsys.exit('it went wrong')\n")
     (tmp_path / "nothing.py").write_text("")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(
         StartError, match=r"^the archive of Spark's classes was not created \(it went wrong\); Spark starts without it$"
     ):
-        jvm_class_archive.make_archive("fails")
+        jvm_class_archive.make_archive(java, "fails")
     with pytest.raises(StartError, match="the JVM wrote no file"):
-        jvm_class_archive.make_archive("nothing")
-    assert [p.name for p in current_archive().parent.iterdir()] == []
+        jvm_class_archive.make_archive(java, "nothing")
+    assert [p.name for p in jvm_class_archive.archive_path(java).parent.iterdir()] == []

@@ -31,7 +31,7 @@ def limits_rows_only() -> bool:
 
 def starts_with_the_archive() -> bool:
     with jvm_class_archive.use_archive():
-        return "SharedArchiveFile" in os.environ.get("SPARK_SUBMIT_OPTS", "")
+        return "archive_of_this_test" in os.environ.get("SPARK_SUBMIT_OPTS", "")
 
 
 def creates_once() -> bool:
@@ -85,9 +85,9 @@ EFFECTS: dict[str, Callable[[], bool]] = {
 def test_a_switch_turns_off_its_tuning_and_no_other(
     tuning: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    archive = tmp_path / "classes.jsa"
+    archive = tmp_path / "archive_of_this_test"
     archive.touch()
-    monkeypatch.setattr(jvm_class_archive, "archive_path", lambda: archive)
+    monkeypatch.setattr(jvm_class_archive, "archive_path", lambda java: archive)
     monkeypatch.setattr(source_statistics_collector.spark_connect, "new_observation", lambda frame: None)
     monkeypatch.delenv("SPARK_SUBMIT_OPTS", raising=False)
     monkeypatch.delenv(VARIABLE, raising=False)

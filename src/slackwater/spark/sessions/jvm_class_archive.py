@@ -1,16 +1,17 @@
 """An archive of Spark's classes in loaded and verified form, which makes later JVM starts faster.
 
-    ~/.cache/slackwater/classes/<hash of this Java and this PySpark>.jsa     about 160 MB
+    ~/.cache/slackwater/classes/<hash of this Java and this PySpark>.aot     about 180 MB, since Java 25
+    ~/.cache/slackwater/classes/<hash of this Java and this PySpark>.jsa     about 160 MB, before Java 25
 
-`slackwater prepare` creates it with Java's dynamic class-data sharing (CDS). If there is no archive, or if it was made
-by another Java or for other jars, the JVM silently reads the jars instead.
+`slackwater prepare` creates it. Since Java 25, it is an AOT cache: it also has profiles of methods, so that the JVM
+compiles the right ones at once. Before, it is an archive of Java's dynamic class-data sharing (CDS). If there is no
+archive, or if it was made by another Java or for other jars, the JVM silently reads the jars instead.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,39 +23,56 @@ from pathlib import Path
 
 from slackwater.errors import StartError, Topic
 from slackwater.spark.sessions import spark_jars
+from slackwater.spark.sessions.java import Java, find_default_java, find_fast_java
 from slackwater.tunings import is_enabled
 
 _OPTIONS = "SPARK_SUBMIT_OPTS"
 _LAUNCHER = "SPARK_LAUNCHER_OPTS"
+_HOME = "JAVA_HOME"
 _SHORT = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # the launcher is a separate JVM that runs for half a second
 _QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
+_QUIET_AOT = "-Xlog:aot=off -Xlog:cds=off -Xlog:class+path=off"
 
 
-def archive_path() -> Path | None:
-    """Return the path of the archive for the installed Java and PySpark. None if either is missing."""
-    home = os.environ.get("JAVA_HOME")
-    java = shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")
+def archive_path(java: Java) -> Path:
+    """Return the path of the archive for a Java and the installed PySpark."""
+    modules = java.home / "lib" / "modules"  # the classes of Java itself
+    status = modules.stat() if modules.is_file() else (java.home / "bin" / "java").stat()
     spark = find_spec("pyspark")
-    if java is None or spark is None or spark.origin is None:
-        return None
-    modules = Path(java).resolve().parents[1] / "lib" / "modules"  # the classes of Java itself
-    status = modules.stat() if modules.is_file() else Path(java).resolve().stat()
-    identity = [modules, status.st_size, status.st_mtime_ns, Path(spark.origin).resolve(), metadata.version("pyspark")]
+    origin = Path(str(spark and spark.origin)).resolve()
+    identity = [modules, status.st_size, status.st_mtime_ns, origin, metadata.version("pyspark")]
     name = hashlib.sha256("\n".join(map(str, identity)).encode()).hexdigest()[:16]
-    return spark_jars.cache_directory() / "classes" / f"{name}.jsa"
+    return spark_jars.cache_directory() / "classes" / f"{name}.{'aot' if java.has_profiles else 'jsa'}"
+
+
+def archive_options(java: Java) -> str:
+    """Return the options with which this Java loads classes from its archive. Empty without an archive."""
+    archive = archive_path(java)
+    if not archive.is_file():
+        return ""
+    if java.has_profiles:
+        return f"-XX:AOTCache={archive} {_QUIET_AOT}"
+    return f"-XX:SharedArchiveFile={archive} -Xshare:auto {_QUIET}"
 
 
 @contextmanager
-def use_archive(options: str = "") -> Iterator[None]:
+def use_archive(options: str = "", is_local: bool = True) -> Iterator[None]:
     """Let JVMs that start within this context load their classes from the archive, if it exists.
 
-    `options`: more options for these JVMs. Options of the environment follow them and win.
+    Args:
+        options: more options for these JVMs. Options of the environment follow them and win.
+        is_local: Spark runs on this machine only, so that it can use another Java than the one on the path.
     """
-    saved = {name: os.environ.get(name) for name in (_OPTIONS, _LAUNCHER)}
-    archive = archive_path() if is_enabled("class_archive") else None
+    saved = {name: os.environ.get(name) for name in (_OPTIONS, _LAUNCHER, _HOME)}
     options = f"{options} {saved[_OPTIONS] or ''}".strip()
-    if archive is not None and archive.is_file() and "Archive" not in options:
-        options = f"{options} -XX:SharedArchiveFile={archive} -Xshare:auto {_QUIET}".strip()
+    if is_enabled("class_archive") and "Archive" not in options and "AOT" not in options:
+        fast = find_fast_java() if is_local else None
+        if fast is not None and archive_path(fast).is_file():
+            java: Java | None = fast
+            os.environ[_HOME] = str(fast.home)
+        else:
+            java = find_default_java()
+        options = f"{options} {archive_options(java) if java is not None else ''}".strip()
     if options:
         os.environ[_OPTIONS] = options
     os.environ.setdefault(_LAUNCHER, _SHORT)
@@ -68,22 +86,29 @@ def use_archive(options: str = "") -> Iterator[None]:
                 os.environ[name] = before
 
 
-def make_archive(module: str) -> Path | None:
+def make_archive(java: Java, module: str) -> Path:
     """Create the archive from the classes that `python -m MODULE` loads, and return its path.
 
-    The module must run a pipeline and call `end_spark` last. An existing archive is not replaced. None if Java or
-    PySpark is missing. Raises StartError if the module fails or no archive is written.
+    The module must run a pipeline and call `end_spark` last. An existing archive is not replaced. Raises StartError if
+    the module fails or no archive is written.
     """
-    archive = archive_path()
-    if archive is None or archive.is_file():
+    archive = archive_path(java)
+    if archive.is_file():
         return archive
     archive.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=archive.parent, prefix=".making-") as directory:
         file = Path(directory) / archive.name
-        options = f"{_SHORT} -XX:ArchiveClassesAtExit={file} {_QUIET} {os.environ.get(_OPTIONS, '')}"
+        if java.has_profiles:  # profiles need the optimizing compiler
+            options = f"-XX:+UseSerialGC -XX:AOTCacheOutput={file} {_QUIET_AOT}"
+        else:
+            options = f"{_SHORT} -XX:ArchiveClassesAtExit={file} {_QUIET}"
         done = subprocess.run(
             [sys.executable, "-m", module],
-            env={**os.environ, _OPTIONS: options.strip()},
+            env={
+                **os.environ,
+                _HOME: str(java.home),
+                _OPTIONS: f"{options} {os.environ.get(_OPTIONS, '')}".strip(),
+            },
             capture_output=True,
             text=True,
             stdin=subprocess.DEVNULL,

@@ -6,7 +6,6 @@ SPARK_REMOTE=sc://host:15002      or `"spark.remote"` in [spark], which takes pr
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
 import tempfile
@@ -21,7 +20,7 @@ from slackwater.connectors.payloads import avro
 from slackwater.connectors.source import spark_error_reason
 from slackwater.core.humanize import mismatch
 from slackwater.errors import StartError, Topic
-from slackwater.spark.sessions import jvm_class_archive
+from slackwater.spark.sessions import java, jvm_class_archive
 from slackwater.spark.tuning import jvm_options, worker_memory
 from slackwater.spark.tuning.arrow_batch_size import MOST_ROWS
 
@@ -75,7 +74,7 @@ def start_session(
     active = SparkSession.getActiveSession()
     if active is not None:
         return active
-    if not (os.environ.get("JAVA_HOME") or shutil.which("java")):
+    if java.find_default_java() is None and java.find_fast_java() is None:
         raise StartError(
             "Spark needs Java, which was not found; install Java 17 or later, or set JAVA_HOME", Topic.NOT_INSTALLED
         )
@@ -87,14 +86,21 @@ def start_session(
     notice("info", "starting Spark, which takes 5 to 30 s …")
     began = time.monotonic()
     options = jvm_options.jvm_options(settings or {})
-    with _stderr_to_file() as log, _keep_interrupt_handler(), jvm_class_archive.use_archive(options):
+    is_local = jvm_options.task_slots(settings or {}) is not None
+    archive = jvm_class_archive.use_archive(options, is_local)
+    with _stderr_to_file() as log, _keep_interrupt_handler(), archive:
         try:
             _silence_error_logs()
             session = builder.getOrCreate()
         except Exception as error:
             raise StartError(f"Spark did not start ({_failure_reason(error, log)})", Topic.SPARK_START) from None
     took = time.monotonic() - began
-    notice("info", f"Spark {session.version} is up after {took:.0f} s, {session.sparkContext.master}")
+    jvm: Any = session._jvm
+    java_version = jvm.System.getProperty("java.version")
+    notice(
+        "info",
+        f"Spark {session.version} is up after {took:.0f} s, {session.sparkContext.master}, Java {java_version}",
+    )
     return session
 
 

@@ -34,15 +34,18 @@ def jvm_options(settings: Mapping[str, str]) -> str:
     if not is_enabled("jvm_options"):
         return ""
     options = [f"-XX:{name}={value}" for name, value in _OPTIMIZE_LATER.items()]
-    tasks = _task_slots(settings.get("spark.master") or os.environ.get("SPARK_MASTER", "local[*]"))
+    tasks = task_slots(settings)
     if tasks is not None and tasks <= _SERIAL_UP_TO and "GC" not in _user_options(settings):
         options.append("-XX:+UseSerialGC")  # the JVM does not start if two collectors are chosen
     return " ".join(options)
 
 
-def _task_slots(master: str) -> int | None:
-    """Return the number of tasks that a local Spark runs in parallel. None for a cluster."""
-    match = _LOCAL.fullmatch(master)
+def task_slots(settings: Mapping[str, str]) -> int | None:
+    """Return the number of tasks that a local Spark runs in parallel, with Spark's `settings`. None for a cluster."""
+    master = settings.get("spark.master")
+    if master is None and "--master" in os.environ.get("PYSPARK_SUBMIT_ARGS", ""):
+        return None  # it may name a cluster
+    match = _LOCAL.fullmatch(master or os.environ.get("SPARK_MASTER", "local[*]"))
     if match is None:
         return None
     slots = match[1] or "1"
