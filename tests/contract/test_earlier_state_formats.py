@@ -139,9 +139,7 @@ def test_migrate_commits_the_new_format_and_nothing_else(
     same = {"epoch", "committed_us", "commit_id", "output", "letters", "emitted"}
     assert after.record == json.loads(migrated.model_dump_json()) | {k: after.record[k] for k in same}
     ask(monkeypatch, "migrate", *where(store()))
-    assert capsys.readouterr().out == (
-        f"law: epoch 4 has format {FORMAT}, the current format; there is nothing to migrate\n"
-    )
+    assert capsys.readouterr().out == (f"law: epoch 4 already has the current format, {FORMAT}\n")
     plain = [{k: v for k, v in r.items() if k != "_epoch"} for r in expected.rows if r["_epoch"] > 3]
     assert [{k: v for k, v in r.items() if k != "_epoch"} for r in rest(KINDS[kind], store).rows] == plain
 

@@ -130,7 +130,7 @@ def test_why_says_that_nothing_waits(make: Make, monkeypatch: pytest.MonkeyPatch
     pipeline = build_pipeline(BY_USER, ["a"], transform_type=WithNth, name=NAME)
     report = build_why_report(pipeline, make(), 1)
     assert (report.kind, report.open_keys, report.open_windows) == ("nth", 3, 0)
-    assert "3 keys kept: nothing waits: rows are emitted in the epoch that reads them" in list(
+    assert "3 keys kept: no row is waiting, because each row is emitted in the epoch that reads it" in list(
         format_report(report, "x.toml")
     )
     monkeypatch.setattr(pipeline_from_state, "Transform", WithNth)

@@ -88,9 +88,9 @@ def test_offsets_of_partitions_and_files_are_set_and_nothing_else(make: Callable
         "events  clicks-1   7             9                 2 skipped",
         "events  more-0     5             5                 as it is",
         "old     files      3 files read  none read         3 files again",
-        "warning: rows that are read again are late if their windows are closed, and counted twice in windows that are open or "
-        "retained",
-        "warning: skipped rows are lost: no window will contain them",
+        "warning: rows that are read again are late if their windows are closed. They count twice in windows that are still open or "
+        "retained.",
+        "warning: skipped rows are lost; no window will contain them",
     ]
     assert ask(new_offsets, dry=True).splitlines() == [*lines, "nothing was changed (--dry-run)"]
     assert make().stored_record().record == before

@@ -48,7 +48,7 @@ def test_the_rows_in_the_order_of_their_windows(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     output = place_at(place)
-    nothing = f"p: nothing published yet; run it first: slackwater run {output.file}; then see what it waits for: slackwater why"
+    nothing = f"p: nothing published yet; start it with: slackwater run {output.file}; to see what it waits for, run: slackwater why"
     code, out, err = said(monkeypatch, capsys, output.file)
     assert (code, out) == (0, "")
     assert err.startswith(nothing)

@@ -47,7 +47,7 @@ def ended(config: Path, error: BaseException | None, is_killed: bool = False) ->
 
 
 def test_the_failure_is_one_line_behind_the_results(config: Path, slackwater: Command) -> None:
-    assert "run it first: slackwater run p.toml" in slackwater("show", str(config)).err
+    assert "start it with: slackwater run p.toml" in slackwater("show", str(config)).err
     ended(config, BadRowError("clicks: epoch 0: 1 bad row\nof many"))
     nothing, failed = slackwater("show", str(config)).err.splitlines()
     assert nothing == "clicks: nothing published yet"

@@ -156,7 +156,7 @@ def test_no_start_gets_further_and_a_row_is_neither_lost_nor_doubled(
     assert ask(monkeypatch, "skip", stuck, 7) != 0
     assert "epoch 7 is not waiting to be published, but epoch 1 is" in capsys.readouterr().err
     assert ask(monkeypatch, "skip", stuck, 1) == 0
-    assert "epoch 1 was skipped; its rows are now in the dead letters" in capsys.readouterr().out
+    assert "epoch 1 was skipped. Its rows are now in the dead letters" in capsys.readouterr().out
     letters = letter_reader.read_newest(toml.load(stuck), LetterFilter())
     assert set(letters["reason"]) == {"not published"}
     assert set(letters["epoch"]) == {1}

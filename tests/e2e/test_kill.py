@@ -147,7 +147,7 @@ def test_a_signal_finishes_the_epoch_and_the_next_run_goes_on(tmp_path: Path, nu
         time.sleep(0.02)
     process.send_signal(number)
     assert process.wait(timeout=300) == 0, read_log(config)
-    assert "stopping: the epoch in progress is finished first" in read_log(config)
+    assert "stopping after the current epoch" in read_log(config)
     assert "Traceback" not in read_log(config)
     process = start_run(config, "--flush")
     assert process.wait(timeout=300) == 0, read_log(config)

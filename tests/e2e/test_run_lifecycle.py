@@ -246,7 +246,7 @@ def test_an_interrupt_while_spark_starts_ends_at_once_and_leaves_no_process(home
     text = child.said()
     clean(text)
     assert "is up after" not in text
-    assert text.splitlines()[-1].endswith("stopped while Spark was starting: nothing was read, nothing was committed")
+    assert text.splitlines()[-1].endswith("stopped while Spark was starting; nothing was read or committed")
     gone, alive = psutil.wait_procs(started, timeout=120)
     assert (len(gone), alive) == (len(started), [])
 
@@ -325,7 +325,7 @@ def test_what_an_image_runs_answers_its_probes_and_stops_within_the_grace_period
     assert set(after) <= {(200, "reading"), (503, "stopping"), (503, "ended")}
     assert "reading" not in [phase for _, phase in after[after.index((503, "stopping")) :]]
     clean(child.said())
-    assert "stopping: the epoch in progress is finished first" in child.said()
+    assert "stopping after the current epoch" in child.said()
     assert committed(home) == 1
     verified = CliRunner().invoke(app, ["state", "verify", str(home / "life.toml")])
     assert verified.exit_code == 0, verified.output

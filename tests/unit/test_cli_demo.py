@@ -191,7 +191,7 @@ def test_the_demo_shows_counts_sessions_a_plot_and_what_to_try(
     output = capsys.readouterr()
     assert output.err == ""
     for part in (
-        f"2,000 clicks of two sources, out of order by up to 20 seconds, in {home}\n",
+        f"2,000 clicks from two sources, out of order by up to 20 seconds, in {home}\n",
         "  demo-sessions: 8 of 8 files\n",
         f"950 used, 25 late, 15 refused, 10 bad\n  42 sessions: 40 closed by the watermark, 2 cut at max_session_duration; 12 open; results in {home}/out/counts\n",
         "│ u0007 │ 06:00:00 │ 06:05:00 │ 9      │ 3     │ /cart   │",
@@ -199,7 +199,7 @@ def test_the_demo_shows_counts_sessions_a_plot_and_what_to_try(
         f"  slackwater show {home}/sessions.toml\n",
         f"  slackwater explain {home}/sessions.toml\n",
         f"  slackwater run {home}/sessions.toml --metrics-port 9187\n",
-        f"Everything the demo wrote is in {home}; when you have seen enough: rm -r {home}\n",
+        f"All files of the demo are in {home}. To delete them: rm -r {home}\n",
     ):
         assert part in output.out
 

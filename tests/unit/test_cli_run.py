@@ -306,7 +306,7 @@ def test_a_signal_ends_the_run_cleanly(config: Path, number: int) -> None:
     process.send_signal(number)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0
-    assert err.endswith(" INFO stopping: the epoch in progress is finished first\n")
+    assert err.endswith(" INFO stopping after the current epoch\n")
     assert out.startswith("user-sessions: epoch 7")
 
 
@@ -342,7 +342,7 @@ def test_a_signal_while_spark_starts_stops_immediately(config: Path, number: int
         process.kill()
         process.wait()
     assert (process.returncode, out) == (128 + number, "")
-    assert err.endswith(" INFO stopped while Spark was starting: nothing was read, nothing was committed\n")
+    assert err.endswith(" INFO stopped while Spark was starting; nothing was read or committed\n")
     assert len(err.splitlines()) == 1
 
 
@@ -360,7 +360,7 @@ def test_a_signal_may_arrive_while_the_run_reads_the_stop_event() -> None:
             signal.raise_signal(signal.SIGTERM)
         assert stop.wait(10)
     view.close()
-    assert lines == ["stopping: the epoch in progress is finished first"]
+    assert lines == ["stopping after the current epoch"]
 
 
 def test_signals_are_handled_as_before_after_the_run() -> None:

@@ -180,7 +180,7 @@ def test_a_sample_gives_schema_time_key_and_lateness(slackwater: Command) -> Non
         in outcome.out
     )
     assert (
-        "\n  key: user_id (--key)\n  session windows: gap 30m, which is a guess; change it as you need\n" in outcome.out
+        "\n  key: user_id (--key)\n  session windows: gap 30m, which is a guess; change it as needed\n" in outcome.out
     )
     assert "rows are out of order by up to 40 s in the sample" in Path("p.toml").read_text()
     assert window["aggregations"][1] == {"agg": "sum", "column": "amount", "as": "amount_sum"}
@@ -414,7 +414,7 @@ WRONG: list[tuple[str, str | bytes | None, tuple[str, ...], str]] = [
     ("a.json", '{"a": "x", "b": 5}\n', (), "no column holds times (a, b)"),
     ("a.json", '{"a": 1.5, "ts": "2024-01-01T00:00:00Z"}\n', (), "no column is suitable as a session key (a, ts)"),
     ("a.json", '{"a": "x", "ts": "2024-01-01T00:00:00Z"}\n', ("--key", "b"), '"b" is not a column'),
-    ("a.json", '{"a": "x", "ts": "2024-01-01T00:00:00Z"}\n', ("--time", "a"), '"a" of a.json holds no times'),
+    ("a.json", '{"a": "x", "ts": "2024-01-01T00:00:00Z"}\n', ("--time", "a"), '"a" of a.json does not contain times'),
     (
         "a.json",
         '{"a": "x", "ts": "2024-01-01T00:00:00Z"}\n',
@@ -464,7 +464,7 @@ def test_two_sides_need_one_event_time(slackwater: Command) -> None:
 
 def test_a_missing_folder(slackwater: Command) -> None:
     outcome = slackwater("init", "no/p.toml")
-    assert outcome.err == "error: no/p.toml: its folder does not exist; create it first\n"
+    assert outcome.err == "error: no/p.toml: the directory no does not exist; create it\n"
 
 
 # -- questions

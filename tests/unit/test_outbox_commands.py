@@ -122,7 +122,7 @@ def test_outbox_show_and_skip(
     assert run_outbox(monkeypatch, "skip", unpublished, 7) != 0
     assert "epoch 7 is not waiting to be published, but epoch 0 is" in capsys.readouterr().err
     assert run_outbox(monkeypatch, "skip", unpublished, 0) == 0
-    assert "the next start continues after it" in capsys.readouterr().out
+    assert "The next start continues after this epoch" in capsys.readouterr().out
     letters = letter_reader.read_newest(toml.load(unpublished), LetterFilter())
     assert set(letters["reason"]) == {"not published"}
     assert sorted(json.loads(v)["k"] for v in letters["value"]) == ["a", "b"]

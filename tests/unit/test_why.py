@@ -55,7 +55,7 @@ def test_the_answer_for_sessions(say: Say) -> None:
     assert printed[1].startswith("watermark  2024-03-01T09:01:00Z, ")
     del printed[1]
     assert printed == [
-        "runner     none is running, so nothing changes; start it with: slackwater run p.toml",
+        "runner     none is running, so nothing changes; start one with: slackwater run p.toml",
         'held by    source "app": quiet for 45.0 s, since 2024-03-01T12:00:00Z',
         "",
         "source  newest event          lateness  watermark             when it was committed",
@@ -72,11 +72,11 @@ def test_the_answer_for_sessions(say: Say) -> None:
         "key user=u1: 2 open sessions",
         "  session from 2024-03-01T09:00:00Z, last event 2024-03-01T09:05:00Z, 2 rows",
         "    closes at watermark 2024-03-01T09:15:00.000001Z; the watermark is 14 m behind that",
-        "    while it is open, a row within the gap extends it",
+        "    until then, a row within the gap extends the session",
         '    closes after an event is seen on "app" at or after 2024-03-01T09:16:00.000001Z',
         "  session from 2024-03-01T10:03:00Z, last event 2024-03-01T10:03:00Z, 1 row",
         "    closes at watermark 2024-03-01T10:13:00.000001Z; the watermark is 72 m behind that",
-        "    while it is open, a row within the gap extends it",
+        "    until then, a row within the gap extends the session",
         '    closes after an event is seen on "web" at or after 2024-03-01T10:13:30.000001Z and "app" at or after 2024-03-01T10:14:00.000001Z',
         "  rows before 2024-03-01T08:51:00Z are late unless they join an open session",
         *NO_HISTORY,
@@ -154,7 +154,7 @@ def test_a_session_that_is_cut_at_the_cap_is_marked(say: Say) -> None:
     clocks = [f"9:{m:02}" for m in range(0, 60, 9)] + ["10:02", "10:05"]
     run_pipeline(SESSION, [RowsInput({"web": rows_at("u1", *clocks), "app": rows_at("u2", "9:02")})])
     printed = say("--key", "user=u1")
-    assert "    it is cut there, at max_session_duration; until then an earlier row may still move the cut" in printed
+    assert "    the session is cut there, at max_session_duration; an earlier row can still move the cut" in printed
     one, two = why_json(say, "--key", "user=u1")["key"]["open"]
     assert (one["reason"], one["start_us"], one["last_us"], one["rows"]) == ("cap", us("9:00"), us("9:54"), 7)
     assert one["closes_us"] == us("10:00")
@@ -172,7 +172,7 @@ def test_a_key_whose_sessions_closed_keeps_a_floor(say: Say) -> None:
     printed = say("--key", "user=u1")
     assert printed[-5:] == [
         "key user=u1: no session is open",
-        "  floor 2024-03-01T09:15:00Z: its last closed session ended there, and rows up to then are late",
+        "  floor 2024-03-01T09:15:00Z: the last closed session ended there, and rows up to this time are late",
         "  rows before 2024-03-01T09:08:00Z are late unless they join an open session",
         *NO_HISTORY,
     ]
@@ -263,7 +263,7 @@ def test_idle_close_shows_the_remaining_silence(say: Say) -> None:
     printed = say()
     assert (
         printed[3]
-        == "held by    nothing: all sources are idle; the watermark follows the clock after a silence of 5 m, so far 60.0 s"
+        == "held by    nothing: all sources are idle; the watermark follows the clock after 5 m of silence, so far 60.0 s"
     )
     assert printed[-2].endswith(", or after 4 m more without any")
     assert [o["silence_us"] for o in why_json(say)["next"]] == [240_000_000, (10 * 60 + 30 - 60) * 1_000_000 + 1]
@@ -277,7 +277,7 @@ def test_a_runner_is_named_and_not_disturbed(say: Say) -> None:
     store = FilesStore("state", "law")
     latest = store.open()
     assert say()[1].startswith("runner     process ")
-    assert say()[1].endswith("; what it has read since the commit is not included")
+    assert say()[1].endswith("; rows that it has read since the commit are not included")
     assert latest is not None
     store.commit(latest.model_copy(update={"epoch": latest.epoch + 1}))
     store.close()
@@ -298,7 +298,7 @@ def test_why_reports_an_unpublished_epoch(say: Say) -> None:
 
 def test_without_open_windows_nothing_is_due(say: Say) -> None:
     run_pipeline(TUMBLING, STORY, flush=True)
-    assert say()[-1] == "no window is open, so nothing is due"
+    assert say()[-1] == "no window is open"
 
 
 def test_no_state_yet(say: Say) -> None:

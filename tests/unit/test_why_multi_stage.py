@@ -33,7 +33,7 @@ def test_the_answer_for_stages(say: Say) -> None:
     assert first.startswith("law: epoch 1, committed 2024-03-01T12:00:45Z, ")
     del printed[1]
     assert printed == [
-        "runner     none is running, so nothing changes; start it with: slackwater run p.toml",
+        "runner     none is running, so nothing changes; start one with: slackwater run p.toml",
         f'held by    stage "minutes", which waits for stage "sessions", {ROOT}: quiet for 45.0 s, since 2024-03-01T12:00:00Z',
         "",
         "stage     reads            watermark             waits for",
@@ -52,7 +52,7 @@ def test_the_answer_for_stages(say: Say) -> None:
         '  u2    2024-03-01T09:50:00Z  1     2024-03-01T10:00:00.000001Z  an event is seen on "orders" (partition o-1) at or after 2024-03-01T10:01:00.000001Z',
         '  u1    2024-03-01T10:30:00Z  1     2024-03-01T10:40:00.000001Z  an event is seen on "orders" (each of o-0, o-1) at or after 2024-03-01T10:41:00.000001Z',
         "",
-        'stage "minutes": no window is open, so nothing is due',
+        'stage "minutes": no window is open',
         "",
         'stage "seen": 3 rows kept by the join',
         "side   source   rows kept  each until the watermark is past  all are gone at watermark",
@@ -64,7 +64,7 @@ def test_the_answer_for_stages(say: Say) -> None:
         'stage "sessions": key user=u1: 1 open session',
         "  session from 2024-03-01T10:30:00Z, last event 2024-03-01T10:30:00Z, 1 row",
         "    closes at watermark 2024-03-01T10:40:00.000001Z; the watermark is 51 m behind that",
-        "    while it is open, a row within the gap extends it",
+        "    until then, a row within the gap extends the session",
         '    closes after an event is seen on "orders" (each of o-0, o-1) at or after 2024-03-01T10:41:00.000001Z',
         "  rows before 2024-03-01T09:39:00Z are late unless they join an open session",
         '  its result goes to stage "minutes"',
@@ -84,7 +84,7 @@ def test_one_stage(say: Say) -> None:
         "source          newest event          lateness  watermark             when it was committed",
         "stage sessions  2024-03-01T09:15:00Z  0.0 s     2024-03-01T09:49:00Z  what it emitted",
         "",
-        "no window is open, so nothing is due",
+        "no window is open",
     ]
     report = why_json(say, "--stage", "minutes")
     assert (report["stage"], report["through"], report["stages"]) == ("minutes", ["sessions"], [])

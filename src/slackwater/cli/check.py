@@ -23,32 +23,27 @@ from slackwater.spark.sessions import spark_jars
 
 
 def check_file(file: Path, connect: bool = False) -> None:
-    """Check a config as `_check_config` does. If keys are wrong, the error also names the pages that document them."""
+    """Check a config. If it is valid, print a summary and notes.
+
+    Args:
+        file: The config.
+        connect: Whether to check also that the external systems are reachable and match the config.
+
+    Raises ConfigError if the config is invalid, with links to the documentation of the keys concerned. Raises
+    StartError if directories have moved, or if the check of an external system fails.
+    """
     try:
         _check_config(file, connect)
     except ConfigError as error:
-        places = dict.fromkeys(
-            _key_page(line.removeprefix(f"{file}: ")) for line in error.problems if _names_key(file, line)
-        )
-        if places:
-            error.further = (f"the keys are documented in {', '.join(places)}",)
+        lines = [line.removeprefix(f"{file}: ") for line in error.problems]
+        keys = [line.partition(": ")[0] for line in lines if re.match(r"[\w\"-][^ ]*: ", line)]
+        if pages := dict.fromkeys(find_doc_link(Pipeline, key) for key in keys):
+            error.further = (f"the keys are documented in {', '.join(pages)}",)
         raise
 
 
-def _names_key(file: Path, line: str) -> bool:
-    return re.match(r"[\w\"-][^ ]*: ", line.removeprefix(f"{file}: ")) is not None
-
-
-def _key_page(line: str) -> str:
-    return find_doc_link(Pipeline, line.partition(": ")[0])
-
-
 def _check_config(file: Path, connect: bool) -> None:
-    """Check a config. If it is valid, print one line and its notes.
-
-    Raises ConfigError if the config is invalid. Raises StartError if directories have moved or, with `connect`, if a
-    system is unreachable or does not match the config.
-    """
+    """Check a config, and print a summary and notes. Raises ConfigError or StartError if a check fails."""
     pipeline, problems = toml.load_draft(file)
     checked = sql_check.check_draft_sql(pipeline) if problems else sql_check.check_sql(pipeline)
     paths = () if problems else local_paths.unwritable_directories(pipeline)
@@ -71,7 +66,7 @@ def _check_config(file: Path, connect: bool) -> None:
     description = _describe_step(first)
     for name, stage_pipeline in more:
         read = [w.name for w in stage_pipeline.input_paths]
-        over = "what it emits" if read == [before] else " and ".join(f'"{n}"' for n in read)
+        over = "its results" if read == [before] else " and ".join(f'"{n}"' for n in read)
         source_count = plural(len(stage_pipeline.sources), "source")
         description, before = (
             f"{description}, then {_describe_step(stage_pipeline).replace(f'over {source_count}', f'over {over}')}",
@@ -100,7 +95,7 @@ def _describe_step(pipeline: Pipeline) -> str:
 
 
 def explain_file(file: Path) -> None:
-    """Print the stages that a row passes through, the delivery guarantee, and the projected size of the state."""
+    """Print the stages of a pipeline, its delivery guarantee, and the projected size of its state."""
     print(explain.build_plan(toml.load(file)))
 
 
@@ -108,9 +103,10 @@ def explain_file(file: Path) -> None:
 
 
 def run_test_files(path: Path, update: bool = False) -> int:
-    """Run the tests at a path. Return the exit code: 0 if all pass, 1 if any fails, 2 if a test or a config is invalid.
+    """Run the tests at a path, and print their outcomes.
 
-    `update`: replace the expected results of failed tests with the actual results.
+    `update`: replace the expected results of failed tests with the actual results. Return the exit code: 0 if all tests
+    pass, 1 if a test fails, 2 if a test or its config is invalid.
     """
     from slackwater.testing import case_file, case_runner
 

@@ -1,4 +1,4 @@
-"""`demo`: computes sessions and five-minute counts over a day of generated clicks, and suggests next steps."""
+"""`demo`: computes sessions and five-minute counts over one day of generated clicks, and suggests next steps."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from slackwater.engine.status import Status
 from slackwater.errors import StartError, Topic
 from slackwater.runner.run_options import RunOptions
 
-BIN = dt.timedelta(minutes=5)
-LEVELS = 4  # number of lines in the plot
+BIN = dt.timedelta(minutes=5)  # window of the counts
+LEVELS = 4  # height of the plot in lines
 BLOCKS = " ▁▂▃▄▅▆▇█"
 
 SOURCES = """
@@ -118,9 +118,14 @@ path = "{home}/state"
 
 
 def run_demo(keep: Path | None, rows: int, ui_port: int | None = None) -> None:
-    """Generate clicks, run the two pipelines of the demo and show their results. With `ui_port`, serve the web page.
+    """Generate clicks, run two pipelines, and show their results. A signal stops the demo after the current epoch.
 
-    A signal stops the demo after the epoch in progress, with exit code 130.
+    Args:
+        keep: A new directory for the files of the demo; None for a temporary directory, which is not deleted.
+        rows: The number of clicks.
+        ui_port: The port on which to serve the web page at the end; None for no page.
+
+    Raises StartError if `keep` is not empty, and typer.Exit with code 130 after a signal.
     """
     console = Console()
     began = time.monotonic()
@@ -130,7 +135,7 @@ def run_demo(keep: Path | None, rows: int, ui_port: int | None = None) -> None:
     home.mkdir(parents=True, exist_ok=True)
     total = generate_clicks(home, rows)
     console.print(
-        f"{total:,} clicks of two sources, out of order by up to {DISORDER:.0f} seconds, in {home}", soft_wrap=True
+        f"{total:,} clicks from two sources, out of order by up to {DISORDER:.0f} seconds, in {home}", soft_wrap=True
     )
     sources = SOURCES.format(home=home)
     stop = threading.Event()
@@ -153,9 +158,9 @@ def run_demo(keep: Path | None, rows: int, ui_port: int | None = None) -> None:
         f"  {call} ui {home}/sessions.toml {home}/counts.toml\n"
         f"  {call} explain {home}/sessions.toml\n"
         f"  {call} run {home}/sessions.toml --metrics-port 9187\n"
-        f"      (runs on: add files to {home}/web, stop with Ctrl-C)\n"
+        f"      (keeps running: add files to {home}/web; stop it with Ctrl-C)\n"
         f"  less {home}/sessions.toml\n"
-        f"Everything the demo wrote is in {home}; when you have seen enough: rm -r {shlex.quote(str(home))}",
+        f"All files of the demo are in {home}. To delete them: rm -r {shlex.quote(str(home))}",
         highlight=False,
         soft_wrap=True,
     )
@@ -179,7 +184,7 @@ def _run(console: Console, file: Path, stop: threading.Event) -> Status | None:
 
 
 class _PlainProgress:
-    """The progress view for output that is not a terminal."""
+    """A progress view for output that is not a terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -204,7 +209,7 @@ def _read_results(home: Path, name: str) -> Any:
 
 
 def _session_table(frame: Any) -> Table:
-    """Return a table of the sessions with the most clicks."""
+    """Return a table of the five sessions with the most clicks."""
     table = Table(
         "user", "from", "to", "clicks", "pages", "left at", title="The busiest sessions", title_justify="left"
     )
@@ -217,7 +222,7 @@ def _session_table(frame: Any) -> Table:
 
 
 def _clicks_per_bin(frame: Any) -> list[int]:
-    """Return the number of clicks in each five-minute window of the day; 0 where no window exists."""
+    """Return the number of clicks in each five-minute window of the day; 0 for a window without clicks."""
     counts = [0] * (HOURS * 3600 // int(BIN.total_seconds()))
     for start, clicks in frame.select("window_start", "clicks").iter_rows():
         index = (start.replace(tzinfo=None) - MORNING) // BIN
@@ -227,9 +232,9 @@ def _clicks_per_bin(frame: Any) -> list[int]:
 
 
 def plot_activity(counts: list[int], width: int) -> list[str]:
-    """Return the lines of a plot of `counts` in block characters, at most `width` columns wide.
+    """Plot counts per five minutes in block characters, and return the lines.
 
-    Each column shows the sum of one or more counts.
+    The plot is at most `width` characters wide. A column shows the sum of one or more counts.
     """
     step = next(s for s in (1, 2, 3, 4, 6, 12, len(counts)) if s >= len(counts) / max(width, 1) or s == len(counts))
     columns = [sum(counts[i : i + step]) for i in range(0, len(counts), step)]
@@ -255,18 +260,18 @@ MORNING = dt.datetime(2024, 3, 1, 6)
 HOURS = 12
 FILES = 4
 USERS = 2000
-DISORDER = 20.0  # seconds by which a later click may overtake an earlier one
-OFFLINE = 8  # clicks per file that arrive two files later
+DISORDER = 20.0  # maximum delay of a click's arrival, in seconds
+OFFLINE = 8  # number of clicks per file that arrive two files later
 PAGES = ("/", "/search", "/cart", "/checkout", "/help", "/offers", "/item/17", "/item/23", "/item/42")
 Click = tuple[float, int, str]  # second of the day, user, page
 
 
 def generate_clicks(home: Path, rows: int) -> int:
-    """Write `web/*.jsonl` and `app/*.jsonl` with `rows` clicks in total. Return their number.
+    """Write files of clicks to `web` and `app` in the directory `home`. Return the number of clicks, which is `rows`.
 
-    Each file contains the clicks of one part of the day in order of arrival. Visits last a few minutes and follow a
-    daily rhythm. Clicks are out of order by up to 20 s; a few arrive hours too late. The app sends no clicks after the
-    first third of the day.
+    Each file contains a part of the day, in the order in which clicks arrive. Visits last a few minutes and follow a
+    daily rhythm. Clicks are out of order by up to 20 s, and a few are hours late. After the first third of the day, the
+    app does not send any clicks.
     """
     rng = random.Random(17)
     clicks = sorted(_clicks(rng, rows), key=lambda c: c[0] + rng.uniform(0, DISORDER))
@@ -295,7 +300,7 @@ def _source(click: Click) -> str:
 
 
 def _clicks(rng: random.Random, rows: int) -> Iterator[Click]:
-    """Yield the clicks of random visits: most around noon, some in the evening. A few users visit often, most rarely."""
+    """Yield the clicks of random visits. Most visits are around noon, some in the evening; a few users visit often."""
     count, end = 0, HOURS * 3600
     while count < rows:
         second = rng.uniform(0, end)

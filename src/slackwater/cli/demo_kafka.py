@@ -1,4 +1,4 @@
-"""`demo-kafka`: sessions from Kafka to Postgres on this machine. The runner is killed twice, and no click is lost.
+"""`demo-kafka`: computes sessions from Kafka to Postgres on this machine. It kills the runner twice, and loses no click.
 
 clicks ─▶ Kafka, 4 partitions ─▶ runner ─▶ Postgres: table sessions, and the state next to it
                                  ✖ kill -9, started again
@@ -71,12 +71,12 @@ url = "${{WAREHOUSE_URL}}"
 """
 PAGES = ("/", "/search", "/cart", "/checkout", "/help", "/item/17", "/item/23")
 QUIET_SECONDS = 10
-STALLED_SECONDS = 300  # time without progress; longer than any pause on the slowest machine
+STALLED_SECONDS = 300  # time without progress after which the demo fails; longer than any pause of a slow machine
 COUNTS = "SELECT count(*), coalesce(sum(clicks), 0) FROM sessions"
 
 
 class _Producer(threading.Thread):
-    """Produces `total` clicks of overlapping visits, about `rate` per second."""
+    """A thread that produces `total` clicks of overlapping visits to Kafka, at most `rate` per second."""
 
     def __init__(self, address: str, total: int, rate: int) -> None:
         super().__init__(daemon=True)
@@ -102,9 +102,10 @@ class _Producer(threading.Thread):
 
 
 def run_demo(rows: int, keep: bool = False) -> None:
-    """Start the services, run the pipeline, kill it, run it again, and compare the results.
+    """Run a pipeline from Kafka to Postgres, kill it twice, and check that each click is counted exactly once.
 
-    `keep`: keep the services running until Ctrl-C. Raises EpochError if a click was lost or counted twice.
+    `rows`: the number of clicks. `keep`: keep the services running until Ctrl-C. Raises EpochError if a click was lost or
+    counted twice, or if the runner fails.
     """
     import psycopg
 
@@ -136,32 +137,32 @@ def run_demo(rows: int, keep: bool = False) -> None:
             return
     console.print(
         "Kafka, Postgres and the tables are removed; --keep keeps them running for inspection.\n\n"
-        "Try next: put your own broker and database into the config of the README, then\n"
-        f"  {program_command()} check FILE --connect     what is unreachable, or does not fit\n"
-        f"  {program_command()} explain FILE             stages, state, delivery guarantee",
+        "Try next: put your own broker and database into the README's config, then run\n"
+        f"  {program_command()} check FILE --connect     find what is unreachable or does not match\n"
+        f"  {program_command()} explain FILE             show stages, state and delivery guarantee",
         highlight=False,
         soft_wrap=True,
     )
 
 
 def _run_killed(say: Any, url: str, producer: _Producer, home: Path, file: Path, environment: dict[str, str]) -> None:
-    """Run the pipeline, kill it twice (unless it has read everything by then), and then run it to the end."""
+    """Run the pipeline, kill it twice, and then run it until the end of the topic. Skip a kill if all clicks are read."""
     rows = producer.total
-    again = "kill -9: the runner died in the middle of its work; starting it again"
+    again = "kill -9: the runner died in the middle of an epoch; starting it again"
     for until, line in ((rows // 4, again), (rows * 3 // 4, "kill -9 again")):
         runner = _start(file, home, environment)
         try:
             _watch(say, url, runner, producer, home, until)
             if _has_read_all(url, rows):
-                say("the topic has been read to its end, so the runner is not killed again")
+                say("the runner has read the whole topic, so it is not killed again")
                 _stop(say, runner, home)
                 break
             say(line)
         finally:
-            runner.kill()  # has no effect on a runner that has already ended
+            runner.kill()  # has no effect if the runner has already ended
             runner.wait()
     producer.join()
-    say("all clicks are in Kafka; a last run reads the rest and closes the open sessions: --available-now --flush")
+    say("all clicks are in Kafka; the last run reads the rest and closes all sessions: --available-now --flush")
     runner = _start(file, home, environment, "--available-now", "--flush")
     try:
         _wait_for_end(say, runner, home)
@@ -171,7 +172,7 @@ def _run_killed(say: Any, url: str, producer: _Producer, home: Path, file: Path,
 
 
 def _compare(say: Any, console: Console, url: str, rows: int) -> None:
-    """Show what the table contains. Raises EpochError if a click was lost or counted twice."""
+    """Compare the result table with the produced clicks. Raises EpochError if a click was lost or counted twice."""
     import psycopg
 
     sessions, clicks = _count_results(url)
@@ -184,14 +185,14 @@ def _compare(say: Any, console: Console, url: str, rows: int) -> None:
     with psycopg.connect(url, autocommit=True) as db:
         console.print(_longest_sessions(db))
     console.print(
-        "Nothing lost, nothing doubled: state, offsets and results are one transaction in Postgres.",
+        "No click was lost or counted twice: each commit writes state, offsets and results in one Postgres transaction.",
         highlight=False,
         soft_wrap=True,
     )
 
 
 def _keep_up(console: Console, file: Path, kafka: str, postgres: str) -> None:
-    """Keep the services running until the demo is stopped."""
+    """Print how to inspect the services, and keep them running until SIGINT or SIGTERM."""
     console.print(inspection_hints(file, kafka, postgres), highlight=False, soft_wrap=True, markup=False)
     _wait_until_stopped()
     console.print("Kafka and Postgres are stopped, and their data is removed.", highlight=False)
@@ -201,7 +202,7 @@ def inspection_hints(file: Path, kafka: str, postgres: str) -> str:
     """Return instructions for inspecting the services from another terminal."""
     call = program_command()
     return (
-        "\nKafka and Postgres stay up until Ctrl-C. From another terminal:\n"
+        "\nKafka and Postgres keep running until Ctrl-C. Run in another terminal:\n"
         f"  export KAFKA={shlex.quote(kafka)} WAREHOUSE_URL={shlex.quote(postgres)}\n"
         f"  {call} show {file}\n"
         f"  {call} run {file}\n"
@@ -211,7 +212,7 @@ def inspection_hints(file: Path, kafka: str, postgres: str) -> str:
 
 
 def _wait_until_stopped() -> None:
-    """Wait for SIGINT or SIGTERM."""
+    """Block until SIGINT or SIGTERM arrives."""
     stopped = threading.Event()
     handlers = {s: signal.signal(s, lambda *_: stopped.set()) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -229,10 +230,9 @@ def _start(file: Path, home: Path, environment: dict[str, str], *flags: str) -> 
 
 
 def _watch(say: Any, url: str, runner: subprocess.Popen[bytes], producer: _Producer, home: Path, until: int) -> None:
-    """Report progress until the table contains `until` clicks, or all clicks of the topic have been read.
+    """Report progress until the table contains `until` clicks, or until the runner has read the whole topic.
 
-    Progress means that a click was produced or emitted, or that the runner logged a line. Raises EpochError if there is
-    none for STALLED_SECONDS.
+    Raises EpochError if, for STALLED_SECONDS, no click is produced or emitted and the runner does not log a line.
     """
     reported_clicks, quiet, last_counts, last_progress = -1, _QuietNotice(say, home), (0, 0, 0), time.monotonic()
     while time.monotonic() - last_progress < STALLED_SECONDS:
@@ -267,7 +267,7 @@ def _log_bytes(home: Path) -> int:
 
 
 def _has_read_all(url: str, rows: int) -> bool:
-    """Return whether the latest commit includes all `rows` clicks: no later click can then close the open sessions."""
+    """Return whether the latest commit includes all `rows` clicks. If so, no further click can close a session."""
     from slackwater.query.locate_state import list_pipelines, locate_store
 
     if "demo-kafka" not in list_pipelines(url):
@@ -277,7 +277,7 @@ def _has_read_all(url: str, rows: int) -> bool:
 
 
 class _QuietNotice:
-    """Prints the runner's last log line whenever there has been no progress for ten seconds."""
+    """Prints the runner's last log line after every ten seconds without progress."""
 
     def __init__(self, say: Any, home: Path) -> None:
         self._say, self._home, self._since = say, home, time.monotonic()
@@ -287,12 +287,12 @@ class _QuietNotice:
             return
         self._since = time.monotonic()
         lines = (self._home / "log").read_text(errors="replace").splitlines()
-        last = lines[-1].split(" ", 2)[-1] if lines else "it is being started"
+        last = lines[-1].split(" ", 2)[-1] if lines else "starting"
         self._say(f"the runner: {last if len(last) <= 100 else last[:99] + '…'}")
 
 
 def _wait_for_end(say: Any, runner: subprocess.Popen[bytes], home: Path) -> None:
-    """Wait until a runner ends. Raises EpochError if it fails, or logs nothing for STALLED_SECONDS."""
+    """Wait until a runner ends. Raises EpochError if the runner fails, or logs nothing for STALLED_SECONDS."""
     quiet, logged, last_progress = _QuietNotice(say, home), 0, time.monotonic()
     while runner.poll() is None and time.monotonic() - last_progress < STALLED_SECONDS:
         quiet.notify()
@@ -310,7 +310,7 @@ def _wait_for_end(say: Any, runner: subprocess.Popen[bytes], home: Path) -> None
 
 
 def _stop(say: Any, runner: subprocess.Popen[bytes], home: Path) -> None:
-    """Stop a runner with SIGINT, so that it finishes its epoch."""
+    """Stop a runner with SIGINT, so that it finishes its epoch, and wait until it ends."""
     runner.send_signal(signal.SIGINT)
     quiet, end = _QuietNotice(say, home), time.monotonic() + STALLED_SECONDS
     while runner.poll() is None and time.monotonic() < end:

@@ -1,4 +1,4 @@
-"""`diff`: compares two outputs and prints the differences as text or JSON."""
+"""`diff`: compares two outputs or states, and prints the differences as text or JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,16 @@ from slackwater.query.result_readers import read_rows_at_location
 def print_differences_of_outputs(
     a: str, b: str, by: str | None, ignore: str | None, tolerance: float, examples: int, as_json: bool
 ) -> None:
-    """Compare two outputs and print the result.
+    """Compare two outputs or states, and print the result.
+
+    Args:
+        a: The location of the first output.
+        b: The location of the second output.
+        by: Comma-separated names of the columns that identify a row; None for the columns that the outputs define.
+        ignore: Comma-separated names of columns that are not compared.
+        tolerance: The tolerance for numbers, relative to the larger of 1 and their absolute value.
+        examples: The maximum number of examples per kind of difference.
+        as_json: Whether to print one JSON object instead of text.
 
     Raises typer.Exit with code 1 if the outputs differ, and with code 2 if they cannot be compared.
     """
@@ -63,7 +72,7 @@ def _comparison_lines(sides: Sequence[LabeledRows], comparison: ResultComparison
         if names:
             yield f"columns only in {letter}: {', '.join(names)}"
         if repeated:
-            yield f"{letter} has {plural(repeated, 'row')} with a repeated identity, compared one by one"
+            yield f"{letter} has {plural(repeated, 'row')} whose identity is not unique; these are compared one by one"
     for letter, rows_of_one_side in zip("AB", comparison.only_examples, strict=True):
         yield from _examples(f"only in {letter}", rows_of_one_side, comparison.by)
     if comparison.different_examples.height:

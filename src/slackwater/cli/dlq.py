@@ -1,4 +1,4 @@
-"""`dlq` and `outbox`: dead letters, and an epoch that is committed but not published. Only a replay needs Spark."""
+"""`dlq` and `outbox`: show or replay dead letters, and show, publish or skip a pending epoch. A replay uses Spark."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 # -- list and show -----------------------------------------------------------------------------------------------------
 
 
-SHOWN_BYTES = 64  # how many bytes to show of a value that is not text
+SHOWN_BYTES = 64  # number of bytes to show of a value that is not text
 
 
 def list_dead_letters(file: Path) -> None:
-    """Print the number of dead letters by reason and source, and how many of them are open or applied."""
+    """Print how many dead letters exist by reason and source, and how many of them are open or applied."""
     from slackwater.dead_letters.letter_reader import count_letters
 
     pipeline = toml.load(file)
@@ -63,7 +63,15 @@ def list_dead_letters(file: Path) -> None:
 
 
 def show_dead_letters(file: Path, limit: int, reason: str | None, source: str | None, key: Sequence[str] = ()) -> None:
-    """Print the newest dead letters, with their details and their content as text."""
+    """Print the newest dead letters, with their details and their content as text.
+
+    Args:
+        file: The config.
+        limit: The maximum number of dead letters.
+        reason: Print only dead letters with this reason; None for all reasons.
+        source: Print only dead letters of this source; None for all sources.
+        key: Print only late rows of this key, as `name=value` per column; empty for all keys.
+    """
     from slackwater.core.dead_letter_schema import LetterFilter
     from slackwater.dead_letters.letter_reader import add_attempts, read_newest
     from slackwater.query.key_history import format_dead_letter_keys
@@ -88,7 +96,7 @@ def show_dead_letters(file: Path, limit: int, reason: str | None, source: str | 
 def _letter_lines(letter: Mapping[str, Any], line: int | None = None, why: str = "") -> Iterator[str]:
     """Yield the lines that describe a dead letter.
 
-    `line`: the line number of the row in its file. `why`: the value that made the row bad, if known.
+    `line`: the line number of the row in its file, if known. `why`: which value made the row bad, if known.
     """
     place = file_uri_to_path(letter["file"]) if letter["file"] else letter["source"] or "-"
     place += "" if line is None else f", line {line:,}"
@@ -124,7 +132,7 @@ def _letter_lines(letter: Mapping[str, Any], line: int | None = None, why: str =
 
 
 def readable_content(value: bytes | None) -> list[str]:
-    """Format bytes as lines for users: JSON with indentation, other text unchanged, anything else in hexadecimal."""
+    """Format bytes as lines of text: JSON is indented, other text is unchanged, and binary data is hexadecimal."""
     if value is None:
         return ["NULL"]
     try:
@@ -142,7 +150,7 @@ def readable_content(value: bytes | None) -> list[str]:
 
 
 def escape_control_characters(text: str) -> str:
-    """Escape all non-printable characters, so that a terminal does not interpret them."""
+    """Escape all characters that are not printable, so that a terminal does not interpret them."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -157,9 +165,9 @@ UNDECODABLE, NO_TIME, FUTURE = "undecodable", "no event time", "future"
 
 
 def find_dead_letter_origins(pipeline: Pipeline, letters: Sequence[Mapping[str, Any]]) -> list[tuple[int | None, str]]:
-    """For each dead letter, return the line number of its row in its file, and the value that made the row bad.
+    """Return, for each dead letter, the line number of its row in the file, and a description of the bad value.
 
-    The line number is None, and the value an empty string, if unknown.
+    If they are unknown, the line number is None and the description is empty.
     """
     sources = {s.name: s for s in pipeline.sources}
     places = [
@@ -209,7 +217,15 @@ def _decode(value: bytes | None) -> str | None:
 
 
 def replay_file(file: Path, reason: str | None, epoch: str | None, limit: int | None, dry: bool) -> None:
-    """Replay dead letters, and print which were applied and which remain, with the reasons."""
+    """Replay dead letters, and print how many were applied and why the others were not.
+
+    Args:
+        file: The config.
+        reason: Replay only dead letters with this reason; None for all reasons.
+        epoch: The range of epochs whose dead letters are replayed; see `parse_epoch_range`.
+        limit: The maximum number of dead letters; None for no limit.
+        dry: Whether only to report what would happen.
+    """
     import polars as pl
 
     from slackwater.runner.dead_letter_replay import replay_dead_letters
@@ -242,7 +258,7 @@ def parse_epoch_range(text: str | None) -> tuple[int | None, int | None]:
     match = re.fullmatch(r"(\d*)\.\.(\d*)", text)
     if match is None or not (match[1] or match[2]):
         raise StartError(
-            f'--epoch "{text}" is not a range of epochs; expected A..B, A.., ..B or one number', Topic.VALUE
+            f'--epoch "{text}" is not a range of epochs; expected A..B, A.., ..B or a single number', Topic.VALUE
         )
     first, last = (int(part) if part else None for part in match.groups())
     if first is not None and last is not None and first > last:
@@ -253,7 +269,7 @@ def parse_epoch_range(text: str | None) -> tuple[int | None, int | None]:
 
 
 def summary_lines(outcome: ReplayResult, name: str, dry: bool) -> Iterator[str]:
-    """Yield the lines of a replay's summary."""
+    """Yield the lines that summarize a replay. `dry`: whether the replay only reported what would happen."""
     written = sum(n for why, n in outcome.reasons.items() if why != "supersede")
     gone = outcome.reasons["supersede"]
     would = "would be applied" if dry else "applied"
@@ -274,14 +290,14 @@ def summary_lines(outcome: ReplayResult, name: str, dry: bool) -> Iterator[str]:
 
 
 def show_pending_epoch(file: Path, limit: int) -> None:
-    """Print the pending epoch and some of its rows. `limit`: the maximum number of rows per target."""
+    """Print the pending epoch and the first rows of its output. `limit`: the maximum number of rows per target."""
     from slackwater.connectors.kafka.rows import json_objects
     from slackwater.runner import skip_publish
 
     pipeline = toml.load(file)
     pending = skip_publish.read_pending_output(pipeline)
     if pending is None:
-        print(f"{pipeline.name}: nothing is pending: every committed epoch is published")
+        print(f"{pipeline.name}: no epoch is pending: all committed epochs are published")
         return
     print(
         f"{pipeline.name}: epoch {pending.epoch} was committed at {format_iso(pending.committed_us)} but is not "
@@ -299,7 +315,7 @@ def show_pending_epoch(file: Path, limit: int) -> None:
 
 
 def retry_pending_epoch(file: Path, epoch: int) -> None:
-    """Publish a pending epoch as a start does, without reading any input."""
+    """Publish a pending epoch, as the next start would, without reading any input."""
     from slackwater.runner.skip_publish import publish_pending
 
     pipeline = toml.load(file)
@@ -312,15 +328,15 @@ def retry_pending_epoch(file: Path, epoch: int) -> None:
 
 
 def skip_pending_epoch(file: Path, epoch: int, to: Path | None) -> None:
-    """Store the rows of a pending epoch elsewhere, so that the next start continues after it.
+    """Skip a pending epoch: store its rows elsewhere, so that the next start continues after this epoch.
 
-    `to`: a directory for Parquet files; None means the dead letters.
+    `to`: a directory for Parquet files; None stores the rows as dead letters.
     """
     from slackwater.runner.skip_publish import skip_publish
 
     pipeline = toml.load(file)
     place = skip_publish(pipeline, epoch, to)
     print(
-        f"{pipeline.name}: epoch {epoch} was skipped; its rows are now in {place}, and the next start continues "
-        "after it"
+        f"{pipeline.name}: epoch {epoch} was skipped. Its rows are now in {place}. The next start continues "
+        "after this epoch"
     )

@@ -1,4 +1,4 @@
-"""Formats sizes, times and the status of a run for the command line."""
+"""Text for the command line: the status and the summary of a run, aligned columns, and the program's own name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def program_command() -> str:
 
 
 def describe_source(source: SourceStatus, status: Status) -> str:
-    """Describe a source: its watermark, how far the watermark is behind the clock, and whether the source is idle."""
+    """Describe a source: its watermark, the lag of the watermark behind the clock, and whether the source is idle."""
     if source.watermark_us is None:
         behind = "no event yet"
     else:
@@ -31,14 +31,17 @@ def describe_source(source: SourceStatus, status: Status) -> str:
 
 
 def describe_state(status: Status) -> tuple[str, str]:
-    """Return what the state contains, as a label such as `open windows` and an amount."""
+    """Return a label such as `open windows`, and the formatted number of windows or rows in the state."""
     if status.buffered:
         return "buffered", " + ".join(f"{side.rows:,}" for side in status.buffered.values())
     return "open windows", f"{status.windows_active:,}"
 
 
 def format_run_summary(status: Status | None, pipeline: str, where: str) -> str:
-    """Return the summary of a finished run. `where`: the location of the results."""
+    """Return the summary of a finished run.
+
+    `status`: the status of the last commit; None if nothing was committed. `where`: the location of the results.
+    """
     if status is None:
         return f"{pipeline}: nothing new, nothing committed"
     c = status.counters
@@ -69,7 +72,7 @@ def format_run_summary(status: Status | None, pipeline: str, where: str) -> str:
 
 
 def align_rows(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield rows with aligned columns."""
+    """Yield each row as a line in which columns are aligned. All rows must have the same number of cells."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

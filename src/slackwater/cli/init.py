@@ -1,4 +1,4 @@
-"""`slackwater init`: writes a first config from options or prompts and a data sample. The config passes `check`."""
+"""`init`: writes a first config from options, prompts and a sample of the data. The config passes `check`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from slackwater.scaffold.proposals import TimeColumn, measure_disorder
 from slackwater.scaffold.sample import Sample, abbreviate_value, read_sample
 
 _SOURCES = ("files", "kafka")
-_MOST_KEYS = 8  # how many keys to try
+_MOST_KEYS = 8  # maximum number of key columns to try
 
 
 @dataclass(frozen=True)
 class InitOptions:
-    """The options of `slackwater init`; None for those that were not specified."""
+    """The options of `slackwater init`. None means that an option was not specified."""
 
     file: Path
     source: str | None = None
@@ -37,14 +37,14 @@ class InitOptions:
     brokers: str = "localhost:9092"
     name: str | None = None
     force: bool = False
-    test: bool = True  # whether to write a test next to the config, if there is a sample
+    test: bool = True  # write a test next to the config if there is a sample
 
 
 def write_first_config(options: InitOptions) -> None:
-    """Write a config and, given a sample, a test. Raises StartError for wrong options or unwritable files."""
+    """Write a config and, if there is a sample, a test. Raises StartError for wrong options or unwritable files."""
     file = options.file
     if not file.parent.is_dir():
-        raise StartError(f"{file}: its folder does not exist; create it first", Topic.FILE_NOT_WRITABLE)
+        raise StartError(f"{file}: the directory {file.parent} does not exist; create it", Topic.FILE_NOT_WRITABLE)
     if file.is_dir():
         raise StartError(f"{file}: is a directory; expected the name of a file to write", Topic.FILE_NOT_WRITABLE)
     if file.exists() and not options.force:
@@ -100,14 +100,14 @@ def _check_choice(flag: str, choice: str, choices: Sequence[str]) -> str:
 
 
 def _prompt_options(options: InitOptions) -> InitOptions:
-    """Prompt for missing options. An empty answer selects the default."""
+    """Prompt for the options that are None, and return all options. An empty answer selects the default."""
     import typer
 
     if options.source is None:
         options = replace(options, source=typer.prompt("Where are the rows: files or kafka?", default="files"))
     if options.kind is None:
         options = replace(
-            options, kind=typer.prompt("What is it: session, tumbling, hopping (windows) or join?", default="session")
+            options, kind=typer.prompt("Window or join: session, tumbling, hopping or join?", default="session")
         )
     if not options.samples:
         paths = []
@@ -135,13 +135,16 @@ def _label(sample: Sample, number: int) -> str:
 
 
 def _event_time(options: InitOptions, sample: Sample) -> TimeColumn | None:
-    """Return the event time of a sample: the named or most likely column. Raises StartError if there is none."""
+    """Return the event-time column of a sample: the one that --time names, or else the most likely one.
+
+    Return None only for Kafka, whose records have a time. Raises StartError if no suitable column exists.
+    """
     columns = proposals.propose_time_columns(sample)
     if options.time is None:
         if columns or options.source == "kafka":
             return columns[0] if columns else None
         raise StartError(
-            f"--sample: {sample.path}: no column holds times ({', '.join(list(sample.columns)[:8])})"
+            f"--sample: {sample.path}: no column contains times ({', '.join(list(sample.columns)[:8])})"
             f"{_wrong_time_text(sample)}; expected text such as 2024-03-01T09:00:00Z, or numbers of s, ms, us or ns since 1970; name the column with --time",
             Topic.INIT_SAMPLE,
         )
@@ -155,14 +158,17 @@ def _event_time(options: InitOptions, sample: Sample) -> TimeColumn | None:
             Topic.INIT_SAMPLE,
         )
     raise StartError(
-        f"--time: {format_value(options.time)} of {sample.path} holds no times{_wrong_time_text(sample, options.time)}; "
+        f"--time: {format_value(options.time)} of {sample.path} does not contain times{_wrong_time_text(sample, options.time)}; "
         "expected text such as 2024-03-01T09:00:00Z, or numbers of s, ms, us or ns since 1970",
         Topic.INIT_SAMPLE,
     )
 
 
 def _wrong_time_text(sample: Sample, name: str | None = None) -> str:
-    """Describe the first value that is not a time, in the column `name` or else in the column most like a time."""
+    """Describe the first value that is not a time, for an error message.
+
+    `name`: the column to search; None selects the column that looks most like a time.
+    """
     example = proposals.closest_time_column(sample, name)
     if example is None:
         return ""
@@ -171,7 +177,7 @@ def _wrong_time_text(sample: Sample, name: str | None = None) -> str:
 
 
 def _key_sets(options: InitOptions, sample: Sample, time: TimeColumn | None) -> list[list[str]]:
-    """Return the keys to try, most likely first. Raises StartError if --key names a column that does not exist."""
+    """Return the keys to try, the most likely first. Raises StartError if a column of --key does not exist."""
     for key in options.keys:
         if key not in sample.columns:
             raise StartError(
@@ -184,7 +190,7 @@ def _key_sets(options: InitOptions, sample: Sample, time: TimeColumn | None) -> 
 
 
 def _first_valid(contents: Sequence[str]) -> str:
-    """Return the first of these configs that is valid. If none is, raise StartError with the first problem."""
+    """Return the first valid config. Raises StartError with the first problem if no config is valid."""
     first: list[str] = []
     for content in contents:
         try:
@@ -272,14 +278,14 @@ def _window_config(options: InitOptions, samples: Sequence[Sample]) -> tuple[str
 
 
 def _choice_lines(content: str) -> list[str]:
-    """Return lines about the settings that are guesses, because the sample does not determine them."""
+    """Return lines that show the chosen key and window length, which the sample alone does not determine."""
     window = toml.loads(content, "the config").target_stage.transform.window
     assert window is not None
     keys = ", ".join(window.group_by) or "none, all rows are in one window"
     length = f"gap {format_ms(int(window.gap_ms))}" if window.gap_ms is not None else ""
     if window.duration_ms is not None:
         length = f"duration {format_ms(window.duration_ms)}"
-    return [f"  key: {keys} (--key)", f"  {window.kind} windows: {length}, which is a guess; change it as you need"]
+    return [f"  key: {keys} (--key)", f"  {window.kind} windows: {length}, which is a guess; change it as needed"]
 
 
 def _join_config(options: InitOptions, samples: Sequence[Sample]) -> tuple[str, list[str]]:
@@ -338,7 +344,7 @@ def _join_config(options: InitOptions, samples: Sequence[Sample]) -> tuple[str, 
 def _shared_event_time(
     options: InitOptions, first: Sample, second: Sample
 ) -> tuple[TimeColumn | None, TimeColumn | None]:
-    """Return the event time of each side of a join. Raises StartError if the columns differ in name or unit."""
+    """Return the event-time columns of both sides of a join. Raises StartError if they differ in name or unit."""
     if options.time is not None:
         pair = _event_time(options, first), _event_time(options, second)
     else:
@@ -355,7 +361,7 @@ def _shared_event_time(
     ):
         names = " and ".join(format_value(t.name) + (f" in {t.unit}" if t.unit else "") if t else "none" for t in pair)
         raise StartError(
-            f"--sample: the event-time columns of the two sides are {names}; a join uses one name for both; rename one",
+            f"--sample: the event-time columns of the two sides are {names}; a join needs one name and unit; rename one",
             Topic.INIT_SAMPLE,
         )
     return pair
@@ -364,7 +370,7 @@ def _shared_event_time(
 def _key_pairs(
     options: InitOptions, first: Sample, second: Sample, times: tuple[TimeColumn | None, TimeColumn | None]
 ) -> list[tuple[list[str], list[str]]]:
-    """Return the join keys to try, as pairs (left, right) of equal types. Pairs of equal names come first."""
+    """Return the join keys to try, as pairs (left, right) of equal types. Pairs with equal names come first."""
     lefts, rights = _key_sets(options, first, times[0]), _key_sets(options, second, times[1])
     if options.keys:
         return [(lefts[0], rights[0])]

@@ -1,4 +1,4 @@
-"""Writes a test next to the config that `slackwater init` creates: a few rows of the sample, and their results."""
+"""Writes the test that `slackwater init` adds to a new config: a few rows of the sample, and their results."""
 
 from __future__ import annotations
 
@@ -18,13 +18,19 @@ from slackwater.core.time import parse_timestamp_us
 from slackwater.errors import SlackwaterError, StartError, Topic
 from slackwater.scaffold.sample import Sample
 
-_ROWS = 12  # number of rows per source
-_MOST_TEXT = 200  # characters of a cell
-_FIRST_TIME = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)  # of records whose record time is the event time
+_ROWS = 12  # maximum number of rows per source
+_MOST_TEXT = 200  # maximum number of characters in a string
+_FIRST_TIME = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)  # record time of the first row
 
 
 def write_test(config: Path, pipeline: Pipeline, samples: Sequence[Sample], force: bool) -> list[str]:
-    """Write tests/NAME.toml and return the lines to print. `force`: overwrite an existing file.
+    """Write tests/NAME.toml, and return lines for the user.
+
+    Args:
+        config: The config that is tested.
+        pipeline: The pipeline of the config.
+        samples: A sample of each source, in config order.
+        force: Whether to overwrite an existing test.
 
     Raises StartError if the file cannot be written.
     """
@@ -57,9 +63,9 @@ def write_test(config: Path, pipeline: Pipeline, samples: Sequence[Sample], forc
 
 
 def _select_rows(pipeline: Pipeline, index: int, sample: Sample) -> list[dict[str, Any]]:
-    """Return the first rows in which all required columns have values of their types.
+    """Return the first rows of a sample in which every required column has a valid value.
 
-    Required values except the event time may be NULL. Other values are omitted if a test file cannot contain them.
+    Only the event time must not be NULL. A value of another column is omitted if a test file cannot contain it.
     """
     spec, step = pipeline.sources[index], pipeline.transform.step
     types = ddl.parse_ddl_columns(spec.schema_ or "")
@@ -83,7 +89,7 @@ def _select_rows(pipeline: Pipeline, index: int, sample: Sample) -> list[dict[st
 
 
 def _test_value(value: Any, kind: str) -> Any:
-    """Convert a value to the form used in test files; None for NULL, and for values that test files cannot contain."""
+    """Convert a value of the type `kind` for a test file. Return None for NULL or if the conversion is impossible."""
     base = kind.partition("(")[0].partition("<")[0]
     if base == "string" and isinstance(value, str) and len(value) <= _MOST_TEXT and value.isprintable():
         return value
@@ -108,7 +114,7 @@ def _test_value(value: Any, kind: str) -> Any:
 def _rows_with_partners(
     pipeline: Pipeline, input_rows: Mapping[str, list[dict[str, Any]]], samples: Sequence[Sample]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return the rows of each side whose keys exist on the other side. If no keys match, return the first rows."""
+    """Return the rows of each side that have a partner; the first rows of each side if no keys match."""
     join = pipeline.transform.join
     assert join is not None
     sides = [
@@ -127,7 +133,7 @@ def _rows_with_partners(
 def _compute_expected(
     pipeline: Pipeline, input_rows: Mapping[str, Sequence[Mapping[str, Any]]]
 ) -> list[Mapping[str, Any]]:
-    """Compute the results of the input rows. Spark is used only if the pipeline has SQL."""
+    """Compute the results of the input rows. Spark starts only if the pipeline has SQL."""
     from slackwater.testing import case_runner
     from slackwater.testing.pipeline import LocalPipeline
 
@@ -160,14 +166,14 @@ def _render_test(
         return rows_as_toml(some).as_string()
 
     parts = [
-        "# A test of the pipeline: what arrives, and what is expected at the end. Run it with: slackwater test",
+        "# A test of the pipeline: its input, and the results expected at the end. Run it with: slackwater test",
         f"pipeline = {tomlkit.string(pipeline).as_string()}",
         "",
         '[[steps]]                 # rows that arrive together; more [[steps]]: further rows, quiet = "1h",',
         '                          # crash = "commit.before", restart = { shards = 3 }',
         *(f"rows.{format_key(name)} = {rows(some)}" for name, some in input_rows.items()),
         "",
-        "[expect]                  # in any order, when all windows are closed; slackwater test --update rewrites it",
+        "[expect]                  # results in any order, once all windows are closed; slackwater test --update rewrites them",
         *([] if expected is None else [f"rows = {rows(expected)}"]),
         "late = []                 # rows that came too late",
         "bad = []                  # rows that could not be used",

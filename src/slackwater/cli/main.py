@@ -1,4 +1,7 @@
-"""The command `slackwater`. Every error is printed on one line. Modules are imported only when a command needs them."""
+"""The entry point of the command `slackwater`: it registers all commands, and prints errors without a stack trace.
+
+So that it starts fast, modules are imported only when a command needs them.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from slackwater.cli.commands import configs, groups, inspect, run
+from slackwater.cli.commands import groups, inspect, pipelines
 from slackwater.core.humanize import plural
 from slackwater.errors import ConfigError, ExhaustedError, SlackwaterError
 from slackwater.secrets import mask_secrets, remember_url
@@ -41,28 +44,28 @@ def root(
         sys.path.append(directory)
 
 
-app.command()(configs.init)
-app.command()(configs.check)
-app.command("test")(configs.run_tests)
-app.command()(configs.schema)
-app.command()(configs.explain)
-app.command()(configs.plan)
-app.command()(run.run)
+app.command()(pipelines.init)
+app.command()(pipelines.check)
+app.command("test")(pipelines.run_tests)
+app.command()(pipelines.schema)
+app.command()(pipelines.explain)
+app.command()(pipelines.plan)
+app.command()(pipelines.run)
 app.command()(inspect.show)
 app.command()(inspect.why)
 app.command()(inspect.serve)
 app.command()(inspect.ui)
 app.command()(inspect.diff)
-app.command()(run.backfill)
-app.command()(run.prepare)
-app.command()(run.demo)
-app.command()(run.demo_kafka)
+app.command()(pipelines.backfill)
+app.command()(pipelines.prepare)
+app.command()(pipelines.demo)
+app.command()(pipelines.demo_kafka)
 for name, group in (("state", groups.state), ("dlq", groups.dlq), ("outbox", groups.outbox)):
     app.add_typer(group, name=name)
 
 
 def main() -> None:
-    """Run the command line. Exit code 2: invalid config or arguments; 1: failure; 70: a bug in slackwater."""
+    """Run the command line. Exit code 1: failure; 2: invalid config or arguments; 70: a bug in Slackwater."""
     try:
         _check_arguments(sys.argv[1:])
         app()
@@ -97,7 +100,7 @@ def main() -> None:
 
 
 def _check_arguments(arguments: Sequence[str]) -> None:
-    """Register the secrets in the arguments, so that they are masked. Raises ConfigError for text that is not UTF-8."""
+    """Register the secrets in URLs, so that messages mask them. Raises ConfigError if an argument is not UTF-8 text."""
     for position, argument in enumerate(arguments, 1):
         try:
             argument.encode()
@@ -111,7 +114,7 @@ def _print_error(error: SlackwaterError) -> None:
     """Print an error. On a terminal, also print the URL of its documentation."""
     print(f"error: {error}", file=sys.stderr)
     if sys.stderr.isatty():
-        print(f"what it means, and what to do: {error.documented}", file=sys.stderr)
+        print(f"for the cause and the solution, see {error.documented}", file=sys.stderr)
 
 
 if __name__ == "__main__":

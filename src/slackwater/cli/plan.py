@@ -1,7 +1,4 @@
-"""`plan`: compare a config with its state, and print what a start would change.
-
-It reads the state, so it loads more modules than `check`, which has to start within a second.
-"""
+"""`plan`: compares a config with the stored state, and prints what the next start would change."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ from slackwater.state.store_access import create_store
 
 
 def print_config_changes(file: Path, as_json: bool) -> None:
-    """Print each difference with its verdict, and a summary.
+    """Print each difference between a config and its state, with a verdict and a summary.
 
     Raises typer.Exit with code 1 if a start would fail, and SlackwaterError for other failures.
     """
@@ -68,9 +65,9 @@ def _compare_with_state(pipeline: Pipeline) -> StateComparison | None:
 
 
 def _compare_with_store(pipeline: Pipeline, store: StateStore, target_pipeline: Pipeline) -> StateComparison | None:
-    """Compare a pipeline with the state in a store. Return None if there is no state.
+    """Compare a pipeline with the state in a store. Return None if the store is empty.
 
-    `target_pipeline`: the pipeline under the name that its targets have recorded, which may be its former name.
+    `target_pipeline`: the pipeline with the name that its targets have recorded, which may be a former name.
     """
     with store.peek() as snapshot:
         if snapshot is None:
@@ -87,7 +84,7 @@ def _compare_with_store(pipeline: Pipeline, store: StateStore, target_pipeline: 
 
 
 def _refusal(pipeline: Pipeline) -> str | None:
-    """Return why a start without a state would fail; None if it would not."""
+    """Return the reason why a first start, without a state, would fail; None if it would succeed."""
     with closing(create_store(pipeline)) as store:
         question = renamed_pipeline.find_start_refusal(pipeline, store)
     if question is not None:

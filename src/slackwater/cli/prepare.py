@@ -1,6 +1,6 @@
-"""`prepare`: does the slow work of a first start in advance, once per machine or image.
+"""`prepare`: does the slow work of a first start in advance, once per machine or container image.
 
-compile the session loop ─▶ fetch the jars that configs need ─▶ run a small pipeline and archive the classes of Spark
+compile the session loop ─▶ download the jars that configs need ─▶ run a small pipeline and archive Spark's classes
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from slackwater.errors import StartError, Topic
 
 
 def prepare_machine(files: list[Path], names: list[str]) -> None:
-    """Compile, fetch jars and archive classes, printing a line for each step.
+    """Compile code, download jars and archive Spark's classes. Print a line for each step.
 
-    `files`: configs whose jars are fetched. `names`: connectors whose jars are fetched.
+    `files`: configs whose jars are downloaded. `names`: connectors whose jars are downloaded. Raises StartError if Java
+    is not installed.
     """
     from slackwater.runner.components import spark_settings
     from slackwater.spark.sessions import java, jvm_class_archive, spark_jars
@@ -48,7 +49,7 @@ def prepare_machine(files: list[Path], names: list[str]) -> None:
 
 
 def load_spark_classes() -> None:
-    """Run the pipelines of the demo, so that Spark loads the classes to archive."""
+    """Run the demo's pipelines, so that the JVM loads the classes that are archived at its exit."""
     from slackwater.cli.demo import run_demo
     from slackwater.spark.sessions import jvm_class_archive
 

@@ -1,10 +1,11 @@
-"""Progress of a running pipeline: a live table on a terminal, log lines elsewhere."""
+"""Progress of a running pipeline: a live table on a terminal, log lines elsewhere, and the timeline of its start."""
 
 from __future__ import annotations
 
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable
 from typing import Protocol, TextIO
 
@@ -15,15 +16,18 @@ from rich.table import Table
 from rich.text import Text
 
 from slackwater.cli.format import describe_source, describe_state
-from slackwater.core.humanize import format_size, format_stamp, format_time
+from slackwater.config.pipeline import Pipeline
+from slackwater.core.humanize import format_size, format_stamp, format_time, plural
+from slackwater.engine.observer import Observer, RunSchema
 from slackwater.engine.status import Status
 from slackwater.runner import run_log
 
+_SHORTEST_S = 0.05  # shorter phases of an epoch are not listed in a timeline
 log = logging.getLogger("slackwater")
 
 
 class ProgressView(Protocol):
-    """Displays the progress of a run."""
+    """The interface of a view that displays the progress of a run."""
 
     def status(self, status: Status) -> None: ...
 
@@ -33,7 +37,7 @@ class ProgressView(Protocol):
 
 
 class LiveProgress:
-    """Redraws a table in place. Log lines of the engine appear above it."""
+    """A table on the terminal that is redrawn in place. The engine's log lines appear above it."""
 
     def __init__(self) -> None:
         self._out = _duplicate_stderr()
@@ -55,7 +59,7 @@ class LiveProgress:
 
 
 def render_status(status: Status) -> Group:
-    """Render one status as a table."""
+    """Render the status of a run as a table, with a line per source and a progress bar for files."""
     table = Table.grid(padding=(0, 2))
     c = status.counters
     table.add_row("epoch", f"{status.epoch:,}", "rows/s", f"{status.rows_per_second:,.0f}")
@@ -75,9 +79,9 @@ def render_status(status: Status) -> Group:
 
 
 class LogProgress:
-    """Logs the status at most once per `every` seconds.
+    """A view that logs the status of a run at most once per `every` seconds.
 
-    The first and the last status are always logged, as are those of epochs that emitted results or had late rows.
+    It always logs the first status, the last status, and the status of an epoch that emitted results or had late rows.
     """
 
     def __init__(self, every: float = 1.0) -> None:
@@ -100,10 +104,10 @@ class LogProgress:
 
 
 def _duplicate_stderr() -> TextIO:
-    """Duplicate the descriptor of standard error, because the engine redirects descriptor 2 while Spark starts."""
+    """Return a stream to standard error that still works while the engine redirects file descriptor 2."""
     try:
         return os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1, encoding="utf-8", errors="replace")
-    except (OSError, ValueError):  # not a file
+    except (OSError, ValueError):  # a replaced stream may have no descriptor
         return sys.stderr
 
 
@@ -113,7 +117,7 @@ def _close_stream(stream: TextIO) -> None:
 
 
 def _redirect_log(handler: logging.Handler) -> Callable[[], None]:
-    """Send the engine's log records to this handler alone. Return a function that restores the previous handlers."""
+    """Send the engine's log records only to `handler`. Return a function that restores the previous handlers."""
     before = (log.handlers, log.propagate, log.level)
     log.handlers, log.propagate = [handler], False
     log.setLevel(logging.INFO)
@@ -126,7 +130,7 @@ def _redirect_log(handler: logging.Handler) -> Callable[[], None]:
 
 
 class _ProgressHandler(logging.Handler):
-    """Passes log records to a view as notices."""
+    """A log handler that shows log records in a progress view."""
 
     def __init__(self, view: ProgressView) -> None:
         super().__init__()
@@ -142,5 +146,66 @@ class _ProgressFormatter(logging.Formatter):
 
 
 def choose_view(every: float = 1.0) -> ProgressView:
-    """Return a live view on a terminal, otherwise a view that logs a line at most once per `every` seconds."""
+    """Return a table for a terminal; otherwise, a view that logs a line at most once per `every` seconds."""
     return LiveProgress() if sys.stderr.isatty() else LogProgress(every)
+
+
+# -- the timeline of a start (`slackwater run --timings`) --------------------------------------------------------------
+
+
+class StartTimeline(Observer):
+    """An observer that prints the timeline of a start once the first epoch is committed or the run ends.
+
+    Example:
+        start of clicks, in seconds since the command began:
+           0.8  the config is checked
+           6.7  Spark runs
+           8.2  the SQL is bound to the sources
+          10.1  sources and targets are open
+          14.0  epoch 0 is committed: 500,000 rows; plan 0.3, ingest 3.1, commit 0.1, write 0.4
+
+    Args:
+        notice: Receives the level and the text of the timeline.
+        began: When the command began, as returned by `time.monotonic`.
+    """
+
+    def __init__(self, notice: Callable[[str, str], None], began: float) -> None:
+        self._notice, self._began = notice, began
+        self._pipeline = ""
+        self._lines: list[str] = []
+        self._is_running = self._is_printed = False
+
+    def on_start(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline.name
+        self._add("the config is checked")
+
+    def on_spark(self) -> None:
+        self._add("Spark runs")
+
+    def on_schema(self, columns: RunSchema) -> None:
+        self._add("the SQL is bound to the sources")
+
+    def on_running(self) -> None:
+        self._is_running = True
+        self._add("sources and targets are open")
+
+    def on_commit(self, status: Status) -> None:
+        if not self._is_running or self._is_printed:  # a commit of an earlier run is reported before
+            return
+        phases = [f"{name} {seconds:.1f}" for name, seconds in status.phases.items() if seconds >= _SHORTEST_S]
+        self._add("; ".join([f"epoch {status.epoch} is committed: {plural(status.rows, 'row')}", ", ".join(phases)]))
+        self._print()
+
+    def on_end(self, error: BaseException | None) -> None:
+        if not self._is_printed:
+            self._add("the run ends" if error is None else "the run fails")
+            self._print()
+
+    def _add(self, text: str) -> None:
+        self._lines.append(f"{time.monotonic() - self._began:>7.1f}  {text}")
+
+    def _print(self) -> None:
+        self._is_printed = True
+        self._notice(
+            "info", "\n".join([f"start of {self._pipeline}, in seconds since the command began:", *self._lines])
+        )

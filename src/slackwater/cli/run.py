@@ -1,4 +1,4 @@
-"""`run` and `backfill`: run a pipeline until it ends, or SIGINT or SIGTERM stops it, and print a summary."""
+"""`run` and `backfill`: run a pipeline until it ends or a signal stops it, and print a summary."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from slackwater.cli import progress as views
 from slackwater.cli.format import format_run_summary
-from slackwater.cli.start_timeline import StartTimeline
 from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline, check_run_flags
 from slackwater.core.humanize import format_time, mismatch, plural
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MetricsAddress:
-    """The address at which a run serves its metrics. `names`: further host names that requests may use."""
+    """The address at which a run serves its metrics. `names`: additional host names that clients may use."""
 
     port: int
     host: str = "127.0.0.1"
@@ -49,7 +48,7 @@ class MetricsAddress:
 
 @dataclass(frozen=True)
 class RunFlags:
-    """The flags of `slackwater run`; None for those that were not specified. `begin` is the value of --from."""
+    """The flags of `slackwater run`. None means that a flag was not specified. `begin` is the value of --from."""
 
     available_now: bool = False
     flush: bool = False
@@ -65,22 +64,22 @@ class RunFlags:
     timings: bool = False
 
     def check(self) -> None:
-        """Raise ConfigError for flags that cannot be combined."""
+        """Raise ConfigError if the flags cannot be combined."""
         check_run_flags(self.available_now, self.flush)
         if self.begin is not None and not self.rebuild:
             raise ConfigError(
-                ["--from: needs --rebuild, because an existing state stores where its sources continue; add --rebuild"]
+                ["--from: needs --rebuild, because a stored state determines where its sources continue; add --rebuild"]
             )
         if self.put_aside_output and self.keep_output:
             raise ConfigError(
                 [
                     "--put-aside-output and --keep-output: "
-                    + mismatch("both", "one; the output of an earlier state is either moved away or kept")
+                    + mismatch("both", "one; the output of an earlier state can be either moved away or kept")
                 ]
             )
 
     def run_options(self) -> RunOptions:
-        """Return the options of the run. Raises ConfigError if `begin` cannot be parsed."""
+        """Convert the flags to options for the engine. Raises ConfigError if `begin` cannot be parsed."""
         return RunOptions(
             available_now=self.available_now,
             flush=self.flush,
@@ -101,7 +100,7 @@ def run_file(file: Path, flags: RunFlags) -> None:
         page = None if flags.ui_port is None else _serve_page(pipeline, file, flags.ui_port, view)
         observers = _external_observers(view, flags.otel, flags.openlineage)
         if flags.timings:
-            observers.append(StartTimeline(view.notice, began))
+            observers.append(views.StartTimeline(view.notice, began))
         status = run_with_view(pipeline, view, replace(options, observers=observers), flags.metrics)
     finally:
         view.close()
@@ -111,7 +110,7 @@ def run_file(file: Path, flags: RunFlags) -> None:
 
 
 def _serve_page(pipeline: Pipeline, file: Path, port: int, view: views.ProgressView) -> UiServer:
-    """Serve the page of a pipeline during its run. Raises StartError for an in-memory state, or a port that is in use."""
+    """Serve a pipeline's page during its run. Raises StartError if the state is in memory or the port is in use."""
     from slackwater.cli.serve import load_page_sources, page_address
     from slackwater.ui.server import serve_pages
     from slackwater.web.server import LOOPBACK
@@ -122,7 +121,7 @@ def _serve_page(pipeline: Pipeline, file: Path, port: int, view: views.ProgressV
 
 
 def _external_observers(view: views.ProgressView, otel: bool, openlineage: bool) -> list[Observer]:
-    """Return the observers that report the run to other systems. Raises StartError if an extra is not installed."""
+    """Return the observers for OpenTelemetry and OpenLineage. Raises StartError if an extra is not installed."""
     from slackwater import observe
 
     factories = [make for make, on in ((observe.open_telemetry, otel), (observe.open_lineage, openlineage)) if on]
@@ -132,9 +131,13 @@ def _external_observers(view: views.ProgressView, otel: bool, openlineage: bool)
 def run_with_view(
     pipeline: Pipeline, view: views.ProgressView, options: RunOptions, metrics: MetricsAddress | None = None
 ) -> Status | None:
-    """Run a pipeline with a progress view, and with metrics if an address is specified.
+    """Run a pipeline until it ends or a signal stops it after the current epoch, and return the last status.
 
-    A signal sets `options.stop`, and the run ends after the epoch in progress.
+    Args:
+        pipeline: The pipeline to run.
+        view: Displays the progress.
+        options: The options of the run. A signal sets `options.stop`.
+        metrics: The address at which metrics are served; None for no metrics.
     """
     from slackwater.health_probes import HealthProbes
     from slackwater.metrics import Metrics, serve_metrics
@@ -157,12 +160,12 @@ def run_with_view(
 
 @contextmanager
 def stop_on_signals(stop: threading.Event, view: views.ProgressView) -> Iterator[None]:
-    """Set `stop` at the first SIGINT or SIGTERM. Exit immediately at a second SIGINT, or while Spark is starting.
+    """Set `stop` at the first SIGINT or SIGTERM. Exit the process at a second SIGINT, or if Spark is still starting.
 
-    If Spark was starting, its process then ends by itself, because its standard input is closed.
+    On exit, the process of Spark ends by itself, because its standard input is closed.
 
-    A thread reads the signals from a pipe. A Python handler would run in the main thread: it would deadlock while that
-    thread holds the lock of `stop`, and it would be delayed while that thread waits for Spark.
+    Signals are read from a pipe in a separate thread. A Python handler would run in the main thread, where it could
+    deadlock on the lock of `stop`, and would be delayed while the main thread waits for Spark.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -170,12 +173,12 @@ def stop_on_signals(stop: threading.Event, view: views.ProgressView) -> Iterator
     def listen() -> None:
         while number := os.read(reader, 1):
             if spark_session.is_spark_starting():
-                view.notice("info", "stopped while Spark was starting: nothing was read, nothing was committed")
+                view.notice("info", "stopped while Spark was starting; nothing was read or committed")
                 view.close()
                 os._exit(128 + number[0])
             if not stop.is_set():
                 stop.set()
-                view.notice("info", "stopping: the epoch in progress is finished first")
+                view.notice("info", "stopping after the current epoch")
             elif number[0] == signal.SIGINT:
                 os._exit(130)
 
@@ -195,7 +198,7 @@ def stop_on_signals(stop: threading.Event, view: views.ProgressView) -> Iterator
 
 
 def _ignore_signal(number: int, frame: FrameType | None) -> None:
-    """Do nothing: Python has already written the signal number to the pipe."""
+    """Do nothing. Python has already written the signal number to the pipe of `signal.set_wakeup_fd`."""
 
 
 # -- backfill ----------------------------------------------------------------------------------------------------------
@@ -207,7 +210,16 @@ _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 def backfill_file(
     file: Path, since: str, until: str, partial: bool, into: str | None, slack: str | None, target: str | None = None
 ) -> None:
-    """Run a backfill and print its summary. A signal stops it after the epoch in progress.
+    """Run a backfill and print its summary. A signal stops the backfill after the current epoch.
+
+    Args:
+        file: The config.
+        since: The time at which the first windows start (ISO 8601, UTC).
+        until: The time before which the last windows start (ISO 8601, UTC).
+        partial: Whether to write also windows that extend beyond the range.
+        into: The path or table to write to; None for the pipeline's own target.
+        slack: How far the time of a Kafka record may be from its event time, as a duration; None for the default.
+        target: The name of the target; None if the pipeline has only one.
 
     Raises SlackwaterError if the backfill fails.
     """
@@ -235,7 +247,7 @@ def backfill_file(
 
 
 def _parse_time_us(text: str, option: str) -> int:
-    """Parse an ISO 8601 time (UTC if it has no offset) into microseconds. Raises StartError, which names `option`."""
+    """Parse the ISO 8601 time of an option (UTC if it has no offset) into microseconds. Raises StartError."""
     try:
         time = dt.datetime.fromisoformat(text)
     except ValueError:
@@ -256,7 +268,11 @@ def _parse_duration_ms(text: str) -> int:
 
 
 def _summary_lines(outcome: BackfillResult, span: str, where: str, durable: bool) -> Iterator[str]:
-    """Yield the lines of a backfill's summary."""
+    """Yield the lines that summarize a backfill.
+
+    `span`: the range of event times. `where`: the location of the results. `durable`: whether the state is durable, so
+    that the same command can continue a backfill that was stopped.
+    """
     written, status = outcome.written, outcome.status
     if status is None:
         yield f"{outcome.pipeline}: stopped before the first epoch"

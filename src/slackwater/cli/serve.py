@@ -1,4 +1,4 @@
-"""`ui` and `serve`: serve a page about pipelines, or the state of one pipeline over HTTP, until they are stopped."""
+"""`ui` and `serve`: serve a web page about pipelines, or the state of one pipeline, until a signal arrives."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def serve_or_save_page(
     save: Path | None,
     schema: str = "public",
 ) -> None:
-    """Serve a page about pipelines until SIGINT or SIGTERM, or save it.
+    """Serve a web page about pipelines until SIGINT or SIGTERM, or save the page to a file.
 
     Args:
-        places: Configs, state directories or databases.
+        places: Configs, state directories or database URLs.
         host: The address to bind to.
         port: The port; 0 selects a free one.
-        names: Host names that clients may use.
-        token: The token that clients must send.
-        save: The file to save the page to, instead of serving it.
+        names: Additional host names that clients may use.
+        token: The token that clients must send; None if none is required.
+        save: The file to which the page is saved; None to serve the page.
         schema: The schema of the tables in a database.
 
     Raises SlackwaterError if there is no pipeline, or if the page cannot be served or saved.
@@ -70,7 +70,7 @@ def page_address(host: str, port: int) -> str:
 
 
 def load_page_sources(place: str, schema: str = "public") -> list[PageSource]:
-    """Return the pipeline of a config, or all pipelines with a state in a directory or database.
+    """Return the page source of a config, or of each pipeline with a state in a directory or database.
 
     Raises SlackwaterError if there is no pipeline, or if its config or state cannot be read.
     """
@@ -84,7 +84,7 @@ def load_page_sources(place: str, schema: str = "public") -> list[PageSource]:
 
 
 def _page_source_from_state(place: str, name: str, schema: str) -> PageSource:
-    """Return the page source of a pipeline whose config is not available, built from its state.
+    """Build the page source of a pipeline from its state alone, without a config.
 
     Raises StartError if there is no commit yet, and StateError if the state does not describe the pipeline.
     """
@@ -99,9 +99,9 @@ def _page_source_from_state(place: str, name: str, schema: str) -> PageSource:
 
 
 def save_page(watched: Sequence[PageSource], to: Path) -> None:
-    """Write the page of one pipeline to a file.
+    """Write the page of a pipeline to the file `to`, and print the size of the file.
 
-    Raises StartError for several pipelines, or if the file cannot be written.
+    Raises StartError if `watched` does not have exactly one element, or if the file cannot be written.
     """
     from slackwater.ui.pages import PageLocation, render_page
 
@@ -124,7 +124,15 @@ def save_page(watched: Sequence[PageSource], to: Path) -> None:
 def serve_state_until_stopped(
     where: str, pipeline: str | None, schema: str, host: str, port: int, names: Sequence[str]
 ) -> None:
-    """Serve a state until SIGINT or SIGTERM. `names`: the host names that clients may use.
+    """Serve the windows of a state as JSON or Arrow until SIGINT or SIGTERM.
+
+    Args:
+        where: A config, a state directory or a database URL.
+        pipeline: The name of the pipeline, if `where` contains several.
+        schema: The schema of the tables in a database.
+        host: The address to listen on.
+        port: The port; 0 selects a free one.
+        names: Additional host names that clients may use.
 
     Raises SlackwaterError if the state cannot be read or served.
     """

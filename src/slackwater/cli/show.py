@@ -1,4 +1,4 @@
-"""`show`: prints the results of a pipeline from any target as a table, JSON or CSV, without Spark."""
+"""`show`: prints the results of a pipeline from its targets as a table, JSON or CSV, without Spark."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from slackwater.secrets import mask_secrets
 from slackwater.state.protocol import StateStore
 from slackwater.state.run_history import KILLED
 
-POLL_SECONDS = 0.5
-MOST = 2**31 - 1  # a limit that prints all rows
+POLL_SECONDS = 0.5  # time between two checks for new rows
+MOST = 2**31 - 1  # the limit that means all rows
 LIMIT = 20  # default number of rows
 WIDEST = 60  # maximum number of characters in a cell
 
 
 @dataclass(frozen=True)
 class ShowOptions:
-    """The options that select the rows to print and their format.
+    """The options that select rows and columns, and the output format.
 
     `limit`: the maximum number of rows; None means 20, or all rows of a SQL query.
     """
@@ -50,7 +50,7 @@ class ShowOptions:
     sql: str | None = None
 
     def check(self, follow: bool) -> None:
-        """Raise StartError for options that cannot be combined."""
+        """Raise StartError if the options cannot be combined."""
         if self.as_json and self.as_csv:
             raise StartError("--json and --csv: " + mismatch("both", "one; remove one of them"), Topic.VALUE)
         others = {"--follow": follow, "--where": self.where is not None, "--columns": bool(self.columns)}
@@ -61,12 +61,12 @@ class ShowOptions:
 
     @property
     def is_plain(self) -> bool:
-        """Return whether entire rows are printed as a table."""
+        """Return whether to print whole rows as a table, without a condition or SQL."""
         return not (self.as_json or self.as_csv or self.columns or self.reads_all)
 
     @property
     def reads_all(self) -> bool:
-        """Return whether all rows must be read before some of them are selected."""
+        """Return whether a condition or SQL needs all rows of the target."""
         return self.where is not None or self.sql is not None
 
     @property
@@ -75,16 +75,22 @@ class ShowOptions:
         return self.limit or (MOST if self.sql is not None else LIMIT)
 
     def select(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Return the selected rows and columns of a frame. Raises StartError."""
+        """Return the selected rows and columns of a frame. Raises StartError if a condition or SQL is invalid."""
         if self.sql is not None:
             return condition.select_with_sql(frame, self.sql)
         return condition.select_columns(condition.filter_rows(frame, self.where), self.columns)
 
 
 def show_file(file: Path, view: ShowOptions, follow: bool, target: str | None = None) -> None:
-    """Print the newest rows, ordered by window. With `follow`, print new rows as they are published.
+    """Print the newest published rows of a pipeline, ordered by window.
 
-    All targets are printed in turn, unless one is named.
+    Args:
+        file: The config.
+        view: The selection and the format.
+        follow: Whether to print new rows as they are published, until Ctrl-C.
+        target: The name of the target; None prints the rows of all targets, one target after the other.
+
+    Raises StartError if the options cannot be combined, or if the results cannot be read.
     """
     view.check(follow)
     pipeline = toml.load(file)
@@ -108,7 +114,7 @@ def show_file(file: Path, view: ShowOptions, follow: bool, target: str | None = 
 
 
 def _print_failure(pipeline: Pipeline) -> None:
-    """Report on standard error that the last run failed, so that nobody mistakes old results for new ones."""
+    """Print to standard error that the last run failed, so that nobody mistakes old results for new ones."""
     from slackwater.state.store_access import create_store
 
     if pipeline.state_store is None or not pipeline.state_store.durable:
@@ -149,12 +155,12 @@ def _pause() -> None:
 
 
 def _print_nothing_published(pipeline: Pipeline, file: Path) -> None:
-    ask = f"see what it waits for: slackwater why {file}"
+    ask = f"to see what it waits for, run: slackwater why {file}"
     try:
         ran, failed = _run_state(pipeline)
     except StartError:
         ran, failed = True, False
-    todo = ask if ran else f"run it first: slackwater run {file}; then {ask}"
+    todo = ask if ran else f"start it with: slackwater run {file}; {ask}"
     print(
         f"{pipeline.name}: nothing published yet{'' if failed and not ran else f'; {todo}'}",
         file=sys.stderr,
@@ -163,7 +169,7 @@ def _print_nothing_published(pipeline: Pipeline, file: Path) -> None:
 
 
 def _run_state(pipeline: Pipeline) -> tuple[bool, bool]:
-    """Return whether the pipeline has ever committed, and whether its last run failed."""
+    """Return whether the pipeline has a commit, and whether its last run failed."""
     from slackwater.state.store_access import create_store
 
     if pipeline.state_store is None or not pipeline.state_store.durable:
@@ -173,7 +179,7 @@ def _run_state(pipeline: Pipeline) -> tuple[bool, bool]:
 
 
 class _Printer:
-    """Prints rows as lines. The column widths stay the same as long as later rows fit."""
+    """Prints frames of rows one after the other. Column widths grow only if a later row needs more space."""
 
     def __init__(self, pipeline: Pipeline, view: ShowOptions) -> None:
         window = pipeline.target_stage.transform.window
@@ -201,7 +207,7 @@ class _Printer:
         return row_format.csv_lines(frame, is_first)
 
     def print_truncation(self, limit: int, total: RowCount | None) -> None:
-        """Report that not all rows are printed. `total`: the number of all rows, if known."""
+        """Print to standard error that only `limit` rows are shown. `total`: the number of all rows, if known."""
         newest = "the first" if self._view.sql is not None else "the newest" if self._start else "the last"
         count_text = plural(limit, "row") + ("" if total is None else f" of {total}")
         print(f"({newest} {count_text}; more with --limit)", file=sys.stderr, flush=True)
@@ -226,7 +232,7 @@ def table_lines(frame: pl.DataFrame) -> Iterator[str]:
 
 
 def _cells(frame: pl.DataFrame) -> tuple[list[str], list[list[str]], list[int]]:
-    """Return the column names, the cells of the rows, and the width of each column."""
+    """Format a frame as text: return the column names, the cells of each row, and the width of each column."""
     rows = [[format_cell(v) for v in row] for row in frame.iter_rows()]
     head = [escape_control_characters(c) for c in frame.columns]
     return head, rows, [max(map(len, column)) for column in zip(head, *rows, strict=True)]
@@ -253,7 +259,7 @@ def format_cell(value: Any) -> str:
 def describe_last_failure(store: StateStore, pipeline: str) -> str | None:
     """Describe the failure of the last run on one line.
 
-    None if it ended normally, if a runner is active, or if no run is recorded.
+    Return None if the last run ended normally, if a runner is active, or if no run is recorded.
     """
     try:
         runs = store.runs()
@@ -263,7 +269,7 @@ def describe_last_failure(store: StateStore, pipeline: str) -> str | None:
         return None
     run = runs[-1]
     if run.outcome is None:
-        return f"the last run, which began at {format_iso(run.started_us)}, {KILLED}; the next start reads again what was not committed"
+        return f"the last run, which began at {format_iso(run.started_us)}, {KILLED}; the next start reads uncommitted rows again"
     if run.outcome != "failed" or run.ended_us is None:
         return None
     return f"the last run failed at {format_iso(run.ended_us)}: {(run.error or 'no error was recorded').removeprefix(f'{pipeline}: ')}"

@@ -1,4 +1,4 @@
-"""The commands of `state` for administrators: verify, sizes, history, compact, migrate, fork and reset."""
+"""The commands of `state` that check or change a state: verify, sizes, history, compact, migrate, fork and reset."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from slackwater.watermark import NO_WATERMARK
 # -- verify, sizes, history, compact -----------------------------------------------------------------------------------
 
 
-MOST_SHARDS = 32  # the maximum number of shards in a table for users
+MOST_SHARDS = 32  # maximum number of shards in a printed table
 
 
 def print_verification(where: str, pipeline: str | None, schema: str, as_json: bool) -> int:
-    """Print the problems of a state. Return the exit code: 1 if there are problems, else 0."""
+    """Verify a state, and print the problems. Return the exit code: 1 if problems exist, else 0."""
     with closing(locate_store(where, pipeline, schema)) as store:
         report = verify_state(store)
     if as_json:
@@ -71,7 +71,10 @@ def show_sizes(where: str, pipeline: str | None, schema: str, hot: int, as_json:
 
 
 def _hot_shards_text(measured: Sizes, several: bool) -> str:
-    """Describe the shards with so many rows that they slow down epochs. `several`: whether there are several stages."""
+    """Describe the shards that slow down epochs, because they have many more rows than the other shards of their stage.
+
+    `several`: whether the pipeline has several stages.
+    """
     descriptions = []
     for s in measured.hot_shards[:3]:
         stage_rows = [x.rows for x in measured.shards if x.stage == s.stage]
@@ -80,7 +83,7 @@ def _hot_shards_text(measured: Sizes, several: bool) -> str:
             f"{s.shard}{stage} ({s.rows:,} rows, {s.rows * len(stage_rows) / sum(stage_rows):.1f} times the mean)"
         )
     more = f" and {len(measured.hot_shards) - 3} more" if measured.hot_shards[3:] else ""
-    return f"{', '.join(descriptions)}{more}: some keys have so many rows that more shards do not help; see --hot-keys"
+    return f"{', '.join(descriptions)}{more}: more shards do not help if single keys have so many rows; see --hot-keys"
 
 
 def _size_lines(measured: Sizes) -> list[str]:
@@ -107,7 +110,7 @@ def _size_lines(measured: Sizes) -> list[str]:
         "",
     ]
     if len(listed_shards) < len(measured.shards):
-        rest = f"the {len(listed_shards)} largest of {len(measured.shards):,} shards; --json lists all"
+        rest = f"the {len(listed_shards)} largest of {len(measured.shards):,} shards; --json lists all of them"
         lines[-1:] = [rest, ""]
     if in_tables:
         tables = [["table", "rows", "size", "dead rows"]]
@@ -121,8 +124,8 @@ def _size_lines(measured: Sizes) -> list[str]:
     ]
     if not in_tables:
         span = f"{measured.kept[0]} to {measured.kept[-1]}" if measured.kept[1:] else str(measured.epoch)
-        facts.append(["kept epochs", f"{span}; the earlier ones alone hold {_count_and_size(measured.only_kept)}"])
-        removed = "; a runner, or compact, removes it" if measured.garbage[0] else ""
+        facts.append(["kept epochs", f"{span}; only earlier epochs need {_count_and_size(measured.only_kept)}"])
+        removed = "; the next run or compact removes it" if measured.garbage[0] else ""
         facts.append(["garbage", f"{_count_and_size(measured.garbage)}{removed}"])
     facts.append(["lists", _count_and_size(measured.lists)])
     if measured.hot_shards:
@@ -169,7 +172,7 @@ def show_history(where: str, pipeline: str | None, schema: str, as_json: bool) -
         rows.append([str(c.epoch), *times, *since, f"{c.open:,}", format_size(c.bytes)])
     print("\n".join(align_rows(rows)))
     if latest_only:
-        print("a database keeps only the latest commit, so there is no earlier one to compare with")
+        print("A database keeps only the latest commit, so its rows cannot be compared with an earlier commit.")
 
 
 def print_compaction(where: str, pipeline: str | None, schema: str, as_json: bool) -> None:
@@ -190,7 +193,9 @@ def _compaction_lines(done: CompactionResult) -> list[str]:
         )
     lines = list(align_rows(rows))
     if not done.after.tables:
-        lines.append("files that only earlier commits need are removed when later commits replace these")
+        lines.append(
+            "Files that only earlier commits need are removed as soon as later commits replace the earlier ones."
+        )
     return lines
 
 
@@ -206,7 +211,7 @@ def _json(fields: dict[str, Any]) -> str:
 
 
 def migrate(where: str, pipeline: str | None, schema: str, dry_run: bool) -> None:
-    """Migrate a state to the current format. With `dry_run`, only print the migrations."""
+    """Migrate a state to the current format, and print the changes. With `dry_run`, only print the changes."""
     store = locate_store(where, pipeline, schema)
     with closing(store):
         stored = store.stored_record()
@@ -215,7 +220,7 @@ def migrate(where: str, pipeline: str | None, schema: str, dry_run: bool) -> Non
         version, record = stored
         name, epoch = record["pipeline"], record["epoch"]
         if version == FORMAT:
-            print(f"{name}: epoch {epoch} has format {version}, the current format; there is nothing to migrate")
+            print(f"{name}: epoch {epoch} already has the current format, {version}")
             return
         print(f"{name}: epoch {epoch} has format {version}; this version writes format {FORMAT}")
         for number in migrations.migration_route(version, name):
@@ -233,7 +238,7 @@ def migrate(where: str, pipeline: str | None, schema: str, dry_run: bool) -> Non
 
 
 def _change_lines(before: Any, after: Any, stage: str = "") -> list[str]:
-    """Return a line for each field that a migration changed, stage by stage. `stage`: the prefix of the first lines."""
+    """Return a line for each field of a commit that a migration changed, stage by stage. `stage`: a prefix for the lines."""
     fields = [k for k in after if k not in ("format", "then")]
     changed = [k for k in fields if before.get(k) != after[k] and (before.get(k) or after[k])]
     lines = [f"{stage}{'changes' if before.get(k) else 'adds'} {k}: {_brief(after[k])}" for k in changed]
@@ -247,25 +252,43 @@ def _brief(value: Any, most: int = 120) -> str:
 
 
 def fork_state(where: str, name: str, pipeline: str | None, schema: str, epoch: int | None) -> None:
-    """Copy a state under another name, and print what the copy contains."""
+    """Copy a state to another pipeline, and print the size of the copy and how to continue from it.
+
+    Args:
+        where: A config, a state directory or a database URL.
+        name: The name of the new pipeline.
+        pipeline: The name of the copied pipeline, if `where` contains several.
+        schema: The schema of the tables in a database.
+        epoch: The commit to copy; None for the latest.
+    """
     store = locate_store(where, pipeline, schema)
     with closing(store):
         commit = fork.fork_store(store, name, epoch)
     rows = sum(s.rows for stage in commit.stages for shard in stage.segments for s in shard)
     print(f'"{name}" begins with epoch {commit.epoch}: {plural(rows, "state row")}, {format_size(commit.state_bytes)}')
     print(
-        f'to continue from there, use the same config with name = "{name}" and another target; results up '
-        f"to epoch {commit.epoch} are only in the target of the original"
+        f'To continue from it, use the same config with name = "{name}" and another target. Results up '
+        f"to epoch {commit.epoch} are only in the target of the original pipeline."
     )
     for source in fork.checkpoint_sources(commit):
         print(
-            f'warning: source "{source}" continues from Spark\'s checkpoint only, which is not copied: the fork can be '
+            f'warning: source "{source}" continues from Spark\'s checkpoint, which is not copied; the fork can be '
             "inspected, but not run"
         )
 
 
 def reset_state(where: str, offsets: Sequence[str], pipeline: str | None, schema: str, dry_run: bool) -> None:
-    """Change the offsets of sources. With `dry_run`, only print the changes."""
+    """Change the offsets from which sources continue, and print them before and after.
+
+    Args:
+        where: A config, a state directory or a database URL.
+        offsets: The new offsets, in the form that --offsets accepts.
+        pipeline: The name of the pipeline, if `where` contains several.
+        schema: The schema of the tables in a database.
+        dry_run: Whether only to print the changes.
+
+    Raises StartError if the offsets are invalid, or if the sources already continue there.
+    """
     config = toml.load(where) if Path(where).suffix == ".toml" and not Path(where).is_dir() else None
     store = locate_store(config or where, pipeline, schema)
     if dry_run:
@@ -290,7 +313,7 @@ def _reset(store: StateStore, offsets: Sequence[str], config: Pipeline | None) -
 
 
 def _print_moves(commit: Commit, moves: Sequence[reset_offsets.OffsetMove]) -> None:
-    """Print the offsets before and after, with warnings about rows that will be read again or skipped."""
+    """Print the old and new offsets, and warn about rows that will be read again or skipped."""
     print(f"{commit.pipeline}: epoch {commit.epoch}; its windows and clocks do not change")
     lines = [["source", "partition", "continues at", "will continue at", ""]]
     changes = [(move.source, change) for move in moves for change in move.after.changes(move.before)]
@@ -298,11 +321,11 @@ def _print_moves(commit: Commit, moves: Sequence[reset_offsets.OffsetMove]) -> N
     print("\n".join(align_rows(lines)))
     if any(c.rereads for _, c in changes):
         print(
-            "warning: rows that are read again are late if their windows are closed, and counted twice in windows that are "
-            "open or retained"
+            "warning: rows that are read again are late if their windows are closed. They count twice in windows that are "
+            "still open or retained."
         )
     if any(c.skips_rows for _, c in changes):
-        print("warning: skipped rows are lost: no window will contain them")
+        print("warning: skipped rows are lost; no window will contain them")
 
 
 def _now() -> int:

@@ -1,4 +1,4 @@
-"""The commands of `state` that print windows or export them to a file."""
+"""The commands of `state` that list states, show one state, and print or export its windows."""
 
 from __future__ import annotations
 
@@ -72,14 +72,14 @@ def _summary(store: StateStore, name: str) -> dict[str, Any]:
 
 
 def _count_open(commit: Commit) -> int:
-    """Return the number of open windows of the last stage: sessions, or pairs of key and pane."""
+    """Return the number of open sessions, or of pairs of key and pane, in the last stage."""
     last = commit.stages[-1]
     return sum(last.windows) or sum(sum(groups) for groups in last.panes.values())
 
 
 def _unpublished_text(manifest: Commit, missing: list[str]) -> str:
     who = f", {' and '.join(missing)} pending" if len(missing) < len(manifest.recipients) else ""
-    return f"not yet{who}: will be published at the next start"
+    return f"not yet{who}; the next start publishes it"
 
 
 def show_state(where: str, pipeline: str | None, schema: str, epoch: int | None, as_json: bool) -> None:
@@ -141,14 +141,14 @@ def show_state(where: str, pipeline: str | None, schema: str, epoch: int | None,
 
 
 def _setting_text(key: str, value: Any) -> str:
-    """Format a setting of a fingerprint with its name. Milliseconds are shown with a unit."""
+    """Format a setting of a stage with its name. Milliseconds are shown as a duration with a unit."""
     if key.endswith("_ms") and isinstance(value, int):
         return f"{key.removesuffix('_ms')} {format_ms(value)}"
     return f"{key.removesuffix('_ms')} {_value_text(value)}"
 
 
 def _value_text(value: Any) -> str:
-    """Format a value of a fingerprint for users."""
+    """Format the value of a setting of a stage; lists and mappings are joined with commas."""
     if isinstance(value, dict):
         return ", ".join(f"{k}: {_value_text(v)}" for k, v in value.items())
     return ", ".join(map(_value_text, value)) if isinstance(value, list | tuple) else str(value)
@@ -203,7 +203,18 @@ def _time(us: int) -> str | None:
 def export_state(
     where: str, out: str, condition: str | None, pipeline: str | None, schema: str, epoch: int | None
 ) -> None:
-    """Write windows of a state to a file atomically, and print what was written. Raises StartError or StateError."""
+    """Write the open and retained windows of a state to a file atomically, and print their number.
+
+    Args:
+        where: A config, a state directory or a database URL.
+        out: The file; its suffix determines the format.
+        condition: A SQL condition that selects windows; None for all windows.
+        pipeline: The name of the pipeline, if `where` contains several.
+        schema: The schema of the tables in a database.
+        epoch: The commit to read; None for the latest.
+
+    Raises StartError if the file cannot be written or the condition is invalid, and StateError if the state is damaged.
+    """
     path = Path(out)
     if path.suffix not in (".parquet", ".csv", ".json", ".jsonl"):
         raise StartError(
@@ -223,7 +234,7 @@ def export_state(
         raise StartError(f"{out}: cannot be written ({error.strerror})", Topic.FILE_NOT_WRITABLE) from None
     finally:
         aside.unlink(missing_ok=True)
-    # the last column has the epoch of the windows, since a runner may have advanced after `manifest` was read
+    # the last column is the epoch of the rows: a runner may have committed again after `manifest` was read
     exported_epoch = int(windows[windows.columns[-1]][0]) if windows.height else commit.epoch
     print(f"{plural(windows.height, 'window')} of {commit.pipeline} as of epoch {exported_epoch}, in {out}")
 

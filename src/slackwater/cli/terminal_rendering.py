@@ -1,4 +1,4 @@
-"""The text that `print` shows for values of the Python API, in the form that the commands print."""
+"""Text that `print` shows for values of the Python API. It has the same form as the output of the commands."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROWS = 20  # how many rows of a result to show
 
 @singledispatch
 def render_for_terminal(value: object) -> str:
-    """Render a value as text."""
+    """Return the text that `print` shows for a value."""
     return repr(value)
 
 
@@ -48,7 +48,7 @@ def _plan_lines(plan: Plan) -> Iterator[str]:
 
 @render_for_terminal.register
 def _(value: LocalResult) -> str:
-    """Return the last rows of each table, and the row counts of all tables."""
+    """Return the last rows of each table, and the total row counts."""
     tables = value.tables if len(value.tables) > 1 else {"": value.table}
     parts = []
     for name, frame in tables.items():

@@ -1,4 +1,4 @@
-"""`why`: explains, from the state, why there is no output yet, even while the pipeline runs."""
+"""`why`: explains from the state why a pipeline has no output yet, even while the pipeline is running."""
 
 from __future__ import annotations
 
@@ -34,11 +34,20 @@ from slackwater.query.why_report import (
 )
 from slackwater.query.why_report_builder import build_why_report
 
-PARTITIONS = 4  # the maximum number of partitions listed in a line
+PARTITIONS = 4  # maximum number of partitions listed on one line
 
 
 def print_why_report(file: Path, key: Sequence[str], as_json: bool, stage: str | None = None) -> None:
-    """Print why a pipeline has no output yet. Raises ConfigError, and StartError if there is no durable state."""
+    """Print why a pipeline has no output yet.
+
+    Args:
+        file: The config.
+        key: Column values of a key, as `name=value`, on which to report as well.
+        as_json: Whether to print one JSON object instead of text.
+        stage: The stage to report on; None for all stages.
+
+    Raises ConfigError if the config is invalid, and StartError if the state is in memory or a name is unknown.
+    """
     from slackwater.state.store_access import create_store
 
     pipeline = toml.load(file)
@@ -61,12 +70,12 @@ def print_why_report(file: Path, key: Sequence[str], as_json: bool, stage: str |
 
 
 def format_report(w: WhyReport, file: str | None) -> Iterator[str]:
-    """Yield the lines of a report. `file`: the config; None for a pipeline defined in Python."""
+    """Yield the text lines of a `why` report. `file`: the config; None for a pipeline that is defined in Python."""
     published = "published" if w.is_published else "NOT YET PUBLISHED"
     running = (
-        f"{w.runner}; what it has read since the commit is not included"
+        f"{w.runner}; rows that it has read since the commit are not included"
         if w.runner
-        else f"none is running, so nothing changes; start it with: {start_text(file)}"
+        else f"none is running, so nothing changes; start one with: {start_text(file)}"
     )
     behind = "" if w.watermark_us is None else f", {format_age(w.now_us - w.watermark_us)} behind the clock"
     yield f"{w.pipeline}: epoch {w.epoch}, committed {format_iso(w.committed_us)}, {format_age(w.now_us - w.committed_us)} ago, {published}"
@@ -110,7 +119,7 @@ def format_report(w: WhyReport, file: str | None) -> Iterator[str]:
 
 
 def _clocks(w: WhyReport) -> list[ClockReport]:
-    """Return the clocks of all inputs. If there are several stages: only sources, and each distinct clock once."""
+    """Return the clocks to list: of all inputs for a single stage, else the distinct clocks of the sources."""
     if not w.stages:
         return list(w.clocks)
     return list(dict.fromkeys(c for s in w.stages for c in s.clocks if not c.of_stage))
@@ -120,7 +129,7 @@ def _open_lines(s: StageReport, head: str) -> Iterator[str]:
     if s.kept is not None and s.next:
         yield from _timer_lines(s, head)
     elif s.kept is not None:
-        yield f"{head}{s.kept}: nothing waits: rows are emitted in the epoch that reads them"
+        yield f"{head}{s.kept}: no row is waiting, because each row is emitted in the epoch that reads it"
     elif s.kind == "join":
         yield from _join_lines(s, head)
     else:
@@ -135,7 +144,7 @@ def _holder_text(w: StageReport, committed_us: int) -> str:
         text = "nothing: all sources are idle; the watermark does not move until one has an event"
         if w.idle_close_us is not None:
             quiet = min(c.quiet_us for c in w.clocks if c.partition is None and not c.of_stage)
-            text = f"nothing: all sources are idle; the watermark follows the clock after a silence of {format_age(w.idle_close_us)}, so far {format_age(quiet)}"
+            text = f"nothing: all sources are idle; the watermark follows the clock after {format_age(w.idle_close_us)} of silence, so far {format_age(quiet)}"
         return text
     since = (
         f"quiet for {format_age(h.quiet_us)}, since {format_iso(committed_us - h.quiet_us)}"
@@ -173,7 +182,7 @@ def _clock_row(c: ClockReport) -> list[str]:
 
 
 def _join_lines(w: StageReport, head: str) -> Iterator[str]:
-    """Yield lines about the rows that a join stores, when they expire, and when results are emitted."""
+    """Yield lines that say how many rows a join stores, when they expire, and when it emits results."""
     if head:
         yield f"{head}{plural(sum(s.rows for s in w.sides), 'row')} kept by the join"
     yield from align_rows(
@@ -197,7 +206,7 @@ def _join_lines(w: StageReport, head: str) -> Iterator[str]:
 
 
 def _timer_lines(w: StageReport, head: str) -> Iterator[str]:
-    """Yield lines about the timers of a keyed stage that are due next."""
+    """Yield lines that list the next timers of a keyed stage."""
     yield f"{head}{w.kept}; the next timers:"
     yield from align_rows(
         [
@@ -217,7 +226,7 @@ def _timer_lines(w: StageReport, head: str) -> Iterator[str]:
 
 
 def _key_timer_lines(w: StageReport, k: KeyReport, head: str, name: str) -> Iterator[str]:
-    """Yield lines about the timers of a key."""
+    """Yield lines that list the timers of one key."""
     yield f"{head}key {name}: {plural(len(k.open), 'timer') if k.open else 'no timer is set'}"
     for o in k.open:
         last = "" if o.last_us is None else f", last event {format_iso(o.last_us)}"
@@ -233,7 +242,7 @@ def _window_lines(w: StageReport, head: str) -> Iterator[str]:
     noun = "session" if w.kind == "session" else "window"
     keys_text = f" of {plural(w.open_keys, 'key')}" if w.open_keys is not None else ""
     if not w.next:
-        yield f"{head}no {noun} is open, so nothing is due"
+        yield f"{head}no {noun} is open"
         return
     yield f"{head}{plural(w.open_windows, f'open {noun}')}{keys_text}; the next to close:"
     keys = list(w.next[0].key or {})
@@ -274,12 +283,12 @@ def _key_lines(w: StageReport, k: KeyReport, head: str) -> Iterator[str]:
         )
         yield f"    closes at watermark {format_iso(o.closes_us)}; {behind}"
         if o.reason == "cap":
-            yield "    it is cut there, at max_session_duration; until then an earlier row may still move the cut"
+            yield "    the session is cut there, at max_session_duration; an earlier row can still move the cut"
         elif noun == "session":
-            yield "    while it is open, a row within the gap extends it"
+            yield "    until then, a row within the gap extends the session"
         yield f"    closes after {_closing_text(w, o)}"
     if k.floor_us is not None:
-        yield f"  floor {format_iso(k.floor_us)}: its last closed session ended there, and rows up to then are late"
+        yield f"  floor {format_iso(k.floor_us)}: the last closed session ended there, and rows up to this time are late"
     if k.late_before_us is not None:
         joins = " unless they join an open session" if noun == "session" else ""
         yield f"  rows before {format_iso(k.late_before_us)} are late{joins}"
@@ -288,7 +297,7 @@ def _key_lines(w: StageReport, k: KeyReport, head: str) -> Iterator[str]:
 
 
 def _history_lines(k: KeyReport, file: str | None) -> Iterator[str]:
-    """Yield lines about the late rows of a key and its last results."""
+    """Yield lines that list the late rows and the latest published results of one key."""
     if k.history is None:
         return
     if k.history.late:
@@ -305,10 +314,10 @@ def _history_lines(k: KeyReport, file: str | None) -> Iterator[str]:
                 f"    {_time(late.event_us)}{by}{missed}{applied}; {late.place or late.source}, epoch {late.epoch}"
             )
         if file is None:
-            yield "    with their content: key.history.late of this report"
+            yield "    for their content, see key.history.late of this report"
         else:
             names = shlex.quote(",".join(f"{n}={_key_value_text(v)}" for n, v in k.key.items()))
-            yield visible(f"    with their content: slackwater dlq show {file} --reason late --key {names}")
+            yield visible(f"    for their content, run: slackwater dlq show {file} --reason late --key {names}")
     elif k.history.late_problem is not None:
         yield f"  late rows are unknown: {k.history.late_problem}"
     else:
@@ -336,7 +345,7 @@ def _result_lines(results: PublishedResults, several: bool) -> Iterator[str]:
 
 
 def _closing_text(w: StageReport, o: OpenWindow) -> str:
-    """Describe the events that would close a window. Sources that need the same event time are listed together."""
+    """Describe which events would close a window. Sources that need the same event time are listed together."""
     parts = list[str]()
     for choice in dict.fromkeys(n.choice for n in o.needs):
         events = [n for n in o.needs if n.choice == choice]

@@ -184,7 +184,7 @@ def test_check_and_explain_describe_both_stages(tmp_path: Path, capsys: pytest.C
     path.write_text(config("left"))
     check.check_file(path)
     assert (
-        'ok — left outer join of "orders" and "payments" on 1 key, then tumbling window over what it emits, 1 aggregation'
+        'ok — left outer join of "orders" and "payments" on 1 key, then tumbling window over its results, 1 aggregation'
         in (capsys.readouterr().out)
     )
     check.explain_file(path)

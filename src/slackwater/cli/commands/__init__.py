@@ -18,14 +18,14 @@ AllowHost = Annotated[
     typer.Option(
         "--allow-host",
         metavar="NAME",
-        help="A host name that clients may use for this server, besides localhost and IP addresses.",
+        help="A host name that clients may use, in addition to localhost and IP addresses; may be repeated.",
     ),
 ]
-File = Annotated[Path, typer.Argument(metavar="FILE", help="The pipeline as TOML.")]
+File = Annotated[Path, typer.Argument(metavar="FILE", help="The TOML file of the pipeline.")]
 
 
 def parse_amount(text: str | float) -> float:
-    """Parse a number from 0 to MOST_ROWS. Raises BadParameter, which names the option, for any other text."""
+    """Parse a number from 0 to MOST_ROWS. Raises typer.BadParameter for any other text."""
     try:
         value = float(text)
     except (ValueError, OverflowError):

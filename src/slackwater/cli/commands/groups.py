@@ -1,4 +1,4 @@
-"""The command groups `state`, `dlq` and `outbox`. Their implementations are in other modules.
+"""The command groups `state`, `dlq` and `outbox`, which are implemented in other modules.
 
 The argument WHERE is the pipeline's TOML file, a state directory, or a database URL.
 """
@@ -24,7 +24,9 @@ Key = Annotated[
 ]
 Epoch = Annotated[
     int | None,
-    typer.Option("--at", min=-1, max=MOST_EPOCHS, metavar="EPOCH", help="Read an earlier commit that is kept."),
+    typer.Option(
+        "--at", min=-1, max=MOST_EPOCHS, metavar="EPOCH", help="Use this earlier commit instead of the latest."
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per line, with times in ISO 8601.")]
 
@@ -112,7 +114,7 @@ def sizes(
 
 @state.command("history")
 def history(where: Where, pipeline: Name = None, schema: Schema = "public", as_json: Json = False) -> None:
-    """List the stored commits, with numbers of input, late, bad and emitted rows and of open windows, and the size."""
+    """List the kept commits, each with its row counts, its number of open windows, and its size."""
     from slackwater.cli.state_maintenance import show_history
 
     show_history(where, pipeline, schema, as_json)
@@ -141,14 +143,11 @@ def migrate(where: Where, pipeline: Name = None, schema: Schema = "public", dry_
 def fork(
     where: Where,
     name: Annotated[
-        str, typer.Argument(metavar="NEW_NAME", help="The name of the pipeline that continues with the copy.")
+        str, typer.Argument(metavar="NEW_NAME", help="The name of the new pipeline, which continues from the copy.")
     ],
     pipeline: Name = None,
     schema: Schema = "public",
-    epoch: Annotated[
-        int | None,
-        typer.Option("--at", min=-1, max=MOST_EPOCHS, metavar="EPOCH", help="Copy an earlier commit that is kept."),
-    ] = None,
+    epoch: Epoch = None,
 ) -> None:
     """Copy a state for another pipeline, even while a runner is active."""
     from slackwater.cli.state_maintenance import fork_state
@@ -180,7 +179,7 @@ def reset(
 def export(
     where: Where,
     out: Annotated[
-        str, typer.Argument(metavar="OUT", help="A file: .parquet, .csv, .json or .jsonl (a row per line).")
+        str, typer.Argument(metavar="OUT", help="The file to write: .parquet, .csv, .json or .jsonl (a row per line).")
     ],
     condition: Annotated[
         str | None,
@@ -203,7 +202,7 @@ def export(
 # -- dlq -----------------------------------------------------------------------------------------------------------------
 
 
-dlq = typer.Typer(help="Show the dead letters of a config, and apply them.", no_args_is_help=True)
+dlq = typer.Typer(help="Show and replay the dead letters of a pipeline.", no_args_is_help=True)
 
 
 @dlq.command("list")
@@ -245,7 +244,7 @@ def dlq_replay(
     limit: Annotated[
         int | None,
         typer.Option(
-            "--limit", "-n", min=1, max=MOST_ROWS, help="Apply at most this many, those with the fewest tries first."
+            "--limit", "-n", min=1, max=MOST_ROWS, help="The maximum number to apply; the fewest tries come first."
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only report what would happen.")] = False,
@@ -259,7 +258,7 @@ def dlq_replay(
 # -- outbox --------------------------------------------------------------------------------------------------------------
 
 
-outbox = typer.Typer(help="Show an epoch that is committed but not published; retry or skip it.", no_args_is_help=True)
+outbox = typer.Typer(help="Show, retry or skip an epoch that is committed but not published.", no_args_is_help=True)
 PendingEpoch = Annotated[
     int, typer.Argument(metavar="EPOCH", min=0, max=MOST_EPOCHS, help="The epoch that outbox show prints.")
 ]
@@ -272,7 +271,7 @@ def outbox_show(
         int, typer.Option("--limit", "-n", min=1, max=MOST_ROWS, help="The number of rows to print.")
     ] = 10,
 ) -> None:
-    """Show the epoch that is waiting to be published, with its rows. Takes no lock."""
+    """Show the epoch that waits to be published, with its rows, without taking a lock."""
     from slackwater.cli.dlq import show_pending_epoch
 
     show_pending_epoch(file, limit)
@@ -293,7 +292,7 @@ def outbox_skip(
     to: Annotated[
         Path | None,
         typer.Option(
-            "--to", metavar="DIR", help="Keep its rows in Parquet files in this directory instead of the dead letters."
+            "--to", metavar="DIR", help="Store the rows as Parquet files in this directory, not as dead letters."
         ),
     ] = None,
 ) -> None:
@@ -305,7 +304,7 @@ def outbox_skip(
 
 @outbox.command("set-aside", hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def outbox_set_aside() -> None:
-    """The former name of `skip`. It only reports the new name."""
+    """Raise an error that says that the command is now called `outbox skip`."""
     from slackwater.errors import StartError, Topic
 
-    raise StartError("outbox set-aside is now called outbox skip", Topic.VALUE)
+    raise StartError("outbox set-aside is now called outbox skip; use the new name", Topic.VALUE)

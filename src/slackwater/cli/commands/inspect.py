@@ -20,7 +20,7 @@ def show(
             "-n",
             min=1,
             max=MOST_ROWS,
-            help="The number of rows to print, from the newest windows; 20 by default, all with --sql.",
+            help="The maximum number of rows to print; by default the newest 20, or all with --sql.",
         ),
     ] = None,
     follow: Annotated[
@@ -32,7 +32,7 @@ def show(
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV with a header, with times in ISO 8601.")] = False,
     where: Annotated[
         str | None,
-        typer.Option(metavar="CONDITION", help="Select only rows that match this SQL condition, out of all rows."),
+        typer.Option(metavar="CONDITION", help="Print only rows that match this SQL condition."),
     ] = None,
     columns: Annotated[
         list[str] | None,
@@ -57,7 +57,7 @@ def why(
         list[str] | None,
         typer.Option(
             metavar="K=V,…",
-            help="Also report on this key, its late rows and last results; a name without a value stands for NULL.",
+            help="Also report on this key, its late rows and last results; a name without a value means NULL.",
         ),
     ] = None,
     stage: Annotated[
@@ -90,7 +90,7 @@ def ui(
         list[str],
         typer.Argument(
             metavar="FILE…",
-            help="TOML files of pipelines; or a state directory or postgresql://… for all pipelines in it.",
+            help="TOML files of pipelines; or a state directory or database URL, for all pipelines in it.",
         ),
     ],
     schema: Schema = "public",
@@ -107,7 +107,7 @@ def ui(
         Path | None, typer.Option(metavar="PAGE.html", help="Write the page to one file instead of serving it.")
     ] = None,
 ) -> None:
-    """Serve a page about pipelines, running or not: what holds back the watermark, what closes next, where rows went."""
+    """Serve a web page about pipelines: what holds back the watermark, what closes next, where each row went."""
     from slackwater.cli.serve import serve_or_save_page
 
     serve_or_save_page(places, host, port, allow_host or [], token, save, schema)
@@ -117,7 +117,7 @@ def diff(
     a: Annotated[
         str,
         typer.Argument(
-            metavar="A", help="Files, a Delta table, postgresql://…#table, a TOML file, FILE.toml#target, state:WHERE."
+            metavar="A", help="Files, a Delta table, postgresql://…#table, FILE.toml, FILE.toml#target or state:WHERE."
         ),
     ],
     b: Annotated[str, typer.Argument(metavar="B", help="The other side of the comparison, in one of the same forms.")],
@@ -134,7 +134,7 @@ def diff(
         ),
     ] = 0.0,
     limit: Annotated[
-        int, typer.Option("--limit", "-n", min=0, max=MOST_ROWS, help="The number of examples of each kind.")
+        int, typer.Option("--limit", "-n", min=0, max=MOST_ROWS, help="The maximum number of examples of each kind.")
     ] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, with times in ISO 8601.")] = False,
 ) -> None:
