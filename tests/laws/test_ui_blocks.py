@@ -410,7 +410,7 @@ def test_a_state_without_rows_has_a_page(tmp_path: Path) -> None:
     assert seen.closing is not None and seen.closing.bins == ()
     content = pages.render_page(seen, PageLocation(""))
     assert b"There is no watermark yet" in content
-    assert b"Nothing is open" in content
+    assert b"No window is open" in content
 
 
 def test_bins_are_few_and_hold_all() -> None:

@@ -119,7 +119,7 @@ def test_each_displayed_class_has_a_picture() -> None:
     for cls in (sw.Pipeline, sw.Plan, sw.WhyReport, sw.StateView, sw.Handle):
         assert issubclass(cls, NotebookRepr)
         assert notebook._render.dispatch(cls) is not notebook._render.dispatch(object)
-    with pytest.raises(TypeError, match="no picture of a NotebookRepr"):
+    with pytest.raises(TypeError, match="a NotebookRepr cannot be rendered as HTML"):
         NotebookRepr()._repr_html_()
     assert open_page_source  # these states are those of the tests of the page
 

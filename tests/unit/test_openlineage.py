@@ -280,7 +280,7 @@ def test_an_unreachable_backend_does_not_stop_a_run(
     assert failed.wait(60)
     observer.on_end(None)
     assert log_lines[1:] == [
-        "warning: sending lineage events (http) failed: Connection refused; the pipeline continues without it; this is reported only once"
+        "warning: sending lineage events (http) failed: Connection refused; the pipeline continues without lineage; this is reported only once"
     ]
     assert not [r for r in caplog.records if r.name.startswith(("urllib3", "openlineage"))]
 

@@ -175,7 +175,7 @@ def test_an_unreachable_collector_does_not_stop_a_run(
     observer.on_end(None)
     assert log_lines[1:] == [
         "warning: exporting metrics to http://user:***@127.0.0.1:9/v1/metrics failed: Connection refused; "
-        "the pipeline continues without it; this is reported only once"
+        "the pipeline continues without exported metrics; this is reported only once"
     ]
     assert not caplog.records
 
@@ -207,7 +207,7 @@ def test_a_failing_collector_is_reported_once_and_again_when_it_works(
     observer.on_end(None)
     action = f"exporting metrics to http://127.0.0.1:{receiver.server_port}/v1/metrics"
     assert log_lines[1:] == [
-        f"warning: {action} failed: HTTP 400 Bad Request; the pipeline continues without it; this is reported only once",
+        f"warning: {action} failed: HTTP 400 Bad Request; the pipeline continues without exported metrics; this is reported only once",
         f"info: {action} works again",
     ]
 

@@ -118,7 +118,7 @@ BOMBS = {
 def test_an_invalid_condition_is_refused_in_one_line(served: HttpServer, bomb: str) -> None:
     status, answer = scan_where(served, BOMBS[bomb])
     assert status in ((400, 414) if len(quote(BOMBS[bomb])) > 8000 else (400,))
-    pattern = r"(where: |the path with its query is longer|not a valid HTTP request, or one of more)[^\n]+"
+    pattern = r"(where: |the path with its query is longer|the request is not valid HTTP, or its headers)[^\n]+"
     assert re.fullmatch(pattern, answer["error"]), answer
     assert scan_where(served, "n = 1") == (200, get(served, "/scan")[1]), "and the next question is answered"
 

@@ -299,8 +299,8 @@ def test_a_run_of_one_batch_has_a_rate(file: Path) -> None:
     block, text = rendered_pace(*batch)
     assert (block.rows, block.over_us, block.rows_per_s) == (6000, 2_000_000, 3000)
     assert text == (
-        "3,000 rows per second arrived over the kept commits: 6,000 in 2 s; epochs took 100.0 % of the time. "
-        "While an epoch runs, it reads 3,000 rows per second."
+        "3,000 rows per second were read over the kept commits: 6,000 in 2 s; epochs were in progress 100.0 % of the time. "
+        "While an epoch is in progress, it reads 3,000 rows per second."
     )
     assert rendered_pace(batch[0])[0].rows_per_s == 4000, "of one commit, too, if it is the first"
     # only the last commits are kept; no rows came between them, so there is no rate
@@ -308,11 +308,12 @@ def test_a_run_of_one_batch_has_a_rate(file: Path) -> None:
     block, text = rendered_pace(*later)
     assert (block.rows, block.rows_per_s) == (0, None)
     assert text == (
-        "No rows were read since epoch 7 was committed, 3 s before the last one. While an epoch runs, it reads 2,000 rows per second."
+        "No rows were read in the 3 s between the commit of epoch 7 and the latest commit. "
+        "While an epoch is in progress, it reads 2,000 rows per second."
     )
     block, text = rendered_pace(later[1])
     assert block.over_us is None
-    assert text.startswith("A rate needs two kept commits, and there is one. While an epoch runs")
+    assert text.startswith("A rate needs two kept commits, but only one exists. While an epoch is in progress")
 
 
 def test_the_throughput_block_shows_planning(file: Path) -> None:

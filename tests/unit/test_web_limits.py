@@ -15,9 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.case_selection import select_cases
 
-from slackwater.web.connection_limits import StreamSlot, StreamSlots
 from slackwater.web.request_guard import client_network, is_host_allowed
-from slackwater.web.server import start_server
+from slackwater.web.server import StreamSlot, StreamSlots, start_server
 
 NAMES = {"localhost", "state.example"}
 SPELLINGS = ("localhost", "LocalHost", "localhost.", "state.example", "127.0.0.1", "10.0.0.7", "[::1]", "[2001:db8::1]")

@@ -26,7 +26,7 @@ def _log(level: str, line: str) -> None:
 
 
 def open_telemetry(notice: Notice = _log) -> Observer:
-    """Return an observer that sends metrics by OTLP over HTTP, configured by the OpenTelemetry SDK's variables.
+    """Return an observer that sends metrics by OTLP over HTTP. The variables of OpenTelemetry's SDK configure it.
 
     Raises StartError if the library is not installed or its configuration is invalid.
     """
@@ -35,7 +35,7 @@ def open_telemetry(notice: Notice = _log) -> Observer:
 
 
 def open_lineage(notice: Notice = _log) -> Observer:
-    """Return an observer that sends OpenLineage events by the transport that the client's configuration selects.
+    """Return an observer that sends OpenLineage events. The configuration of OpenLineage's client selects the transport.
 
     Raises StartError if the library is not installed or its configuration is invalid.
     """
@@ -44,7 +44,10 @@ def open_lineage(notice: Notice = _log) -> Observer:
 
 
 def _module(name: str, extra: str, library: str) -> Any:
-    """Import a module that needs an optional library. `extra`: the name of its extra and of the option."""
+    """Import a module of this package. Raises StartError if its optional library is not installed.
+
+    `extra`: the name of the extra and of the command-line option. `library`: the name of the library for the message.
+    """
     try:
         return import_module(f"slackwater.observe.{name}")
     except ModuleNotFoundError as error:

@@ -49,7 +49,7 @@ from slackwater.secrets import mask_secrets, remember_secret, remember_url
 PRODUCER = f"urn:slackwater:{version('slackwater')}"
 PAUSE_SECONDS = 1.0  # between two events of a run
 LAST_SECONDS = 5.0  # time limit for the last events
-AWAY_SECONDS = 0.2  # the time limit if the latest attempt failed
+AWAY_SECONDS = 0.2  # time limit for the last events if the latest attempt failed
 _LOGGERS = ("urllib3.connectionpool", "openlineage.client.transport.http")
 _NAMESPACE = "OPENLINEAGE_NAMESPACE"
 
@@ -69,7 +69,7 @@ class CommitsRunFacet(RunFacet):
 
 @dataclass
 class _Commits:
-    """The sum of commits that have not been sent yet."""
+    """The sum of the commits that no event contains yet. `read` is by source, and `written` is by target."""
 
     first: int
     last: int
@@ -93,7 +93,7 @@ class OpenLineage(Observer):
     def __init__(self, notice: Callable[[str, str], None]) -> None:
         self._client = _client()
         self._outage = OutageReporter(
-            notice, f"sending lineage events ({self._client.transport.kind})", "the pipeline continues without it"
+            notice, f"sending lineage events ({self._client.transport.kind})", "the pipeline continues without lineage"
         )
         self._run = event_v2.Run(str(uuids.generate_new_uuid()))
         self._namespace = os.environ.get(_NAMESPACE) or "slackwater"
@@ -116,7 +116,7 @@ class OpenLineage(Observer):
             logging.getLogger(name).addFilter(self._is_from_other_thread)
 
     def _is_from_other_thread(self, record: logging.LogRecord) -> bool:
-        """Filter out log lines of the HTTP client in the sending thread, since failures are reported once."""
+        """Return False for log records of the sending thread, because `_outage` already reports its failures."""
         return record.thread != self._thread.ident
 
     def on_schema(self, columns: RunSchema) -> None:
@@ -208,7 +208,7 @@ class OpenLineage(Observer):
             datasets = source_datasets(self._pipeline, source)
             facets = _schema(self._columns.sources.get(source.name, ()))
             statistics: dict[str, Any] = {}
-            if commits is not None and len(datasets) == 1:  # if there are several topics, only the sum is known
+            if commits is not None and len(datasets) == 1:  # for several topics, only the sum is known
                 rows = commits.read.get(source.name, 0)
                 statistics["inputStatistics"] = input_statistics_input_dataset.InputStatisticsInputDatasetFacet(
                     rowCount=rows, producer=PRODUCER
@@ -251,7 +251,7 @@ def _schema(fields: Sequence[Field]) -> dict[str, Any]:
 
 
 def _client() -> OpenLineageClient:
-    """Create a client with OpenLineage's own configuration. Raises StartError if it is invalid or incomplete."""
+    """Create a client from OpenLineage's own configuration. Raises StartError if that is invalid or incomplete."""
     _remember_keys()
     log = logging.getLogger("openlineage.client.client")
     log.addFilter(_not_the_console)

@@ -32,7 +32,7 @@ from slackwater.observe.outage_reporter import OutageReporter
 from slackwater.secrets import mask_secrets, remember_secret, remember_url
 
 LAST_SECONDS = 3.0  # time limit for the last export
-AWAY_SECONDS = 0.2  # the time limit if the latest attempt failed
+AWAY_SECONDS = 0.2  # time limit for the last export if the latest attempt failed
 _INTERVAL = "OTEL_METRIC_EXPORT_INTERVAL"
 _LOGGER = "opentelemetry.exporter.otlp.proto.http.metric_exporter"
 
@@ -44,9 +44,8 @@ class OpenTelemetry(Observer):
         seconds = _interval()
         _remember_headers()
         self._exporter = exporter = _Exporter(notice)
-        self._reader = PeriodicExportingMetricReader(
-            exporter, math.inf
-        )  # infinite, since the reader's thread would be started in every fork
+        # an infinite interval starts no thread; the reader would start its thread again in every forked process
+        self._reader = PeriodicExportingMetricReader(exporter, math.inf)
         resource = Resource.create()
         attributes = {"service.version": version("slackwater")}
         if str(resource.attributes.get("service.name", "")).startswith("unknown_service"):
@@ -120,7 +119,7 @@ class OpenTelemetry(Observer):
 
 
 class _Exporter(OTLPMetricExporter):
-    """An OTLP exporter that reports failures once; the SDK's exporter logs several lines for each attempt."""
+    """An OTLP exporter that reports only the first failure. The SDK's exporter logs several lines for each attempt."""
 
     def __init__(self, notice: Callable[[str, str], None]) -> None:
         self._why: object = ""
@@ -128,12 +127,12 @@ class _Exporter(OTLPMetricExporter):
         remember_url(self._endpoint)
         self.endpoint = self._endpoint
         self.outage = OutageReporter(
-            notice, f"exporting metrics to {self.endpoint}", "the pipeline continues without it"
+            notice, f"exporting metrics to {self.endpoint}", "the pipeline continues without exported metrics"
         )
         logging.getLogger(_LOGGER).addFilter(_capture_failures)
 
     def on_log_record(self, record: logging.LogRecord) -> None:
-        """Extract the reason of a failure from a log line. The SDK logs such a line at the first of several attempts."""
+        """Extract the reason of a failure from a log record of the SDK, and report the failure at the first attempt."""
         arguments = record.args if isinstance(record.args, tuple) else ()
         errors = [a for a in arguments if isinstance(a, BaseException)]
         if errors or record.msg.startswith("Transient"):
@@ -164,13 +163,13 @@ class _Exporter(OTLPMetricExporter):
         """Do nothing, since `quit` has already shut down the exporter."""
 
 
-_exporting = threading.local()  # `by`: the exporter to which log lines of this thread belong
+_exporting = threading.local()  # `by`: the exporter that is exporting in the current thread
 
 
 def _capture_failures(record: logging.LogRecord) -> bool:
-    """Filter the log of the SDK's exporter.
+    """Pass a record of the SDK's log to the exporter of the current thread, and return False to keep it out of the log.
 
-    Lines about an exporter of Slackwater are passed to that exporter instead of the log. Other lines are logged.
+    Return True if the record does not concern an exporter of Slackwater.
     """
     exporter: _Exporter | None = getattr(_exporting, "by", None)
     if exporter is None:
@@ -180,7 +179,7 @@ def _capture_failures(record: logging.LogRecord) -> bool:
 
 
 def _interval() -> float:
-    """Return the seconds between two exports. Raises StartError if OTEL_METRIC_EXPORT_INTERVAL is invalid."""
+    """Return the interval between exports in seconds. Raises StartError if OTEL_METRIC_EXPORT_INTERVAL is invalid."""
     text = os.environ.get(_INTERVAL, "60000")
     try:
         milliseconds = float(text)
@@ -195,7 +194,7 @@ def _interval() -> float:
 
 
 def _remember_headers() -> None:
-    """Register the values of OTLP headers as secrets, since they are tokens."""
+    """Register the values of OTLP headers as secrets, because they may be tokens."""
     for name in ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_METRICS_HEADERS"):
         for pair in os.environ.get(name, "").split(","):
             value = pair.partition("=")[2].strip()

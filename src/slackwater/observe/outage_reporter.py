@@ -8,12 +8,12 @@ from slackwater.secrets import mask_secrets
 
 
 class OutageReporter:
-    """Reports an outage: one warning at the first failure, and one notice when the system works again.
+    """Reports an outage of an external system: a warning at the first failure, and a notice when the system works again.
 
     Args:
         notice: Called with the level and the text of each message.
-        activity: The noun phrase for what fails, with which each message begins.
-        consequence: What the failure means for the run, as a part of the warning.
+        activity: A noun phrase for the action that fails. Each message begins with it.
+        consequence: A clause for the warning that says what the failure means for the run.
     """
 
     def __init__(self, notice: Callable[[str, str], None], activity: str, consequence: str) -> None:
@@ -39,7 +39,7 @@ class OutageReporter:
 
 
 def error_reason(error: object, depth: int = 8) -> str:
-    """Return the first line of the innermost error, since HTTP libraries wrap a system's errors several times.
+    """Return the first line of the innermost error. HTTP libraries wrap the errors of the system several times.
 
     At most `depth` levels are unwrapped.
     """

@@ -1,6 +1,6 @@
-"""HTML of pipelines, plans, `why` reports, states and runs for notebooks, with the same drawings as the web page.
+"""Renders pipelines, plans, `why` reports, states and runs as HTML for notebooks, with the drawings of the web page.
 
-If the state cannot be read, the error is shown instead of the value, so that displaying a value does not fail.
+If a state cannot be read, its HTML shows the error, so that displaying the value does not fail.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from slackwater.ui.svg import element
 from slackwater.watermark import NO_WATERMARK
 
 MOST = 20  # maximum number of windows drawn and listed
-SCAN_S = 3.0  # time limit of the scan for these windows
+SCAN_S = 3.0  # time limit of the scan for windows, in seconds
 _EPOCH = dt.datetime(1970, 1, 1)
 
 
@@ -41,7 +41,7 @@ def to_html(value: object) -> str:
 
 @cache
 def drawing_styles() -> str:
-    """Return those rules of the web page's stylesheet that drawings need."""
+    """Return the rules of the web page's stylesheet that drawings need."""
     css = read_static_file("ui.css").decode()
     return css[: css.index("* {")] + css[css.index(".plot {") : css.index(".marks {")]
 
@@ -61,7 +61,7 @@ def _styles() -> str:
 
 @singledispatch
 def _render(value: object) -> Markup:
-    raise TypeError(f"no picture of a {type(value).__name__}")
+    raise TypeError(f"a {type(value).__name__} cannot be rendered as HTML")
 
 
 @_render.register
@@ -175,7 +175,7 @@ def _state(view: StateView) -> Markup:
         _heading(commit.pipeline),
         *_lines(summary, more),
         draw_sessions(bars, mark),
-        _table([*shown, "is", "closes at watermark"], listing),
+        _table([*shown, "status", "closes at watermark"], listing),
     )
 
 

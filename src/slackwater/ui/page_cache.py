@@ -23,18 +23,21 @@ from slackwater.ui.page_model import NoCommitError, PageModel, PageSource, load_
 
 Blocks = Callable[["PageCache"], Mapping[str, bytes]]
 
-LOOK_S = 0.5  # between checks for a new commit
-RUNNER_S = 3.0  # between checks for a runner
-PAUSE = 40  # the pause as a multiple of the cost of a model, so that a page uses a fortieth of a core
-LONGEST_S = 30.0
-SHOW_S = 0.0005  # the cost of sending the changed blocks to one viewer
-WATCHED_S = 20.0  # how long a pipeline counts as watched after a request
+LOOK_S = 0.5  # seconds between checks for a new commit
+RUNNER_S = 3.0  # seconds between checks for a runner
+PAUSE = 40  # pause after a model, as a multiple of its CPU time: a page uses at most 1/40 of a core
+LONGEST_S = 30.0  # longest pause between checks
+SHOW_S = 0.0005  # CPU seconds for sending the changed blocks to one viewer
+WATCHED_S = 20.0  # seconds for which a pipeline counts as watched after a request
 
 
 class PageCache:
-    """The latest page model of one pipeline, or of one of its stages. At most one of `model` and `problem` is set.
+    """The latest page model of a pipeline or of one of its stages. At most one of `model` and `problem` is set.
 
-    `blocks`: a function that renders the model or the problem for viewers that follow the commits.
+    Args:
+        watched: The pipeline.
+        blocks: Renders the model or the problem of this cache as HTML blocks.
+        stage: The name of the stage; None for the whole pipeline.
     """
 
     def __init__(self, watched: PageSource, blocks: Blocks, stage: str | None = None) -> None:
@@ -95,10 +98,10 @@ class PageCache:
             self._next = time.monotonic() + min(max(LOOK_S, PAUSE * cost_s), LONGEST_S)
 
     def _has_changed(self, now: float) -> bool:
-        """Return whether the model must be rebuilt.
+        """Return whether the model must be rebuilt at the time `now` (seconds of the monotonic clock).
 
-        This is so if the commit, the runner or the latest run has changed, if the model's epoch was not published yet,
-        or if there is no model. `now`: seconds of the monotonic clock.
+        It must be rebuilt if it does not exist, if the commit, the runner or the latest run has changed, or if its epoch
+        was not published yet.
         """
         if now >= self._next_runner:
             self._runner, self._next_runner = self.watched.store.runner(), now + RUNNER_S
@@ -126,7 +129,7 @@ class PageCache:
         return self._update
 
     def get_content(self, name: str, make: Callable[[PageModel], bytes]) -> tuple[str, bytes] | None:
-        """Return the tag of the model and the content called `name`, which `make` renders from the model once per tag.
+        """Return the tag of the model and the content `name`, which `make` renders once per model.
 
         Return None while there is a `problem`.
         """
@@ -189,7 +192,10 @@ class PageUpdate:
 
 
 def build_update(tag: str, blocks: Mapping[str, bytes], before: PageUpdate | None) -> PageUpdate:
-    """Build the update to a new tag. Viewers that have the update `before` receive only the changed blocks."""
+    """Build the server-sent events for a new model.
+
+    `tag`: the tag of the model. `blocks`: the HTML of each block. `before`: the previous update, if there is one.
+    """
     short = b"event: commit\nid: %s\ndata: %s\n\n" % (tag.encode(), tag.encode())
     events = {name: _event(name, content) for name, content in blocks.items()}
     previous = {} if before is None else before.blocks
@@ -201,13 +207,13 @@ def build_update(tag: str, blocks: Mapping[str, bytes], before: PageUpdate | Non
 
 
 def _event(name: str, content: bytes) -> bytes:
-    """Format a server-sent event. CR also ends a line, so a CR in a key is written as a character reference."""
+    """Format a server-sent event. CR would end a line, so a CR in a key becomes a character reference."""
     lines = content.replace(b"\r", b"&#13;").split(b"\n")
     return b"event: %s\n" % name.encode() + b"".join(b"data: %s\n" % line for line in lines) + b"\n"
 
 
 class ViewerNotifier:
-    """Wakes viewers, which wait in event loops, from any thread. Notifications without listeners are dropped."""
+    """Wakes viewers that wait in event loops. `notify` can be called from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -233,7 +239,7 @@ class ViewerNotifier:
             for loop, events in self._listeners.items():
                 try:
                     loop.call_soon_threadsafe(_set_all, tuple(events))
-                except RuntimeError:  # the loop is closed, so nobody is waiting in it
+                except RuntimeError:  # the loop is closed, so no viewer is waiting in it
                     continue
 
 

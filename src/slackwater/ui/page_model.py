@@ -13,7 +13,7 @@ from slackwater.core.humanize import format_time
 from slackwater.core.lateness_histogram import NOTHING, LatenessStats, format_lateness_advice
 from slackwater.errors import SlackwaterError, StateError, Topic
 from slackwater.maintenance.sizes import list_kept_commits
-from slackwater.query import locate_state as staged
+from slackwater.query import locate_state
 from slackwater.query.key_history import add_key_history
 from slackwater.query.pipeline_from_state import rebuild_pipeline
 from slackwater.query.state_inspection import Texts
@@ -38,25 +38,29 @@ class NoCommitError(StateError):
     """Raised when the state does not have a commit yet, which is not a failure."""
 
 
-WhyRenderer = Callable[[WhyReport, str], Iterable[str]]  # renders a report of `why` about a config file as lines
+WhyRenderer = Callable[[WhyReport, str], Iterable[str]]  # formats a `why` report about a config file as lines
 
 
 @dataclass(frozen=True)
 class PageSource:
-    """A pipeline that has a page: its config, the config file, and its state store.
+    """A pipeline that has a page.
 
-    If `is_described`, there is no config file: each commit describes its pipeline, and `file` is a placeholder.
+    Args:
+        file: The config file, for commands that the page suggests.
+        render_why: Formats a `why` report.
+        poller: Polls the sources for their backlogs.
+        is_described: Whether the config is unknown. Then `pipeline` comes from the state, and `file` is a placeholder.
     """
 
     pipeline: Pipeline
     file: str
     store: StateStore
     render_why: WhyRenderer
-    asker: BacklogPoller = field(default_factory=BacklogPoller)
+    poller: BacklogPoller = field(default_factory=BacklogPoller)
     is_described: bool = False
 
     def pipeline_at(self, commit: Commit) -> Pipeline:
-        """Return the pipeline from the config or, if there is none, as the commit describes it.
+        """Return the pipeline as the config or, if the config is unknown, the commit describes it.
 
         Raises StateError if the commit does not describe its pipeline.
         """
@@ -96,9 +100,13 @@ class PageModel:
 
 
 def load_model(watched: PageSource, now_us: int, epoch: int | None = None, stage: str | None = None) -> PageModel:
-    """Build the model of a commit, by default the latest, for the whole pipeline or for one of several stages.
+    """Build the page model of a commit.
 
-    `now_us`: the current time (µs since 1970, UTC).
+    Args:
+        watched: The pipeline.
+        now_us: The current time (µs since 1970, UTC).
+        epoch: The epoch of the commit; None for the latest.
+        stage: The name of a stage; None for the whole pipeline.
 
     Raises StateError if the commit is missing or damaged, or if the config does not match it. Raises StartError for an
     unknown stage.
@@ -118,14 +126,14 @@ def _missing_commit_error(watched: PageSource) -> StateError:
         return StateError(f"{watched.pipeline.name}: there is no state yet; {line}", Topic.NO_STATE)
     begins = f"the first epoch creates it: slackwater run {watched.file}"
     if runner is not None:
-        begins = f"{runner} works on the first epoch, and this page shows it once it is committed"
+        begins = f"{runner} is working on the first epoch; this page shows it as soon as it is committed"
     return NoCommitError(f"{watched.pipeline.name}: there is no state yet; {begins}")
 
 
 def load_models(watched: PageSource, now_us: int) -> tuple[PageModel, list[PageModel]]:
-    """Build the models of the latest commit: for the whole pipeline and, if it has several stages, for each of them.
+    """Build the page models of the latest commit: one for the whole pipeline, and one per stage if it has several.
 
-    Raises the same errors as `load_model`.
+    Raises StateError if the commit is missing or damaged, or if the config does not match it.
     """
     with open_snapshot(watched) as snapshot:
         common = list_kept_commits(watched.store), watched.store.runner(), now_us
@@ -143,7 +151,7 @@ def _build_model(
     stage: str | None = None,
     recorded_runs: Sequence[Run] | None = None,
 ) -> PageModel:
-    """Build the model of a snapshot, for the whole pipeline or for one stage.
+    """Build the page model of a snapshot, for the whole pipeline or for one stage.
 
     `recorded_runs`: the runs of the pipeline; None for a stage or an earlier commit.
     """
@@ -155,14 +163,16 @@ def _build_model(
     summaries = build_stages(commit, pipeline_report)
     report, shown_stages = pipeline_report, summaries
     if stage is not None and pipeline_report.stages:
-        index = staged.find_stage_index(commit, stage, "stage")
+        index = locate_state.find_stage_index(commit, stage, "stage")
         report = replace(
             pipeline_report, **vars(next(s for s in pipeline_report.stages if s.stage == stage)), stages=()
         )
         shown_stages = tuple(s for s in summaries if s.name == stage)
-        snapshot = staged.narrow_snapshot(snapshot, index)
+        snapshot = locate_state.narrow_snapshot(snapshot, index)
         names = [[s.name for s in m.stages] for m in history]
-        history = [staged.narrow_commit(m, n.index(stage)) for m, n in zip(history, names, strict=True) if stage in n]
+        history = [
+            locate_state.narrow_commit(m, n.index(stage)) for m, n in zip(history, names, strict=True) if stage in n
+        ]
     else:
         stage = None
     closing_of, joined_of = _last_stage(shown_stages, KINDS_OF_WINDOW), _last_stage(shown_stages, ("join",))
@@ -175,7 +185,7 @@ def _build_model(
         counted,
         None if closing_of is None else build_closes(_stage_snapshot(snapshot, closing_of)),
         build_growth(history),
-        None if stage is not None else build_throughput(history, watched.asker.poll(pipeline, snapshot), now_us),
+        None if stage is not None else build_throughput(history, watched.poller.poll(pipeline, snapshot), now_us),
         None
         if joined_of is None
         else build_buffers(_stage_snapshot(snapshot, joined_of), _join_sources(pipeline_report, joined_of.name)),
@@ -194,7 +204,7 @@ def _last_stage(summaries: Sequence[StageSummary], kinds: Container[str]) -> Sta
 
 
 def _stage_snapshot(snapshot: Snapshot, stage: StageSummary) -> Snapshot:
-    return staged.narrow_snapshot(snapshot, staged.find_stage_index(snapshot.commit, stage.name))
+    return locate_state.narrow_snapshot(snapshot, locate_state.find_stage_index(snapshot.commit, stage.name))
 
 
 def _join_sources(report: WhyReport, stage: str) -> list[str]:
@@ -203,9 +213,9 @@ def _join_sources(report: WhyReport, stage: str) -> list[str]:
 
 
 def _lateness(report: WhyReport) -> tuple[LatenessStats, str | None]:
-    """Return the lateness statistics and the advice for the only stage that reads sources.
+    """Return the lateness statistics and the advice for a page, if only one stage reads sources.
 
-    If several stages read sources, return no statistics, and the advice for all of these stages as one string.
+    If several stages read sources, return empty statistics, and the advice for all of these stages as one string.
     """
     readers = [s for s in report.reported_stages if s.lateness.rows]
     if len(readers) == 1:
@@ -243,11 +253,17 @@ def select_window_stage(snapshot: Snapshot, stage: str | None) -> tuple[Snapshot
         return snapshot, None
     windowed = [s.name for s in stages if s.fingerprint.get("kind") in KINDS_OF_WINDOW]
     name = stage if stage is not None else (windowed or [stages[-1].name])[-1]
-    return staged.narrow_snapshot(snapshot, staged.find_stage_index(snapshot.commit, name, "stage")), name
+    return locate_state.narrow_snapshot(snapshot, locate_state.find_stage_index(snapshot.commit, name, "stage")), name
 
 
 def load_key(watched: PageSource, key: Texts, now_us: int, stage: str | None = None) -> KeyView:
     """Return the view of one key in the latest commit.
+
+    Args:
+        watched: The pipeline.
+        key: The values of the key columns as strings; None for NULL.
+        now_us: The current time (µs since 1970, UTC).
+        stage: The name of the stage; None for the last stage with windows.
 
     Raises StateError if the state cannot be read, and StartError if the key is invalid.
     """
@@ -267,7 +283,7 @@ def load_key(watched: PageSource, key: Texts, now_us: int, stage: str | None = N
 
 
 def _lines_of_key(watched: PageSource, report: WhyReport) -> list[str]:
-    """Return the last paragraph of `why --key`, which is about the key."""
+    """Return the lines of a `why` report that are about its key, which are the last paragraph."""
     lines = list(watched.render_why(report, watched.file))
     begins = max((n for n, line in enumerate(lines) if not line), default=-1) + 1
     return lines[begins:]

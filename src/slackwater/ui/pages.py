@@ -1,6 +1,6 @@
-"""Render pages and fragments from blocks, with templates. All values are escaped.
+"""Renders page models as HTML with templates, which escape all values.
 
-On a narrow screen, tables become lists: each cell has the name of its column, which the stylesheet puts before the value:
+On a narrow screen, tables become lists. Therefore each cell has the name of its column, which the stylesheet then shows:
 
 <td>7</td>  ──▶  <td data-label="rows">7</td>
 """
@@ -53,12 +53,12 @@ PHASE_LABELS = {
 
 @dataclass(frozen=True)
 class PageLocation:
-    """The location of a page, for its links.
+    """The location of a page, which determines its links.
 
     Args:
         base: The prefix of the page's URLs; None in a saved file.
         epoch: The commit that the page shows; None for the latest.
-        others: Names and URLs of all pipelines, if there are several.
+        others: The names and URLs of all pipelines, if the server has several.
         home: For the page of a stage, the prefix of its pipeline's URLs; otherwise None.
     """
 
@@ -73,9 +73,9 @@ class PageLocation:
         return self.base if self.home is None else self.home
 
     def stage_base(self, stage: StageSummary | None, model: PageModel) -> str | None:
-        """Return the prefix of the URLs about a stage: of its own page or, for the only stage, of the pipeline's page.
+        """Return the URL prefix of a stage's page or, if the pipeline has only one stage, of the pipeline's page.
 
-        Return None if the page has no such links, because it is a saved file or shows an earlier commit.
+        Return None for a saved file or an earlier commit, whose pages do not link to keys and windows.
         """
         if self.base is None or self.epoch is not None:
             return None
@@ -133,7 +133,7 @@ def _templates() -> Environment:
 
 
 def render(template: str, location: PageLocation = PageLocation(""), **values: Any) -> bytes:
-    """Render a template. `values`: the values of the variables in it."""
+    """Render a template. `values`: the values of the template's variables."""
     page = _templates().get_template(template).render(location=location, **values)
     return label_table_cells(page).encode(errors="replace")
 
@@ -150,7 +150,7 @@ def render_page(
 
     Args:
         model: The model of the page.
-        location: The location of the page.
+        location: The location of the page; its `base` is None for a saved file.
         epochs: The epochs to which the page links; by default, the kept epochs of the model.
         of_stages: The models of single stages, whose blocks are appended in a saved file.
     """
@@ -166,7 +166,7 @@ def render_page(
 
 
 def _block_names(model: PageModel) -> tuple[str, ...]:
-    """Return the names of the blocks that a model has."""
+    """Return the names of the blocks of a model: fewer for a stage than for the whole pipeline."""
     return STAGE_BLOCKS if model.stage is not None else BLOCKS
 
 
@@ -180,7 +180,7 @@ def _blocks(model: PageModel, location: PageLocation) -> dict[str, Markup]:
 
 
 def block_as_data(name: str, model: PageModel) -> Any:
-    """Return a block as plain data for JSON; None if the model does not have it."""
+    """Return a block as plain data for JSON; None if the model does not have the block."""
     block = getattr(model, name)
     if isinstance(block, tuple):
         return [dataclasses.asdict(row) for row in block]

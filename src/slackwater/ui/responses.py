@@ -1,6 +1,6 @@
-"""HTTP responses of the page: pages, blocks and JSON with an ETag, or one line about an error.
+"""HTTP responses of the page: pages, blocks and JSON with an ETag, or a one-line error.
 
-The functions that answer a request for a pipeline or a stage take its cache and the location of its page.
+A function that answers a request takes the page cache of a pipeline or stage, and the location of its page.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from slackwater.ui.pages import PageLocation
 
 log = logging.getLogger("slackwater")
 
-LETTERS = 100  # how many dead letters are listed
-HOT = 10  # how many keys by rows, and as many by events
+LETTERS = 100  # maximum number of dead letters on a page
+HOT = 10  # maximum number of keys by rows, and of keys by events
 STATIC = {"ui.css": "text/css", "ui.js": "text/javascript", "htmx.min.js": "text/javascript"}
 STATIC |= {"htmx-sse.min.js": "text/javascript", "icon.svg": "image/svg+xml"}
 
@@ -44,9 +44,13 @@ def html_response(content: bytes, status: int = 200) -> Response:
 
 
 def tag_content(request: Request, tag: str, content: bytes, kind: str = "text/html") -> Response:
-    """Return the content with the tag as ETag, or an empty response with status 304 if the client already has this tag.
+    """Return content with an ETag, or an empty response with status 304 if the client already has the content.
 
-    `kind`: the media type.
+    Args:
+        request: The request, with the tags that the client has.
+        tag: A tag that changes whenever the content changes.
+        content: The body of the response.
+        kind: The media type.
     """
     quoted = f'"{tag}"'
     client_tags = [t.strip().removeprefix("W/") for t in request.headers.get("if-none-match", "").split(",")]
@@ -73,7 +77,7 @@ async def handle_error(request: Request, error: Exception) -> Response:
 def _error_response(request: Request, error: BaseException) -> Response:
     match error:
         case HTTPException(status_code=404):
-            return send_error(request, 404, f"there is no {request.url.path[:200]}; the page is at /")
+            return send_error(request, 404, f"{request.url.path[:200]} does not exist; the page is at /")
         case HTTPException():
             return send_error(request, error.status_code, error.detail)
         case StateError() | ExhaustedError():
@@ -81,7 +85,7 @@ def _error_response(request: Request, error: BaseException) -> Response:
         case SlackwaterError():
             return send_error(request, 400, str(error))
     log.error("a page failed", exc_info=error)
-    return send_error(request, 500, f"internal error: {type(error).__name__}; the log has more")
+    return send_error(request, 500, f"internal error: {type(error).__name__}; see the log for details")
 
 
 def send_error(request: Request, status: int, line: str) -> Response:
@@ -113,7 +117,7 @@ def overview(caches: Sequence[PageCache], request: Request) -> Response:
 
 
 def _problem_page(cache: PageCache, location: PageLocation) -> Response:
-    """Return a page that says why the requested page cannot be shown."""
+    """Return a page that says why a pipeline's page cannot be shown. The status is 200 before the first commit."""
     line = cache.problem or ""
     content = pages.render("problem.html", location, pipeline=cache.name, line=line, waits=cache.waits)
     return html_response(content, 200 if cache.waits else 503)
@@ -122,7 +126,7 @@ def _problem_page(cache: PageCache, location: PageLocation) -> Response:
 def _cached_page(
     cache: PageCache, location: PageLocation, request: Request, name: str, make: Callable[[PageModel], bytes]
 ) -> Response:
-    """Return a page that `make` renders once per commit, or a page that describes the problem of the pipeline.
+    """Return a page that `make` renders once per commit; while the pipeline has a problem, a page that describes it.
 
     `name`: the name of the page in the cache.
     """
@@ -189,7 +193,7 @@ def _letters(cache: PageCache, location: PageLocation, request: Request) -> Resp
     pipeline, reason = cache.watched.pipeline, request.query_params.get("reason")
     if cache.watched.is_described:
         raise StartError(
-            "dead letters: only the config names their location; start the page with: slackwater ui FILE",
+            "dead letters cannot be shown, because their location is only in the config; start the page with: slackwater ui FILE",
             Topic.DEAD_LETTERS,
         )
     letters = add_attempts(pipeline, read_newest(pipeline, LetterFilter(reason=reason, limit=LETTERS))).to_dicts()
@@ -198,9 +202,9 @@ def _letters(cache: PageCache, location: PageLocation, request: Request) -> Resp
 
 
 def _load_key(cache: PageCache, request: Request) -> KeyView:
-    """Return the view of the key in the query string: `name=value` for each key column, or only the name for NULL."""
+    """Return the view of the key in the query string, which has `name=value` or, for NULL, `name` per key column."""
     key: dict[str, str | None] = {}
-    for part in request.url.query.split("&")[:50]:  # Starlette would return a string for NULL
+    for part in request.url.query.split("&")[:50]:  # Starlette's parser would return "" for a name without a value
         name, is_value, value = part.partition("=")
         if name:
             key[unquote_plus(name)] = unquote_plus(value) if is_value else None
@@ -232,9 +236,9 @@ PATHS: Mapping[str, Callable[[PageCache, PageLocation, Request], Response]] = {
 
 
 def block_renderer(blocks: Sequence[str], location: PageLocation) -> Callable[[PageCache], Mapping[str, bytes]]:
-    """Return a function that renders the blocks of a cache's model.
+    """Return a function that renders the named blocks of a page cache as HTML.
 
-    If the cache has a problem instead of a model, the top block shows the problem and the others are empty.
+    While the pipeline has a problem, the block "top" describes it and the other blocks are empty.
     """
 
     def render_blocks(cache: PageCache) -> Mapping[str, bytes]:
@@ -247,7 +251,7 @@ def block_renderer(blocks: Sequence[str], location: PageLocation) -> Callable[[P
 
 
 def fragment(cache: PageCache, location: PageLocation, name: str, request: Request) -> Response:
-    """Return a block as HTML."""
+    """Return a block as HTML. While the pipeline has a problem, the block "top" describes it and others are empty."""
     content = cache.get_content(name, lambda model: pages.render_fragment(name, model, location))
     if content is None:  # status 200, so that the browser replaces the old block
         return html_response(_problem_fragment(cache) if name == "top" else b"")

@@ -4,16 +4,16 @@
     GET /epoch/41               the page of an earlier commit, which does not change
     GET /closing?from=US&to=US  the first windows that close between two watermarks (µs)
     GET /key?user_id=u7         one key; a name without a value means NULL
-    GET /letters?reason=late    the newest dead letters, here only those of late rows
+    GET /letters?reason=late    the newest dead letters, optionally of one reason
     GET /hot                    the keys with the most rows
     GET /stage/NAME/            the page of one of several stages; the paths above and /ui/… also exist below it
     GET /ui/BLOCK               a block as HTML: top, stages, watermark, rows, closing, size, pace, joins, runs
     GET /ui/BLOCK.json          the block as JSON; also /ui/keys.json and /ui/key.json, queried like /closing and /key
     GET /ui/events?seen=TAG     server-sent events: one per commit; with &blocks, preceded by one per changed block
-    GET /state/                 everything that `slackwater serve` answers
+    GET /state/                 the endpoints of `slackwater serve`
 
-Responses that do not depend on the query string are rendered once per commit and have an ETag. The events, which keep
-open pages up to date, are also built only once for all viewers (`page_cache.py`).
+Responses that do not depend on the query string are rendered once per commit and have an ETag. Events, which keep open
+pages up to date, are built once for all viewers (`page_cache.py`).
 """
 
 from __future__ import annotations
@@ -38,30 +38,36 @@ from starlette.routing import Mount, Route
 
 from slackwater.core.humanize import mismatch
 from slackwater.errors import SlackwaterError, StartError, StateError, Topic
-from slackwater.query import server as questions
+from slackwater.query import server as query_server
 from slackwater.query.state_view import StateView
 from slackwater.secrets import remember_secret
 from slackwater.ui import pages, responses
 from slackwater.ui.page_cache import CommitWatcher, PageCache
 from slackwater.ui.page_model import PageSource
 from slackwater.ui.pages import PageLocation
-from slackwater.web.connection_limits import EventStream, StreamSlots
 from slackwater.web.request_guard import Application, Receive, Scope, Send
-from slackwater.web.server import LOOPBACK, HttpServer, start_server
+from slackwater.web.server import LOOPBACK, EventStream, HttpServer, StreamSlots, start_server
 
-VIEWERS = 96  # viewers that follow the commits; the rest of the server's 128 connections is for requests
-AT_ONCE = 4
-WAITING = 64
-BEAT_S = 15.0  # between keep-alive comments on a stream
+VIEWERS = 96  # maximum number of event streams; requests use the rest of the server's 128 connections
+AT_ONCE = 4  # number of requests that are processed at the same time
+WAITING = 64  # maximum number of requests that wait
+BEAT_S = 15.0  # seconds between keep-alive comments on a stream
 Find = Callable[[Request], tuple[PageCache, PageLocation]]
 
 
 def serve_pages(
     watched: Sequence[PageSource], port: int, host: str = LOOPBACK, names: Sequence[str] = (), token: str | None = None
 ) -> UiServer:
-    """Serve the pages of these pipelines until `stop` is called.
+    """Serve the pages of pipelines in background threads, until `stop` of the returned server is called.
 
-    `names`: additional host names of the server. Raises StartError, for example for a public host without `token`.
+    Args:
+        watched: The pipelines.
+        port: The port; 0 selects a free one.
+        host: The address to listen on.
+        names: Additional host names of the server.
+        token: The token that clients must send; None if none is required.
+
+    Raises StartError if the port is in use, if two pipelines have the same name, or if a public host has no token.
     """
     check_bind_address(host, token)
     if token is not None:
@@ -76,7 +82,7 @@ def serve_pages(
 
 
 class UiServer:
-    """The server of the pages. `stop` ends it and releases its threads, caches and port."""
+    """The HTTP server of the pages of one or more pipelines. `stop` releases its threads, states and port."""
 
     port: int
     _http: HttpServer | None = None
@@ -104,9 +110,9 @@ class UiServer:
             cache = PageCache(one_watched, responses.block_renderer(pages.BLOCKS, location))
             self._caches.append(cache)
             pipeline_routes = [
-                *self._routes(partial(_shown, cache, location), pages.BLOCKS),
+                *self._routes(partial(_find_pipeline, cache, location), pages.BLOCKS),
                 Mount("/stage/{stage}", routes=self._routes(partial(self._stage, cache, location), pages.STAGE_BLOCKS)),
-                Mount("/state", routes=questions.build_routes(view)),
+                Mount("/state", routes=query_server.build_routes(view)),
             ]
             routes.append(Mount(base, routes=pipeline_routes))
         if several:
@@ -134,7 +140,7 @@ class UiServer:
     def _stage(
         self, pipeline_cache: PageCache, location: PageLocation, request: Request
     ) -> tuple[PageCache, PageLocation]:
-        """Return the cache and the location of the stage in a URL. Raises HTTPException for an unknown stage."""
+        """Return the page cache and the location of the stage in a URL. Raises HTTPException for an unknown stage."""
         address = request.path_params["stage"]
         stage_location = dataclasses.replace(location, base=f"{location.base}/stage/{address}", home=location.base)
         cache = self._of_stages.get((pipeline_cache.name, address))
@@ -152,7 +158,7 @@ class UiServer:
         return cache, stage_location
 
     def _routes(self, find: Find, blocks: Sequence[str]) -> list[Any]:
-        """Return the routes of a pipeline or a stage. `find` returns the cache and location for a request."""
+        """Return the routes of a pipeline or a stage. `find` returns the page cache and the location for a request."""
 
         def by(answer: Callable[..., Response], *more: Any) -> Callable[[Request], Response]:
             return lambda request: answer(*find(request), *more, request)
@@ -169,7 +175,7 @@ class UiServer:
         return routes
 
     def _route(self, path: str, answer: Callable[[Request], Response]) -> Route:
-        """Return a route whose requests are answered by one of a few threads."""
+        """Return a route whose requests are answered in a thread pool."""
 
         async def answer_in_thread(request: Request) -> Response:
             if self._open >= AT_ONCE + WAITING:
@@ -193,9 +199,9 @@ class UiServer:
         return EventStream(lambda: self._stream(cache, tag, blocks), self._streams, refusal)
 
     async def _stream(self, cache: PageCache, tag: str, blocks: bool) -> AsyncIterator[bytes]:
-        """Yield one update for each model that this viewer does not have. `tag`: the tag of the model that it has.
+        """Yield the server-sent events for one viewer: an update for each new model, and keep-alive comments.
 
-        All viewers receive the same bytes, and wait for a notification instead of polling.
+        `tag`: the tag of the model that the viewer already has. `blocks`: whether updates include the changed blocks.
         """
         cache.viewers += 1
         changed = cache.notifier.listen()
@@ -219,7 +225,8 @@ class UiServer:
             cache.viewers -= 1
 
 
-def _shown(cache: PageCache, location: PageLocation, request: Request) -> tuple[PageCache, PageLocation]:
+def _find_pipeline(cache: PageCache, location: PageLocation, request: Request) -> tuple[PageCache, PageLocation]:
+    """Return the arguments `cache` and `location`, which do not depend on the request."""
     return cache, location
 
 
@@ -241,7 +248,7 @@ def check_bind_address(host: str, token: str | None) -> None:
         raise StartError("--token: " + mismatch("fewer than 8 characters", "at least 8"), Topic.SERVER_START)
     if token is None and not _is_loopback(host):
         raise StartError(
-            f"--host {host}: other machines can reach this address, and a state may hold private data; set --token, "
+            f"--host {host}: other machines can reach this address, and a state may contain private data; set --token, "
             "or remove --host to serve only this machine",
             Topic.SERVER_START,
         )
@@ -257,7 +264,7 @@ def _is_loopback(host: str) -> bool:
 class TokenMiddleware:
     """ASGI middleware that requires the token, if one is set.
 
-    A client sends the token as a bearer token, or once as `?token=…` and then as the cookie that the response sets.
+    A client sends the token as a bearer token, or once as `?token=…`. That response sets a cookie for later requests.
     """
 
     def __init__(self, app: Application, token: str | None) -> None:
@@ -297,7 +304,7 @@ class TokenMiddleware:
         This keeps the token out of the browser's history.
         """
         rest = urlencode([(n, v) for n, v in request.query_params.multi_items() if n != "token"])
-        # "//name" would be another host
+        # a path that begins with "//" would name another host
         path = "/" + request.scope["path"].lstrip("/")
         answer = RedirectResponse(path + (f"?{rest}" if rest else ""), 303)
         answer.set_cookie(self._cookie, self._digest or "", httponly=True, samesite="lax", path="/")

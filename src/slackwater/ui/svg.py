@@ -1,4 +1,4 @@
-"""SVG drawings as markup in which every value is escaped.
+"""Functions that return SVG drawings as markup in which every value is escaped.
 
 The width of a drawing, in units of about one pixel, is WIDTH or HALF on a large screen and NARROW on a phone, so that
 drawings stay readable without scrolling. `draw_both_widths` draws both widths, and the stylesheet shows one of them.
@@ -18,9 +18,9 @@ from markupsafe import Markup, escape
 from slackwater.core.humanize import format_exact_time
 
 WIDTH, HALF, NARROW = 1000, 480, 360
-MARGIN = 14  # right margin
+MARGIN = 14  # space to the right of the axes
 CHARACTER = 7.2  # upper bound of the average width of a character
-BOLD_CHARACTER = 8.1  # the same for a note, which is bold
+BOLD_CHARACTER = 8.1  # upper bound of the average width of a bold character
 
 S = 1_000_000
 M, H, D = 60 * S, 3600 * S, 86_400 * S
@@ -47,7 +47,10 @@ def right() -> float:
 
 
 def lane_start(wide: float) -> float:
-    """Return the x coordinate at which axes start, to the right of lane names: `wide`, or less in a narrow drawing."""
+    """Return the x coordinate at which axes start, to the right of the names of lanes.
+
+    `wide`: the coordinate in a wide drawing. In a narrow drawing, the names get at most 36 % of the width.
+    """
     return min(wide, 0.36 * width())
 
 
@@ -77,14 +80,14 @@ def draw_both_widths(draw: Callable[..., Markup], wide: float = WIDTH) -> Callab
 
 
 def space_labels(names: Sequence[str], slot: float) -> list[str]:
-    """Return the labels for positions that are `slot` apart. Labels that would overlap are replaced by ""."""
+    """Return the labels of ticks that are `slot` units apart. A label that would overlap another one becomes ""."""
     longest = max((len(name) for name in names), default=0) * CHARACTER + 4
     step = max(-(-int(longest) // max(int(slot), 1)), 1)
     return [name if n % step == 0 else "" for n, name in enumerate(names)]
 
 
 def note(x: float, y: float, content: str, class_: str = "note") -> Markup:
-    """Return text next to a vertical line at `x`, on the side where it fits."""
+    """Return text next to a vertical line at `x`, on the side where the text fits."""
     needed = BOLD_CHARACTER * len(content)
     if x + 6 + needed <= width():
         return text(x + 6, y, content, class_)
@@ -181,7 +184,10 @@ class Axis:
 
 
 def padded_range(low: int, high: int, share: float = 0.04) -> tuple[int, int]:
-    """Return a range (µs) extended on both sides by a share of its length. An empty range is extended to one second."""
+    """Return the range from `low` to `high` (µs), extended on both sides by a share of its length.
+
+    An empty range is extended to one second.
+    """
     room = int((high - low) * share) or S // 2
     return low - room, high + room
 
@@ -227,7 +233,7 @@ def count_axis(axis: Axis, start: float, values: Iterable[int], format_value: Ca
 
 
 def watermark_line(axis: Axis, us: int, top: float, bottom: float, above: float = 12, remark: str = "") -> list[Markup]:
-    """Return a vertical line at a watermark, with a note `above` units over `top`. `remark`: how the note ends."""
+    """Return a vertical line at a watermark, with a note `above` units over `top`. `remark`: the end of the note."""
     x = axis.position(us)
     return [
         line(x, top - 8, x, bottom, "watermark"),
@@ -250,10 +256,14 @@ def draw_trace(
     """Draw a value over the kept commits as a line; return empty markup for fewer than two commits.
 
     Args:
+        label: A description for screen readers.
         series: The epoch, the time (µs) and the value of each commit.
         up: The vertical axis, which shows the values.
         start: The x coordinate at which the time axis starts.
+        format_value: Formats a value for labels and tooltips.
         labeled: The values to label on `up`.
+        height: The height of the drawing.
+        class_: The CSS class of the line.
         suffix: Text after the value in a tooltip.
     """
     if len(series) < 2:
@@ -284,8 +294,9 @@ def draw_columns(
     """Draw columns of stacked parts, with their names below.
 
     Args:
-        columns: The name and the parts of each column. A part is a class, a value and a tooltip; the first part is at
-            the bottom. None instead of parts means that they are not kept.
+        label: A description for screen readers.
+        columns: The name and the parts of each column, from the bottom up. A part is a CSS class, a value and a tooltip.
+            None instead of parts means that the values are not known, because a commit is no longer kept.
         up: The vertical axis, which shows the values.
         start: The x coordinate at which the first column starts.
         labeled: The values to label on `up`.

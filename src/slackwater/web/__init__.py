@@ -1,4 +1,4 @@
-"""An HTTP server with bounded connections for any ASGI application. It is independent of states and pipelines.
+"""An HTTP server with bounded connections for any ASGI application. It does not know states or pipelines.
 
 May import: errors, logging.
 """

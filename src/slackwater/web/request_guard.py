@@ -1,4 +1,4 @@
-"""Check each request before it reaches the application: it must name this server as host, be read-only and have no body.
+"""Rejects requests that name another host, that are not read-only, or that have a body, before an application sees them.
 
 A web page can make a browser send requests to a loopback port, using a name that resolves to loopback (DNS rebinding).
 The browser then sends that name as `Host`. An IP address cannot be rebound, so IP addresses are always allowed.
@@ -27,7 +27,7 @@ def normalize_host(name: str) -> str:
 
 
 def is_host_allowed(host: str, names: Collection[str]) -> bool:
-    """Return whether a Host header, with or without a port, is an IP address or one of the normalized `names`.
+    """Return whether the value of a Host header is an IP address or one of the normalized `names`, with or without a port.
 
     Everything else is rejected, such as text after a bracket, a name in brackets, an IPv6 zone, or a port that is not a
     number.
@@ -46,7 +46,7 @@ def is_host_allowed(host: str, names: Collection[str]) -> bool:
 
 
 def client_network(address: str) -> str:
-    """Return what counts as one client: an IPv4 address, or the /64 network of an IPv6 address."""
+    """Return the network that counts as one client: an IPv4 address, or the /64 network of an IPv6 address."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -71,14 +71,15 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 READS = ("GET", "HEAD")
-HEAD_BYTES = 16 * 1024  # limit for all headers together
-TARGET_BYTES = 8 * 1024  # limit for a path with its query
+HEAD_BYTES = 16 * 1024  # maximum size of all headers together
+TARGET_BYTES = 8 * 1024  # maximum size of a path with its query
 
 
 class RequestGuard:
     """ASGI middleware that rejects requests for another host, requests that could write, and requests with a body.
 
     Args:
+        app: The application that answers the other requests.
         names: Names of this server, in addition to `localhost` and IP addresses.
         option: The command-line option that adds a name, for error messages.
     """

@@ -1,5 +1,1 @@
-"""The blocks of the page, one module each.
-
-Each module has a function that builds the block's immutable values from commits. Most also have functions that draw
-these values.
-"""
+"""The blocks of the page. Each module builds immutable values from commits, and most modules also draw these values."""

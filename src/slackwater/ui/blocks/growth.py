@@ -1,4 +1,4 @@
-"""Block "How large is the state?": rows and bytes in each commit, and rows by shard."""
+"""Block "How large is the state?": the rows and bytes in each kept commit, and the rows by shard."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SizePoint:
 
 @dataclass(frozen=True)
 class ShardSpread:
-    """The rows of a stage in each of its shards. `skew`: the rows of the largest shard divided by the mean."""
+    """The number of rows in each shard of a stage. `skew`: the rows of the largest shard divided by the mean."""
 
     stage: str
     rows: tuple[int, ...]
@@ -42,7 +42,7 @@ class StateGrowth:
 
 
 def build_growth(commits: Sequence[Commit]) -> StateGrowth:
-    """Build the block "How large is the state?" from the commits that are kept, oldest first."""
+    """Build the block "How large is the state?" from the kept commits, oldest first."""
     return StateGrowth(
         tuple(SizePoint(m.epoch, m.committed_us, _rows(m), m.state_bytes, count_open_windows(m)) for m in commits),
         tuple(_spread(stage) for stage in commits[-1].stages),
@@ -62,13 +62,13 @@ LEFT, TOP, BOTTOM = 78, 14, 130
 
 
 def draw_size(block: StateGrowth) -> Markup:
-    """Draw the size of the state in bytes at each kept commit."""
+    """Draw the size of the state in bytes over the kept commits."""
     series = [(c.epoch, c.committed_us, c.bytes) for c in block.commits]
     return _draw(series, format_size, "Size of the state in bytes, over the kept commits", "trace")
 
 
 def draw_rows(block: StateGrowth) -> Markup:
-    """Draw the number of rows in the state at each kept commit."""
+    """Draw the number of rows in the state over the kept commits."""
     series = [(c.epoch, c.committed_us, c.rows) for c in block.commits]
     return _draw(series, format_brief, "Rows in the state, over the kept commits", "trace second")
 

@@ -1,4 +1,4 @@
-"""Block at the top of the page: the commit being shown, a sentence about its rows, and what holds back its watermark."""
+"""Block at the top of the page: the commit that is shown, a summary of its rows, and what holds back its watermark."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Header:
     """The header block of the page.
 
     Args:
-        stage: The stage being shown; None for the whole pipeline.
+        stage: The stage that is shown; None for the whole pipeline.
         published: Whether the output of the commit is published.
-        accounted: Whether the counts account for every row.
+        accounted: Whether the row counts add up.
         sentence: A sentence that says what happened to all rows.
         held: A sentence that says what holds back the watermark.
         told: The lines that `slackwater why` prints about this commit.
@@ -35,7 +35,7 @@ class Header:
     told: tuple[str, ...]
 
 
-_NAMES = {"replayed": "late and replayed", "keyless": "without a key", "by_sql": "left out by the SQL"}
+_NAMES = {"replayed": "late and replayed", "keyless": "without a key", "by_sql": "removed by the SQL"}
 
 
 def build_header(report: WhyReport, rows: RowAccounting, why_lines: Sequence[str], stage: str | None = None) -> Header:
@@ -56,7 +56,7 @@ def build_header(report: WhyReport, rows: RowAccounting, why_lines: Sequence[str
 def _rows_sentence(rows: RowAccounting) -> str:
     t = rows.total
     counts = [
-        f"{format_number(abs(v))} {'made by the SQL' if v < 0 else _NAMES.get(n, n)}"
+        f"{format_number(abs(v))} {'added by the SQL' if v < 0 else _NAMES.get(n, n)}"
         for n in PARTS
         if (v := getattr(t, n)) or n == "used"
     ]

@@ -1,11 +1,11 @@
-"""Block "Joins": buffered rows of each side by event time, the share of matched rows, and the key with the most rows.
+"""Block "Joins": for each side of a join, its buffered rows by event time, its matched rows, and its largest key.
 
         expires at                watermark
 left  ──────┼──▂▅█▃▁▁─▂▁─────────────┤
 right ────────────────────────┼─▃▇▅▁─┤
 
-A row expires when the watermark passes its event time plus the time for which its side keeps rows. Expired rows are not
-counted.
+A row expires when the watermark passes the sum of its event time and the time for which its side keeps rows. Expired
+rows are not counted.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BINS = 100
 class AgeBin:
     """The number of rows with event times in [from_us, to_us).
 
-    `matched`: the number of these rows that have a partner; None if the side is not outer.
+    `matched`: how many of these rows have a partner; None if the side is not outer.
     """
 
     from_us: int
@@ -48,7 +48,7 @@ class AgeBin:
 
 @dataclass(frozen=True)
 class BufferHotKey:
-    """The key with the most rows on a side of a join, and the number of its rows."""
+    """The key with the most rows on one side of a join, and the number of these rows."""
 
     key: Mapping[str, Any]
     rows: int
@@ -56,7 +56,7 @@ class BufferHotKey:
 
 @dataclass(frozen=True)
 class BufferSide:
-    """One side of a join. `entered` and the fields after it count rows over the life of the pipeline.
+    """One side of a join. `entered` and the following fields count rows over the life of the pipeline.
 
     Args:
         keep_us: How long a row is kept after the watermark has passed its event time (µs).
@@ -103,7 +103,7 @@ class JoinBuffers:
 
 
 def build_buffers(snapshot: Snapshot, sources: Sequence[str]) -> JoinBuffers | None:
-    """Build the block "Joins" from a snapshot of one stage; return None if the stage is not a join.
+    """Build the block "Joins" from a snapshot of one stage. Return None if the stage is not a join.
 
     `sources`: the names of the inputs of the left and the right side. Raises StateError if the state cannot be read.
     """
@@ -152,10 +152,12 @@ def _ages(rows: pl.DataFrame, width: int, outer: bool) -> tuple[AgeBin, ...]:
 def _hot_key(
     snapshot: Snapshot, logic: CompiledJoin, which: int, hashes: Int64s, watermark: int
 ) -> BufferHotKey | None:
-    """Return the key with the most buffered rows on the side `which`; None if there are no rows.
+    """Return the key with the most buffered rows on one side of a join; None if no row is buffered.
 
-    `hashes`: the key hash of each row. If several keys share the most frequent hash, which is rare, the one of them
-    with the most rows is returned.
+    Args:
+        which: The index of the side.
+        hashes: The key hash of each buffered row.
+        watermark: The watermark (µs). Rows that have expired at this time are not counted.
     """
     if not len(hashes):
         return None

@@ -1,4 +1,4 @@
-"""Block "One key": the windows of a key that are in the state, their values, and the watermark."""
+"""Block "One key": the open and retained windows of a key, their values, and the watermark."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class KeyWindow:
         cap_us: The latest time at which a session is cut (µs); None for tumbling and hopping windows.
         closes_us: The watermark that closes the window (µs).
         cut: Whether the session closes because of its cap.
-        revision: How many times the window was emitted; None if the stage emits each window only once.
+        revision: How many times the window has been emitted; None if the stage emits each window only once.
     """
 
     start_us: int
@@ -146,7 +146,7 @@ def _revision(rows: pl.DataFrame, start: int, end: int) -> int:
 # -- drawings of windows in event time ---------------------------------------------------------------------------------
 
 TOP = 30
-MOST = 60  # maximum number of windows of a key drawn
+MOST = 60  # maximum number of windows of a key to draw
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ def draw_key_timeline(block: KeyView) -> Markup:
     if not bars:
         return Markup("")
     low, high = min(b.start_us for b in bars), max(b.end_us for b in bars)
-    # a cap far beyond the session is not drawn: the session would be too small to see
+    # a cap far beyond the session is not drawn, because the session would be too small to see
     reach = high + 11 * max(high - low, 1_000_000)
     high = max([high, *(b.cap_us for b in bars if b.cap_us is not None and b.cap_us <= reach)])
 
@@ -189,7 +189,7 @@ def draw_key_timeline(block: KeyView) -> Markup:
 
 
 def draw_sessions(bars: Sequence[SessionBar], watermark_us: int | None) -> Markup:
-    """Draw windows of several keys, each in a lane labeled with its key; return empty markup if there are none."""
+    """Draw windows of several keys, each in a lane labeled with its key. Return empty markup if `bars` is empty."""
     if not bars:
         return Markup("")
     low, high = min(b.start_us for b in bars), max(b.end_us for b in bars)

@@ -1,11 +1,11 @@
-"""Block "Where did every row go?": the rows read and what happened to them, in total and by epoch.
+"""Block "Where did every row go?": how many rows were read and what happened to them, in total and by epoch.
 
 in  =  used + late + replayed + refused + bad + lost + without a key + by the SQL
 
 replayed        late rows that `dlq replay` has applied
 refused         rows that a stage refused because of `max_groups_per_window`
 lost            removed from the source before they were read
-without a key   rows of a join with a NULL key that are not used
+without a key   rows of a join that have a NULL key and cannot match
 by the SQL      removed by the SQL; negative if it added rows
 """
 
@@ -30,9 +30,9 @@ class RowCounts:
     """Row counts by outcome.
 
     Args:
-        rows_in: Rows that were read, and rows that were lost before they were read.
+        rows_in: Rows that were read, plus rows that were lost before they could be read.
         by_sql: Rows that the SQL removed; negative if it added rows.
-        unaccounted: Rows of `rows_in` that are not in any other count.
+        unaccounted: Rows in `rows_in` that no other count includes.
         replayed: Late rows that `dlq replay` has applied; counted only in the total, and 0 in each epoch.
     """
 
@@ -50,7 +50,7 @@ class RowCounts:
 
 @dataclass(frozen=True)
 class EpochRows:
-    """The row counts of one epoch: the differences between its commit and the previous one.
+    """The row counts of one epoch, which are the differences between its commit and the previous commit.
 
     `account` and `emitted` are None if the previous commit is not kept.
     """
@@ -69,8 +69,8 @@ class RowAccounting:
 
     Args:
         unaccounted: The largest number of unaccounted rows, whether in total or in one epoch.
-        lateness: Statistics of late rows since the current lateness of the sources was set.
-        advice: A recommendation of a lateness that would have kept more rows; None if there is none.
+        lateness: Statistics of late rows since the lateness of the sources last changed.
+        advice: A lateness that would have kept more rows, as a sentence; None if no advice applies.
     """
 
     total: RowCounts
@@ -88,7 +88,7 @@ def build_accounting(
 ) -> RowAccounting:
     """Build the block "Where did every row go?" from the kept commits, oldest first.
 
-    `lateness` and `advice` come from the report of `why`.
+    `lateness`: statistics of late rows. `advice`: a sentence about a better lateness; None if no advice applies.
     """
     latest = next_commit.sum_counters(commits[-1])
     total = _account(_parts(commits[-1]), sql=True)
@@ -130,11 +130,11 @@ def _account(p: Mapping[str, int], sql: bool) -> RowCounts:
 # -- drawings ----------------------------------------------------------------------------------------------------------
 
 LEFT, TOP = 70, 12
-NAMES = {"replayed": "late, applied by dlq replay", "keyless": "without a key", "by_sql": "left out by the SQL"}
+NAMES = {"replayed": "late, applied by dlq replay", "keyless": "without a key", "by_sql": "removed by the SQL"}
 
 
 def draw_total(account: RowCounts) -> Markup:
-    """Draw all rows as one bar, divided by outcome; return empty markup if there are no rows."""
+    """Draw all rows as one bar that is divided by outcome. Return empty markup if there are no rows."""
     parts = _drawn_parts(account)
     across, bars, offset = Axis(0, sum(count for _, count, _ in parts), 0, width()), list[Markup](), 0
     if not parts:
@@ -142,14 +142,14 @@ def draw_total(account: RowCounts) -> Markup:
     for class_, count, about in parts:
         low, high = across.position(offset), across.position(offset + count)
         offset += count
-        # every part is visible, even one late row in millions
+        # at least 2 units wide, so that even one late row in millions is visible
         bars.append(rect(min(low, width() - 2), 0, max(high - low, 2), 18, class_, title(about)))
     clip = element("clipPath", element("rect", width=width(), height=18, rx=4), id=drawing_id("round"))
     return picture("All rows by outcome", 18, clip, element("g", *bars, clip_path=f"url(#{drawing_id('round')})"))
 
 
 def draw_epochs(block: RowAccounting) -> Markup:
-    """Draw the rows of each epoch, stacked by outcome; return empty markup if no epoch's row counts are known."""
+    """Draw the rows of each epoch as a column by outcome. Return empty markup if no row counts are known."""
     columns = [
         (str(e.epoch), None if e.account is None else _drawn_parts(e.account, f"epoch {e.epoch}: "))
         for e in block.epochs
@@ -163,7 +163,7 @@ def draw_epochs(block: RowAccounting) -> Markup:
 
 
 def _drawn_parts(account: RowCounts, before: str = "") -> list[tuple[str, int, str]]:
-    """Return the CSS class, row count and tooltip of each outcome that has rows. `before`: how the tooltips begin."""
+    """Return the CSS class, row count and tooltip of each outcome with rows. `before`: the start of each tooltip."""
     counts = [(name, int(getattr(account, name))) for name in (*PARTS, "unaccounted")]
     return [
         (f"part {name}", count, f"{before}{format_number(count)} {NAMES.get(name, name)}")
@@ -173,16 +173,16 @@ def _drawn_parts(account: RowCounts, before: str = "") -> list[tuple[str, int, s
 
 
 def draw_lateness(block: LatenessStats) -> Markup:
-    """Draw the late rows by how much more lateness would have kept them; return empty markup if no row was late."""
+    """Draw the late rows by the additional lateness that would have kept them. Return empty markup without late rows."""
     columns, remaining = list[tuple[str, list[tuple[str, int, str]]]](), block.late
     for chance in block.chances:
         count, remaining = remaining - chance.late, chance.late
         class_ = "part late" if block.advice is None or chance.more_us > block.advice.more_us else "part used"
         more = format_span(chance.more_us)
-        about = f"{plural(count, 'late row')} that {more} more would have kept"
+        about = f"{plural(count, 'late row')} that {more} more lateness would have kept"
         columns.append((more, [(class_, count, about)] if count else []))
     if not columns:
         return Markup("")
     up = Axis(0, max(1, *(count for _, parts in columns for _, count, _ in parts)), 120, TOP)
-    label, ticks = "Late rows by how much more lateness would have kept them", up.counts()
+    label, ticks = "Late rows by the additional lateness that would have kept them", up.counts()
     return draw_columns(label, columns, up, LEFT, format_brief, labeled=ticks, thinnest=1, share=0.8, widest=80)

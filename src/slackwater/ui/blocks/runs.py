@@ -1,4 +1,4 @@
-"""Block "How did its runs go?": the recorded runs of a pipeline, newest first."""
+"""Block "How did the runs end?": the recorded runs of a pipeline, newest first."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class PastRun:
     Args:
         ended_us: The end of the run; None if the run is in progress or was killed.
         lasted_us: The duration of the run; None if `ended_us` is None.
-        outcome: A key of OUTCOMES.
+        outcome: The outcome, which is a key of OUTCOMES.
         said: The outcome as text.
         last_epoch: The last epoch that the run committed; None if it did not commit any.
         epochs: The number of epochs that the run committed.
@@ -44,10 +44,9 @@ class PastRun:
 
 @dataclass(frozen=True)
 class Runs:
-    """The block "How did its runs go?".
+    """The block "How did the runs end?".
 
-    `runs`: the runs, newest first. `failure`: the latest run if it failed or was killed and no runner is active;
-    otherwise None.
+    `runs`: the runs, newest first. `failure`: the latest run, if it failed or was killed and no runner is active.
     """
 
     runs: tuple[PastRun, ...]
@@ -55,9 +54,9 @@ class Runs:
 
 
 def build_runs(recorded: Sequence[Run], runner: str | None, epoch: int) -> Runs:
-    """Build the block "How did its runs go?".
+    """Build the block "How did the runs end?".
 
-    `recorded`: the runs, oldest first. `runner`: the active runner; None if there is none. `epoch`: the latest epoch.
+    `recorded`: the runs, oldest first. `runner`: the active runner, if there is one. `epoch`: the latest epoch.
     """
     nexts: list[Run | None] = [*recorded[1:], None]
     past_runs = [
@@ -70,7 +69,7 @@ def build_runs(recorded: Sequence[Run], runner: str | None, epoch: int) -> Runs:
 
 
 def _past(run: Run, epoch: int, may_run: bool) -> PastRun:
-    """Convert a recorded run for the block.
+    """Convert a recorded run to a PastRun.
 
     `epoch`: the last epoch committed before the next run began. `may_run`: whether the run may still be in progress.
     """

@@ -1,4 +1,4 @@
-"""Block of the stages: what each stage reads, what its watermark waits for, and what its state contains."""
+"""Block of the stages: what each stage reads, what its watermark waits for, and how large its state is."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slackwater.ui.svg import WIDTH, element, picture, rect, shorten, text, titl
 
 @dataclass(frozen=True)
 class StageSummary:
-    """The summary of one stage. `rows_in`, `late` and `emitted` count rows over the life of the stage.
+    """The summary of one stage. `rows_in`, `late` and `emitted` count rows since the stage was created.
 
     Args:
         at: The path component that identifies the stage in URLs.
@@ -26,7 +26,7 @@ class StageSummary:
         rows: The number of rows in the state.
         bytes: The size of the rows in the state.
         targets: The targets that receive the output.
-        kept: A description of the state of a stage that is neither a window nor a join; None for windows and joins.
+        kept: For a keyed or stateless stage, a description of its state; None for windows and joins.
     """
 
     name: str
@@ -46,7 +46,7 @@ class StageSummary:
 
 
 def build_stages(commit: Commit, report: WhyReport) -> tuple[StageSummary, ...]:
-    """Build the summaries of all stages, in order."""
+    """Build the summaries of all stages, in the order of the config."""
     by_name = {s.name: (n, s) for n, s in enumerate(commit.stages)}
     return tuple(_stage(commit, *by_name[s.stage], s) for s in report.reported_stages)
 
@@ -84,7 +84,7 @@ SOURCE = 110  # the width of a source's name
 
 
 def draw_stages(summaries: Sequence[StageSummary], base: str | None, chosen: str | None = None) -> Markup:
-    """Draw the stages and what they read.
+    """Draw the stages as boxes, with arrows from the sources and stages that they read.
 
     Args:
         summaries: The stages, in order.
@@ -95,10 +95,10 @@ def draw_stages(summaries: Sequence[StageSummary], base: str | None, chosen: str
     sources = list(dict.fromkeys(n for s in summaries for n in s.reads if n not in columns))
     high = max(len(sources), *(sum(c == n for c in columns.values()) for n in set(columns.values())))
     count, inner_width = max(columns.values()), WIDTH - 4
-    # a few stages share the width; many keep their size and can be scrolled
+    # few stages share the available width; many stages keep their size and can be scrolled
     wide = SOURCE + count * (BOX + GAP) > inner_width
     width = BOX if wide else (inner_width - SOURCE - GAP * count) / count
-    below = high * ROW + 6.0  # y of lines that pass entire columns
+    below = high * ROW + 6.0  # y coordinate of arrows that skip a column
     ends = {n: (SOURCE - 6.0, _row(k, len(sources), high)) for k, n in enumerate(sources)}
     names = [text(0, y + 4, shorten(n, 14), "lane") for n, (_, y) in ends.items()]
     lines, drawn, passing = list[Markup](), list[Markup](), False
@@ -121,7 +121,7 @@ def draw_stages(summaries: Sequence[StageSummary], base: str | None, chosen: str
 
 
 def _columns(summaries: Sequence[StageSummary]) -> Mapping[str, int]:
-    """Return the column of each stage: one more than the largest column of its inputs. Sources are in column 0."""
+    """Return the column of each stage. It is one more than the largest column of its inputs; sources are in column 0."""
     columns: dict[str, int] = {}
     for stage in summaries:
         columns[stage.name] = 1 + max((columns.get(n, 0) for n in stage.reads), default=0)
@@ -137,9 +137,9 @@ def _row(index: int, count: int, high: int) -> float:
 
 
 def _flow(x1: float, y1: float, x2: float, y2: float, below: float | None) -> Markup:
-    """Draw an arrow.
+    """Draw an arrow from (x1, y1) to (x2, y2).
 
-    `below`: the y coordinate at which the arrow passes below the columns in between; None for a direct arrow.
+    `below`: the y coordinate at which the arrow passes below other columns; None for a direct arrow.
     """
     if below is None:
         middle = (x1 + x2) / 2

@@ -1,11 +1,11 @@
-"""Block "Does it keep up?": the time of each epoch by phase, its rows, and the backlog of the sources.
+"""Block "Does it keep up?": how long the phases of each epoch took, its rows, and the backlog of the sources.
 
 A commit records how long the phases `plan`, `read`, `ingest` and `emit` of its own epoch took. The phases `commit`,
 `write` and `note` end only after the commit is written, so the next commit records them.
 
-The backlog is the input that is not read yet. Each source is polled in a separate thread, at most once at a time. The page
-waits for responses for at most LONGEST_S seconds, and reuses a response for FRESH_S seconds. What a commit has read is
-subtracted from a response afterward, so one response works for every commit.
+The backlog is the input that has not been read yet. Each source is polled in a separate thread. The page waits for
+responses for at most LONGEST_S seconds, and reuses a response for FRESH_S seconds. The input that a commit has read is
+subtracted later, so that one response serves all commits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from slackwater.state.commit import Commit
 from slackwater.state.protocol import Snapshot
 from slackwater.ui.svg import Axis, draw_columns, tick_step
 
-OWN_PHASES = ("plan", "read", "ingest", "emit")  # phases whose time the commit of the epoch records
+OWN_PHASES = ("plan", "read", "ingest", "emit")  # phases whose time the epoch's own commit records
 LATER_PHASES = ("commit", "write", "note")  # phases whose time the next commit records
 PHASES = (*OWN_PHASES, *LATER_PHASES)
 
@@ -51,16 +51,16 @@ class EpochTiming:
 
 @dataclass(frozen=True)
 class Throughput:
-    """The block "Does it keep up?". Rates cover the kept commits. A rate is None if it is unknown.
+    """The block "Does it keep up?". Rates cover the kept commits, and are None if they are unknown.
 
-    The measured time begins at the first kept commit. If this is the first commit of the pipeline, its own epoch is
-    also measured, so even a pipeline that read everything in one epoch has a rate.
+    The measured time begins at the first kept commit. If this is the pipeline's first commit, its own epoch counts too,
+    so that a pipeline with only one epoch has a rate.
 
     Args:
         rows: The number of rows read within `over_us`.
         over_us: The measured time (µs).
         rows_per_s: `rows` per second of `over_us`.
-        busy_per_s: The capacity: rows per second while an epoch was in progress.
+        busy_per_s: The capacity, in rows per second while an epoch was in progress.
         busy: The share of `over_us` during which an epoch was in progress.
         waits: The backlog of each source.
         asked_us: When the sources were polled (µs since 1970, UTC).
@@ -92,9 +92,9 @@ def build_throughput(commits: Sequence[Commit], backlogs: Sequence[Backlog], now
         rows, spent = _rows(last), _spent_us(last)
         over += sum(_spent_by_phase(first).get(p, 0) for p in OWN_PHASES)
     elif _spent_us(first) == 0:
-        spent = 0  # a version without timings wrote the first commit
+        spent = 0  # the first commit has no timings, because an earlier version wrote it
     over = max(over, 0)  # the clock may have been set back
-    # over the commits that are kept, otherwise over the life of the pipeline
+    # over the kept commits if possible, otherwise over the life of the pipeline
     read, busy_us = (rows, spent) if rows and over and spent else (_rows(last), _spent_us(last))
     able = 1e6 * read / busy_us if read and busy_us else None
     counts = [w.rows for w in backlogs if w.rows is not None]
@@ -117,7 +117,7 @@ def _rows(commit: Commit) -> int:
 
 
 def _epoch_timing(before: Commit | None, commit: Commit, after: Commit | None) -> EpochTiming:
-    """Return the timing of a commit.
+    """Return the timing of the epoch of a commit.
 
     `before` and `after`: the previous and the next kept commit. Commits in between may be missing.
     """
@@ -130,7 +130,7 @@ def _epoch_timing(before: Commit | None, commit: Commit, after: Commit | None) -
         p: spent[p] - former.get(p, 0) for p in OWN_PHASES if p in spent and is_complete and (former or before is None)
     }
     phases |= {p: later[p] - spent.get(p, 0) for p in LATER_PHASES if p in later and spent}
-    # if the runner stopped in between, the next commit does not record these phases
+    # if the runner stopped before the next commit, that commit does not record the later phases
     shown_phases = phases if phases.get("commit", 1) > 0 else {p: us for p, us in phases.items() if p in OWN_PHASES}
     since = None if before is None else commit.committed_us - before.committed_us
     return EpochTiming(commit.epoch, commit.committed_us, rows if is_complete else None, since, shown_phases)
@@ -145,7 +145,7 @@ def _spent_us(commit: Commit) -> int:
 
 
 def draw_epoch_times(block: Throughput) -> Markup:
-    """Draw the time of each epoch, stacked by phase; return empty markup if no epoch's time is known."""
+    """Draw the time of each epoch as a column by phase. Return empty markup if no times are known."""
     longest = max((sum(lap.phases.values()) for lap in block.laps), default=0)
     if not longest:
         return Markup("")
@@ -164,16 +164,16 @@ def _drawn_phases(lap: EpochTiming) -> list[tuple[str, int, str]]:
 # -- the backlog ---------------------------------------------------------------------------------------------------------
 
 
-LONGEST_S = 1.5
-FRESH_S = 5.0
+LONGEST_S = 1.5  # longest time for which a page waits for responses
+FRESH_S = 5.0  # time for which a response is reused
 
 
 @dataclass
 class _BacklogAnswer:
-    """The latest response of a source.
+    """The latest response of a source about its backlog.
 
     Args:
-        backlog_of: A function that computes the backlog at a commit; None while there is no response.
+        backlog_of: Computes the backlog as of a snapshot; None while there is no response.
         problem: Why there is no response; None if there is one.
         answered_s: When the source last responded or failed, in seconds of the monotonic clock.
         thread: The latest thread that polls the source; None before the first one starts.
@@ -187,13 +187,13 @@ class _BacklogAnswer:
 
 @dataclass
 class BacklogPoller:
-    """Polls the sources of one pipeline."""
+    """Polls the sources of one pipeline for their backlogs, each in a separate thread."""
 
     _answers: dict[str, _BacklogAnswer] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def poll(self, pipeline: Pipeline, snapshot: Snapshot) -> tuple[Backlog, ...]:
-        """Return the backlog of each source that can be polled, as of the snapshot's commit, in config order."""
+        """Return the backlog of each source that can be polled, in config order, as of the commit of the snapshot."""
         questions = [(s, ask) for s in pipeline.sources if (ask := _question(pipeline, s)) is not None]
         with self._lock:
             threads = [t for s, ask in questions if (t := self._start_question(s.name, ask)) is not None]
@@ -227,5 +227,5 @@ def _question(pipeline: Pipeline, source: Source) -> Question | None:
 
 
 def _backlog(source: Source, answer: _BacklogAnswer, snapshot: Snapshot) -> Backlog:
-    backlog_of = answer.backlog_of  # read once: a thread may replace it
+    backlog_of = answer.backlog_of  # read only once, because a thread may replace it
     return Backlog(source.name, "", None, None, answer.problem) if backlog_of is None else backlog_of(snapshot)

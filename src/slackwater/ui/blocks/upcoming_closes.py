@@ -1,11 +1,11 @@
-"""Block "What closes next?": open windows by the watermark that closes them, in up to BINS bins, and the keys of a bin.
+"""Block "What closes next?": a histogram of open windows by the watermark that closes them, and the keys of a bin.
 
 watermark
     │  ▂▅█▃▁▁  ▂▁              ▁
     └──────────────▶ closes at
 
-Sessions are counted with one scan of a few columns. A session that is one WHOLE row closes when this row is due.
-Fragments, which the cap may still cut, are merged as if they were emitted. Tumbling and hopping windows are counted
+Sessions are counted with one scan of a few columns. A session in one WHOLE row closes when this row is due. A session in
+fragments, which the cap may still cut, is first merged as if it were emitted. Tumbling and hopping windows are counted
 from the number of keys in each pane, which is part of the commit.
 """
 
@@ -37,9 +37,9 @@ from slackwater.windows import pane_windows
 from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FRAGMENT, WHOLE
 
 BINS = 200
-KEYS = 100  # how many keys of a bin are listed
-PANES = 5000  # how many panes are read for them, which matters for short hops in a long window
-AT_ONCE = 50_000  # how many units are merged at a time
+KEYS = 100  # maximum number of listed keys of a bin
+PANES = 5000  # maximum number of panes to read for the listed keys; long windows with short hops have many panes
+AT_ONCE = 50_000  # number of units that are merged at a time
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def count_windows(count: int, noun: str) -> str:
 
 
 def build_closes(snapshot: Snapshot) -> UpcomingCloses | None:
-    """Build the block "What closes next?" from a snapshot of one stage; return None if the stage has no windows.
+    """Build the block "What closes next?" from a snapshot of one stage. Return None if the stage has no windows.
 
     Raises StateError if the state cannot be read.
     """
@@ -102,7 +102,7 @@ def build_closes(snapshot: Snapshot) -> UpcomingCloses | None:
 
 @singledispatch
 def _closing_times(operator: Operator, snapshot: Snapshot) -> tuple[str, Int64s, Int64s] | None:
-    """Return a noun for what closes, the closing times (µs) in any order, and the count at each of these times.
+    """Return what is counted, the closing times (µs, unordered), and the number of windows at each closing time.
 
     Return None for a stage without windows.
     """
@@ -145,10 +145,12 @@ def _(operator: Operator, snapshot: Snapshot) -> None:
 
 
 def bin_times(times: Int64s, counts: Int64s) -> tuple[int, tuple[CloseBin, ...]]:
-    """Return the bin width (µs) and the non-empty bins. If the last 1% of the windows close much later, they share one.
+    """Return the bin width (µs) and the non-empty bins.
 
-    `counts`: the number of windows that close at each of `times`. The times are not sorted, because there may be
-    millions of them.
+    If the last 1 % of the windows close much later than the others, they share one bin.
+
+    `times`: closing times (µs); they need not be sorted, because there may be millions. `counts`: the number of windows
+    that close at each time.
     """
     if not len(times):
         return 0, ()
@@ -156,7 +158,7 @@ def bin_times(times: Int64s, counts: Int64s) -> tuple[int, tuple[CloseBin, ...]]
     near = _percentile(times, counts)
     end = near if last - first > 20 * max(near - first, 1_000_000) else last
     width = svg.tick_step(end - first + 1, BINS - 2)
-    end = (end // width + 1) * width - 1  # the end of its bin
+    end = (end // width + 1) * width - 1  # the last microsecond of the bin
     low = first // width
     far = times > end
     inside = ~far
@@ -179,7 +181,7 @@ def _percentile(times: Int64s, counts: Int64s) -> int:
 
 
 def closing_windows(snapshot: Snapshot, from_us: int, to_us: int) -> list[ClosingWindow]:
-    """Return the first windows that close in [from_us, to_us), at most KEYS of them, ordered by closing time.
+    """Return at most KEYS windows, those that close first in [from_us, to_us), ordered by closing time.
 
     Raises StateError if the state cannot be read.
     """
@@ -215,7 +217,7 @@ def _(operator: Operator, snapshot: Snapshot, low: int, high: int) -> list[Closi
 def _candidate_hashes(
     operator: Operator, reader: StateReader, rows: pl.DataFrame, watermark: int, low: int, high: int
 ) -> Iterator[Int64s]:
-    """Yield arrays of hashes of the state units that may contain the first windows that close in [low, high).
+    """Yield arrays of hashes of the state units that may contain the windows that close first in [low, high).
 
     A unit comprises the rows of a key, or of a key in one pane. All units of a window are in the same array.
     """
@@ -229,7 +231,7 @@ def _(
     h, start = rows["__h"].to_numpy(), rows["__start"].to_numpy()
     inside = np.flatnonzero((start < high) & (start >= low - operator.duration_us))
     starts = distinct_values(np.sort(start[inside]))[:PANES]
-    # the first windows belong to the first panes: take KEYS keys of each pane, then all panes of these keys
+    # the windows that close first are in the first panes: take KEYS keys of each pane, then all panes of these keys
     picked = [np.sort(h[inside[start[inside] == pane]])[:KEYS] for pane in starts]
     if picked:
         hashes = distinct_values(reader.units(distinct_values(np.concatenate(picked)))["__kh"].to_numpy())
@@ -265,7 +267,7 @@ LEFT, TOP, BOTTOM, REST = 70, 26, 190, 60
 
 
 def draw_closes(block: UpcomingCloses, base: str | None) -> Markup:
-    """Draw the number of windows in each bin. `base`: the prefix of the URLs that bars link to; None for no links."""
+    """Draw the number of windows in each bin. `base`: the prefix of the URLs to which bars link; None for no links."""
     if not block.bins:
         return Markup("")
     regular = [b for b in block.bins if b.to_us - b.from_us == block.width_us]
@@ -298,7 +300,7 @@ def _bar(low: int, high: int, count: int, x: float, width: float, up: svg.Axis, 
     bar = svg.rect(x, top, width, BOTTOM - top, "bar")
     if base is None:
         return svg.element("g", svg.title(about), bar)
-    # the whole height is clickable, so that the pointer can also hit a bar of one window
+    # the whole height is clickable, so that the pointer can hit even a bar of one window
     click_area = svg.rect(x, TOP, width, BOTTOM - TOP, "reach")
     return svg.element(
         "a", svg.title(about), click_area, bar, href=f"{base}/closing?from={low}&to={high}", aria_label=about

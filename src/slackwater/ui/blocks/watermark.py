@@ -1,4 +1,4 @@
-"""Block "Who holds the watermark?": a lane for each source and partition, and the lag behind the clock in each commit."""
+"""Block "Who holds the watermark?": the clocks of all sources and partitions, and the lag of the watermark by commit."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from slackwater.watermark import NO_WATERMARK
 
 @dataclass(frozen=True)
 class WatermarkLane:
-    """A source (`partition` is None), one of its partitions, or an input stage (`of_stage`). Times are in µs.
+    """The clock of a source (`partition` is None), a partition, or an input stage (`of_stage`). Times are in µs.
 
     Args:
         newest_us: The newest event time.
         quiet_us: How long the input has had no rows.
-        since_us: When the last row of the input was read, by the engine's clock.
-        holds: Whether the input holds the watermark.
+        since_us: When the last row of the input was read, according to the engine's clock.
+        holds: Whether the input holds back the watermark.
     """
 
     source: str
@@ -39,7 +39,7 @@ class WatermarkLane:
 
 @dataclass(frozen=True)
 class LagPoint:
-    """The lag of the watermark behind the clock at one commit.
+    """How far the watermark was behind the clock at one commit.
 
     `behind_us`: the lag (µs); None if there was no watermark yet.
     """
@@ -51,7 +51,7 @@ class LagPoint:
 
 @dataclass(frozen=True)
 class WatermarkBlock:
-    """The block "Who holds the watermark?". `behind`: the lag of the watermark at each kept commit."""
+    """The block "Who holds the watermark?". `behind`: the lag of the watermark by kept commit, oldest first."""
 
     watermark_us: int | None
     lanes: tuple[WatermarkLane, ...]

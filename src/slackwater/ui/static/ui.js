@@ -1,4 +1,4 @@
-// Says whether the page follows the commits, whose blocks htmx puts in their places.
+// Shows whether the page receives new commits. htmx replaces the blocks that a commit changes.
 (function () {
   "use strict";
   var state = "as loaded";
@@ -8,8 +8,8 @@
     if (place) { place.textContent = state; place.className = state === "live" ? "live" : "stale"; }
   }
   document.addEventListener("htmx:sseOpen", function () { show("live"); });
-  document.addEventListener("htmx:sseError", function () { show("no connection: as of the commit shown"); });
-  // the kept commits as a slider; without scripts they are links
+  document.addEventListener("htmx:sseError", function () { show("disconnected; as of this commit"); });
+  // the slider of kept commits; without scripts, the commits are links
   function slide(event) {
     var range = event.target;
     if (range.id !== "epochs") return;
@@ -19,7 +19,7 @@
   document.addEventListener("change", slide);
   var range = document.getElementById("epochs");
   if (range) range.hidden = false;
-  // tables that a reader opened stay open through a commit
+  // when a commit replaces a block, tables that the reader has opened stay open
   document.addEventListener("htmx:sseBeforeMessage", function (event) {
     var place = event.target;
     place.dataset.open = Array.from(place.querySelectorAll("details")).map(function (d) { return d.open ? "1" : "0"; }).join("");
