@@ -368,7 +368,7 @@ ERRORS: Sequence[MessageTopic] = (
         Topic.SERVER_START,
         "The page or the server cannot start",
         "`ui`, `serve` or the metrics server cannot listen at this address, or its options are not accepted.",
-        "See [what it costs, and who may see it](ui.md#what-it-costs-and-who-may-see-it).",
+        "See [who can see the page](ui.md#who-can-see-it).",
     ),
     MessageTopic(
         Topic.REPORT_CONFIG,

@@ -55,7 +55,7 @@ def test_rows_outside_of_the_years_1_to_9999_are_bad(kind: str, late: str, caplo
     assert "5 with an event time outside of the years 1 to 9999" in warnings[0]
 
 
-@pytest.mark.semantics("strings-that-are-times")
+@pytest.mark.semantics("bad-rows")
 @pytest.mark.parametrize("kind", SHAPES)
 def test_a_row_whose_window_leaves_the_years_1_to_9999_is_bad(kind: str) -> None:
     """A row is bad if its windows would reach beyond the years 1 to 9999: such times cannot be written."""

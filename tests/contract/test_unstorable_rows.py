@@ -151,7 +151,7 @@ def runner(url: str, tmp_path: Path) -> Iterator[Callable[..., Runner]]:
         one.stop()
 
 
-@pytest.mark.semantics("strings-that-are-times")
+@pytest.mark.semantics("bad-rows")
 @pytest.mark.parametrize("place", PLACES)
 def test_an_unstorable_row_is_bad_and_the_others_are_used(runner: Callable[..., Runner], place: str) -> None:
     """A row that the target or the state cannot store is bad, and the other rows of its epoch are used."""

@@ -132,7 +132,7 @@ def test_windows_of_two_sources_match_the_oracle(kind: str, data: st.DataObject)
     check_identities(result, ("u",))
 
 
-@pytest.mark.semantics("sessions")
+@pytest.mark.semantics("late-rows-of-sessions")
 @LAW
 @given(data=st.data())
 def test_sessions_match_the_oracle_under_any_disorder(data: st.DataObject) -> None:
@@ -157,7 +157,7 @@ def test_sessions_match_the_oracle_under_any_disorder(data: st.DataObject) -> No
     check_row_count(result, len(rows))
 
 
-@pytest.mark.semantics("sessions")
+@pytest.mark.semantics("the-cap")
 @LAW
 @given(data=st.data())
 def test_sessions_of_a_key_never_overlap_and_never_reach_the_cap(data: st.DataObject) -> None:

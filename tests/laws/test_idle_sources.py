@@ -60,7 +60,7 @@ def test_a_source_has_the_lateness_of_the_window_unless_it_has_one_of_its_own() 
     assert watermark(rows, given_=window(lateness_ms="5s"), lateness_ms={"a": 0, "b": 1000}) == 99
 
 
-@pytest.mark.semantics("watermarks")
+@pytest.mark.semantics("wrong-dates")
 def test_a_row_beyond_max_future_is_bad_and_does_not_move_the_watermark() -> None:
     """A row exactly `max_future` ahead of the clock is used. A row further ahead is bad and does not move the
     watermark.
@@ -202,7 +202,7 @@ def test_a_late_row_after_a_silence_that_nothing_used_is_late_by_its_own_disorde
 TWO = {"a": ("0", "1")}
 
 
-@pytest.mark.semantics("watermarks")
+@pytest.mark.semantics("kafka-partitions")
 def test_the_slowest_partition_holds_the_watermark_until_it_is_idle() -> None:
     """The slowest partition holds the watermark back until it is idle. Then its late rows count as `idle` until it
     catches up.
@@ -242,7 +242,7 @@ def test_a_partition_that_was_never_heard_from_holds_until_it_is_idle() -> None:
 CLOSE = "2m"
 
 
-@pytest.mark.semantics("watermarks")
+@pytest.mark.semantics("closing-the-last-windows")
 @pytest.mark.parametrize("kind", ["tumbling", "hopping", "session"])
 def test_idle_close_closes_the_last_windows(kind: str) -> None:
     """If no rows arrive for `idle_close`, the watermark advances by the elapsed time and closes the last windows.
@@ -359,7 +359,7 @@ def test_a_restart_goes_on_with_the_silence_that_was_committed(restart: int) -> 
     assert result.watermark_us >= whole.watermark_us
 
 
-@pytest.mark.semantics("watermarks")
+@pytest.mark.semantics("idle-sources")
 @pytest.mark.parametrize("kind", ["tumbling", "hopping"])
 @LAW
 @given(data=st.data())

@@ -68,7 +68,7 @@ def test_ordered_input_gives_the_batch_result(kind: str, data: st.DataObject) ->
         assert answer(result.rows) == expected
 
 
-@pytest.mark.semantics("epochs")
+@pytest.mark.semantics("epoch-boundaries-and-late-rows")
 @KINDS
 @given(data=st.data())
 def test_disorder_within_the_lateness_changes_nothing(kind: str, data: st.DataObject) -> None:
@@ -82,7 +82,7 @@ def test_disorder_within_the_lateness_changes_nothing(kind: str, data: st.DataOb
     assert answer(result.rows) == answer(window_oracle.batch_windows(window(kind), rows))
 
 
-@pytest.mark.semantics("epochs", "tumbling-and-hopping-windows")
+@pytest.mark.semantics("epoch-boundaries-and-late-rows", "tumbling-and-hopping-windows")
 @pytest.mark.parametrize("kind", ["tumbling", "hopping"])
 @given(data=st.data())
 def test_panes_judge_every_row_per_window(kind: str, data: st.DataObject) -> None:

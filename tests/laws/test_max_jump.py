@@ -48,7 +48,7 @@ def stretches(times: list[int], jump: int) -> tuple[Span, ...]:
     return tuple((min(times_by_bucket[b]), max(times_by_bucket[b]), len(times_by_bucket[b])) for b in newest)
 
 
-@pytest.mark.semantics("watermarks")
+@pytest.mark.semantics("wrong-dates")
 @settings(max_examples=300, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30)), min_size=1, max_size=30),

@@ -17,7 +17,7 @@ from tests.support.script import Crash, LocalResult, run_local
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "60"))
 
 
-@pytest.mark.semantics("emission")
+@pytest.mark.semantics("corrections-of-closed-windows")
 @pytest.mark.parametrize("first", select_cases(range(0, SEEDS, 20)))
 def test_seeded_runs(first: int) -> None:
     """Seeded runs with corrections, `final` and `updates` leave exactly the oracle's windows in the target."""
@@ -130,7 +130,7 @@ def test_late_rows_by_themselves() -> None:
     assert result.counters.emitted == {"standalone": 2}
 
 
-@pytest.mark.semantics("emission")
+@pytest.mark.semantics("separate-results")
 @pytest.mark.parametrize("seed", range(30))
 def test_windows_of_late_rows_and_the_others_together_hold_every_row(seed: int) -> None:
     """With `late_data = "standalone"`, each row is in one result: a window's, or the separate one of a late row."""

@@ -108,7 +108,7 @@ def test_what_was_told_of_a_session_that_is_retained_is_told_again_when_it_is_cu
     assert held_windows(result, 2) == [(0, 8, 3), (12, 22, 3)]
 
 
-@pytest.mark.semantics("sessions")
+@pytest.mark.semantics("late-rows-of-sessions")
 def test_a_row_at_the_start_of_a_session_that_stays_whole_belongs_to_it() -> None:
     """A row behind the watermark joins the earlier session, and the next session stays whole.
 
@@ -139,7 +139,7 @@ def test_a_row_that_is_late_leaves_no_trace() -> None:
         assert result.counters.rows_late == len(late)
 
 
-@pytest.mark.semantics("emission")
+@pytest.mark.semantics("columns-and-order")
 @pytest.mark.parametrize("late_data", ["drop", "dlq", "reopen", "standalone"])
 @pytest.mark.parametrize("kind", ["tumbling", "hopping", "session"])
 def test_the_first_row_of_a_window_has_revision_one(kind: str, late_data: str) -> None:

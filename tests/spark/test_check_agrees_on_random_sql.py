@@ -91,7 +91,7 @@ def results(spark: Any, spec: sw.Pipeline, batches: list[list[dict[str, Any]]]) 
     return Counter(repr(sorted((k, v) for k, v in r.items() if k != "_epoch")) for r in rows)
 
 
-@pytest.mark.semantics("event-time")
+@pytest.mark.semantics("row-wise-sql")
 def test_check_and_a_start_agree_on_random_sql(spark: Any, start: Any, home: Path) -> None:
     """`check` accepts all SQL that a start accepts, and it gives the same rows in one batch as row by row."""
     counts, alarms, misses, accepted = Counter[str](), list[str](), list[str](), list[Text]()

@@ -113,7 +113,7 @@ def test_keys_of_every_type(runner: Runner) -> None:
     assert frame.schema["n"] == pl.Datetime("us")
 
 
-@pytest.mark.semantics("corrections-in-targets")
+@pytest.mark.semantics("restarts")
 def test_a_restart_goes_on_where_it_stopped_also_without_the_checkpoint(runner: Runner) -> None:
     """A restart continues from the files that the state lists, even if Spark's checkpoint was deleted."""
     runner.write("0.jsonl", events(0, 50))
@@ -179,7 +179,7 @@ def test_a_streaming_dataframe_and_lookups(runner: Runner) -> None:
         )
 
 
-@pytest.mark.semantics("strings-that-are-times")
+@pytest.mark.semantics("bad-rows")
 def test_bad_rows_fail_or_are_dropped_and_counted(runner: Runner) -> None:
     """Rows that are undecodable, too far in the future or without a time stop the run, or are dropped and counted."""
     path = runner.write("0.jsonl", [*events(0, 10), {"user": "a", "i": 1, "ts": "2999-01-01T00:00:00Z"}, {"user": "x"}])
@@ -234,7 +234,7 @@ def test_a_second_runner_and_a_changed_window_are_refused(runner: Runner) -> Non
         runner.run(source=runner.source(SIMPLE), window=simple(max_session_duration_ms="25s"))
 
 
-@pytest.mark.semantics("event-time")
+@pytest.mark.semantics("row-wise-sql")
 @pytest.mark.parametrize(
     ("settings", "message"),
     select_cases(

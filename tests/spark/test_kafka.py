@@ -203,7 +203,7 @@ def delete_before(kafka: Any, topic: str, offset: int) -> None:
         done.result(20)
 
 
-@pytest.mark.semantics("corrections-in-targets")
+@pytest.mark.semantics("restarts")
 def test_lost_offsets_stop_the_pipeline_or_are_counted(runner: Runner, topic: Make, kafka: Any) -> None:
     """Offsets that the broker no longer has stop the pipeline, or are counted as lost."""
     events = topic(1)

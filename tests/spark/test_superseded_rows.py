@@ -160,7 +160,7 @@ def bridged() -> list[list[dict[str, Any]]]:
 IN_THE_END = [("a", 0, 90, 6, 0b110_1111), ("a", 200, 220, 1, 0b1_0000), (None, 60, 80, 1, 0b1000_0000)]
 
 
-@pytest.mark.semantics("corrections-in-targets")
+@pytest.mark.semantics("topics")
 @pytest.mark.parametrize("kind", select_cases(["postgres", "delta", "kafka"]))
 def test_a_late_row_that_joins_two_emitted_sessions_leaves_one(
     runner: Runner, request: pytest.FixtureRequest, kind: str

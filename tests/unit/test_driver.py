@@ -162,7 +162,7 @@ def test_a_changed_config_waits_until_the_previous_one_published(tmp_path: Path)
     driver(tmp_path, target, renamed).store.close()
 
 
-@pytest.mark.semantics("corrections-in-targets")
+@pytest.mark.semantics("restarts")
 def test_keys_in_another_order_are_another_window(tmp_path: Path) -> None:
     """A start refuses a state that was written for a window with different keys."""
     both = window(group_by=["k", "j"])

@@ -69,7 +69,7 @@ def publish_epochs(
         target.publish(epoch, ROWS)
 
 
-@pytest.mark.semantics("delivery")
+@pytest.mark.semantics("starting-over")
 @pytest.mark.parametrize("rebuild", [None, {}])
 def test_a_refused_start_changes_nothing(tmp_path: Path, rebuild: dict[str, str] | None) -> None:
     """A start without a state refuses an append-only target that has output of another state, and changes nothing."""

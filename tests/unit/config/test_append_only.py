@@ -54,7 +54,7 @@ def problems(
 REOPEN = {"late_data": "reopen"}
 
 
-@pytest.mark.semantics("corrections-in-targets")
+@pytest.mark.semantics("append-only-targets")
 @pytest.mark.parametrize(
     ("kind", "target_settings", "which"),
     [
