@@ -19,7 +19,8 @@ from slackwater.connectors.files.source import (
     store_changed_files,
     store_file_list,
 )
-from slackwater.core.offsets import ChangedFiles, FileOffsets
+from slackwater.core.offset_base import ChangedFiles
+from slackwater.core.offsets import FileOffsets
 from slackwater.errors import StartError
 from slackwater.spark.first_row_checks import FirstRowCounts, describe_empty_column, suggest_time_unit
 from slackwater.state.files.store import FilesStore

@@ -7,15 +7,8 @@ from typing import Any
 
 import pytest
 
-from slackwater.core.offsets import (
-    ChangedFiles,
-    FileOffsets,
-    KafkaOffsets,
-    OffsetChange,
-    Offsets,
-    TableOffsets,
-    parse_offsets,
-)
+from slackwater.core.offset_base import ChangedFiles, OffsetChange, Offsets
+from slackwater.core.offsets import FileOffsets, KafkaOffsets, TableOffsets, parse_offsets
 from slackwater.state.commit import SourceRecord
 
 FILES = {"segments": ["offsets/000000007-0c4acc5e4059-ab.jsonl", "3f2a"], "count": 3}

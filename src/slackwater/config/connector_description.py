@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from slackwater.config.message_format import format_value
 from slackwater.config.spec_base import Problem, Spec, find_duration_keys
 from slackwater.core.connector_table import TABLE
-from slackwater.core.offsets import Offsets
+from slackwater.core.offset_base import Offsets
 
 if TYPE_CHECKING:
     from slackwater.config.connection import Connection

@@ -25,7 +25,7 @@ from slackwater.connectors.target import TargetTable, TargetWithMarker, TargetWr
 from slackwater.connectors.timestamp_parsing import UTC
 from slackwater.core.column_names import quote_identifier
 from slackwater.core.connector_table import load_object
-from slackwater.core.offsets import Offsets
+from slackwater.core.offset_base import Offsets
 from slackwater.errors import StartError, Topic
 from slackwater.state.commit import SourceRecord
 from slackwater.state.protocol import Snapshot

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 from slackwater.config.relative_paths import SPARK_CONNECTORS
 from slackwater.config.source import Source
 from slackwater.connectors import spark_connect
-from slackwater.core.offsets import Offsets
+from slackwater.core.offset_base import Offsets
 from slackwater.errors import EpochError, SlackwaterError, StartError, Topic
 from slackwater.state.commit import BatchId, SourceRecord
 from slackwater.state.protocol import StateStore

@@ -16,7 +16,7 @@ from dataclasses import replace
 from slackwater.config.pipeline import Pipeline
 from slackwater.connectors.source import Batch, ReplayRecord
 from slackwater.connectors.target import TargetWriter
-from slackwater.core.offsets import Offsets
+from slackwater.core.offset_base import Offsets
 from slackwater.core.schema import find_value_limits
 from slackwater.engine import idle_stage_watermarks, next_commit
 from slackwater.engine.engine_interface import NO_STATS, IngestOutcome

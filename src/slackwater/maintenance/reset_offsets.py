@@ -22,7 +22,8 @@ from slackwater.config.connector_description import CONNECTORS
 from slackwater.config.message_format import suggest_word_or_list
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.core.humanize import mismatch
-from slackwater.core.offsets import NEEDS_FILE, KafkaOffsets, OffsetLookup, Offsets
+from slackwater.core.offset_base import NEEDS_FILE, OffsetLookup, Offsets
+from slackwater.core.offsets import KafkaOffsets
 from slackwater.errors import StartError, Topic
 from slackwater.state.commit import Commit, SourceRecord
 

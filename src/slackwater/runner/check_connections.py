@@ -11,7 +11,8 @@ from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.target import Target as TargetSpec
 from slackwater.connectors.connector import connector_for
 from slackwater.connectors.files import source as files_source
-from slackwater.core.offsets import ChangedFiles, FileOffsets
+from slackwater.core.offset_base import ChangedFiles
+from slackwater.core.offsets import FileOffsets
 from slackwater.core.paths import file_uri_to_path, is_local
 from slackwater.errors import SlackwaterError, StartError, Topic
 

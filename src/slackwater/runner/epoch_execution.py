@@ -16,7 +16,8 @@ from slackwater.connectors.files.file_change_tracker import AT_ONCE, FileChangeT
 from slackwater.connectors.files.file_change_tracker import changed_files_text as changed_text
 from slackwater.connectors.files.source import FileEntry, FilesSource
 from slackwater.connectors.source import Batch, Seekable, spark_error_reason
-from slackwater.core.offsets import FileOffsets, Offsets
+from slackwater.core.offset_base import Offsets
+from slackwater.core.offsets import FileOffsets
 from slackwater.core.paths import file_uri_to_path
 from slackwater.errors import EpochError, ExhaustedError, SlackwaterError
 from slackwater.runner import error_boundary

@@ -18,7 +18,7 @@ from slackwater import explain
 from slackwater.config.pipeline import Pipeline
 from slackwater.connectors.batch_planning import create_planners
 from slackwater.connectors.source import Seekable
-from slackwater.core.offsets import Offsets
+from slackwater.core.offset_base import Offsets
 from slackwater.engine.observer import Observer, PendingPublish
 from slackwater.engine.status import Status
 from slackwater.errors import EpochError, NewColumnsError, SlackwaterError, Topic

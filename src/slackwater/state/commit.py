@@ -22,7 +22,8 @@ from pydantic import (
     model_validator,
 )
 
-from slackwater.core.offsets import Offsets, offsets_to_json, parse_offsets
+from slackwater.core.offset_base import Offsets
+from slackwater.core.offsets import offsets_to_json, parse_offsets
 from slackwater.state import migrations
 from slackwater.state.commit_record_fields import (
     Amount,

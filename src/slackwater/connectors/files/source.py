@@ -30,7 +30,8 @@ from slackwater.connectors.source import (
 )
 from slackwater.connectors.timestamp_parsing import UTC, TextTimestampSchema, find_time_zone
 from slackwater.core.column_names import CORRUPT
-from slackwater.core.offsets import ChangedFiles, FileOffsets
+from slackwater.core.offset_base import ChangedFiles
+from slackwater.core.offsets import FileOffsets
 from slackwater.core.paths import file_uri_to_path
 from slackwater.errors import EpochError, StartError, Topic
 from slackwater.state.commit import SourceRecord

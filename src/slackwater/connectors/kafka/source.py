@@ -27,7 +27,8 @@ from slackwater.connectors.payloads.base import Payload
 from slackwater.connectors.source import SourceBatch, SparkPlannedSource, checkpoint_line, spark_error_reason
 from slackwater.core.column_names import CORRUPT
 from slackwater.core.humanize import mismatch
-from slackwater.core.offsets import ByTopic, KafkaOffsets, Offsets, group_by_topic
+from slackwater.core.offset_base import Offsets
+from slackwater.core.offsets import ByTopic, KafkaOffsets, group_by_topic
 from slackwater.errors import EpochError, StartError, Topic
 from slackwater.state.commit import SourceRecord
 from slackwater.state.protocol import StateStore

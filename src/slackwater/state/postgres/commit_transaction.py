@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 from psycopg import errors
 
-from slackwater.core.offsets import Offsets
+from slackwater.core.offset_base import Offsets
 from slackwater.errors import FencedError, raise_unregistered
 from slackwater.joins.compiled_join import CompiledJoin
 from slackwater.state.commit import FORMAT, Commit, SegmentMeta, StageState, TableRecord

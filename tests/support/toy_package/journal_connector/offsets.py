@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slackwater.core.offsets import NEEDS_FILE, OffsetChange, OffsetLookup, Offsets
+from slackwater.core.offset_base import NEEDS_FILE, OffsetChange, OffsetLookup, Offsets
 from slackwater.errors import StartError
 
 
