@@ -12,7 +12,7 @@ from tests.support.sql_cases import ACCEPTED, DDL, NO_DDL, REFUSED, UNREAD, pipe
 from slackwater.config.pipeline import Pipeline
 from slackwater.connectors.lookup_views import LookupViews
 from slackwater.errors import StartError
-from slackwater.runner import components, stage_binding
+from slackwater.runner import components
 from slackwater.spark.sessions.spark_session import private_session
 
 pytestmark = pytest.mark.spark
@@ -32,9 +32,7 @@ def bind(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
         def start(spec: Pipeline) -> None:
             sources = [components.create_source(session, spec, i, None) for i in range(len(spec.sources))]
-            stage_binding.bind_stage(spec, session, stage_binding.create_empty_frames(session, sources)).end_sql(
-                session
-            )
+            components.bind_stage(spec, session, components.create_empty_frames(session, sources)).end_sql(session)
 
         yield start
 

@@ -16,7 +16,7 @@ from slackwater.connectors.files.target import FilesTarget
 from slackwater.connectors.target import TargetTable
 from slackwater.core.schema import Field
 from slackwater.errors import ConfigError, StartError
-from slackwater.runner import previous_output
+from slackwater.runner import existing_output
 from slackwater.runner.run import run
 
 FIELDS = (Field("k", "string"),)
@@ -90,7 +90,7 @@ def test_files_without_a_marker_are_reported_too(tmp_path: Path) -> None:
     publish_epochs(tmp_path, 3)
     (tmp_path / "out" / "_slackwater" / "p.json").unlink()
     with pytest.raises(StartError, match=r'1 file of another state of "p" in "[^,]*"\. This start has no state'):
-        previous_output.check_previous_output(toml.load(config(tmp_path)), None)
+        existing_output.check_previous_output(toml.load(config(tmp_path)), None)
 
 
 def test_output_of_other_pipelines_is_left_alone(tmp_path: Path) -> None:
@@ -99,10 +99,10 @@ def test_output_of_other_pipelines_is_left_alone(tmp_path: Path) -> None:
     publish_epochs(tmp_path, 1, writer="p-letters")
     (tmp_path / "out" / "p-notes.parquet").write_bytes(b"")
     pipeline = toml.load(config(tmp_path))
-    assert previous_output.check_previous_output(pipeline, None) == []
-    assert previous_output.move_previous_output(pipeline) == []
+    assert existing_output.check_previous_output(pipeline, None) == []
+    assert existing_output.move_previous_output(pipeline) == []
     publish_epochs(tmp_path, 5)
-    assert len(previous_output.move_previous_output(pipeline)) == 1
+    assert len(existing_output.move_previous_output(pipeline)) == 1
     assert sorted(p.name for p in (tmp_path / "out").glob("*.parquet")) == [
         "p-letters-000000001.parquet", "p-notes.parquet", "p-q-000000001.parquet", "q-000000001.parquet",
     ]  # fmt: skip
@@ -113,18 +113,18 @@ def test_output_that_is_put_aside_is_complete_and_the_next_state_starts_clean(tm
     publish_epochs(tmp_path, 3, 4, form=form)
     publish_epochs(tmp_path, 0, state="abcdef0123456789", form=form)  # next to the earlier files, as with --keep-output
     pipeline = toml.load(config(tmp_path, f'connection = "lake"\npath = "{tmp_path}/out"\nformat = "{form}"'))
-    (line,) = previous_output.move_previous_output(pipeline)
+    (line,) = existing_output.move_previous_output(pipeline)
     aside = Path(line.split('"')[1])
     assert len([p for p in aside.iterdir() if p.suffix != ".json"]) == 3
     assert (aside / "p.json").exists()
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["_slackwater"]
-    assert previous_output.check_previous_output(pipeline, None) == []
+    assert existing_output.check_previous_output(pipeline, None) == []
 
 
 def test_kept_output_is_reported(tmp_path: Path) -> None:
     publish_epochs(tmp_path, 3)
     pipeline = toml.load(config(tmp_path))
-    (line,) = previous_output.check_previous_output(pipeline, "keep")
+    (line,) = existing_output.check_previous_output(pipeline, "keep")
     assert "1 file of another state" in line
     assert "new rows are added to them" in line
     publish_epochs(tmp_path, 0, state="0123456789abcdef")
@@ -133,12 +133,12 @@ def test_kept_output_is_reported(tmp_path: Path) -> None:
 
 def test_output_without_a_state_and_old_letters_are_reported_but_not_refused(tmp_path: Path) -> None:
     publish_epochs(tmp_path, 3)
-    assert len(previous_output.check_previous_output(toml.load(config(tmp_path, state=False)), None)) == 1
+    assert len(existing_output.check_previous_output(toml.load(config(tmp_path, state=False)), None)) == 1
     (tmp_path / "b").mkdir()
     publish_epochs(tmp_path / "b", 3, writer="p-letters", folder="letters")
-    (line,) = previous_output.check_previous_output(toml.load(config(tmp_path / "b", letters=True)), None)
+    (line,) = existing_output.check_previous_output(toml.load(config(tmp_path / "b", letters=True)), None)
     assert line.startswith("dead_letter: 1 file of another state")
-    assert len(previous_output.move_previous_output(toml.load(tmp_path / "b" / "p.toml"))) == 1
+    assert len(existing_output.move_previous_output(toml.load(tmp_path / "b" / "p.toml"))) == 1
 
 
 def test_an_append_only_delta_table(tmp_path: Path) -> None:
@@ -152,10 +152,10 @@ def test_an_append_only_delta_table(tmp_path: Path) -> None:
             StartError,
             match=r'rows of another state of "p" in Delta table .*, up to epoch 6\. .*; empty it, or name another target',
         ):
-            previous_output.check_previous_output(pipeline, choice)
-    assert len(previous_output.check_previous_output(pipeline, "keep")) == 1
+            existing_output.check_previous_output(pipeline, choice)
+    assert len(existing_output.check_previous_output(pipeline, "keep")) == 1
     merging = toml.load(config(tmp_path, f'connection = "table"\npath = "{path}"\nmode = "merge"'))
-    assert previous_output.check_previous_output(merging, None) == []  # rows are replaced
+    assert existing_output.check_previous_output(merging, None) == []  # rows are replaced
 
 
 def test_an_append_only_iceberg_table(tmp_path: Path) -> None:
@@ -167,8 +167,8 @@ def test_an_append_only_iceberg_table(tmp_path: Path) -> None:
         r'rows of another state of "p" in Iceberg table shop.t, up to epoch 6\. .*; empty it, or name another target'
     )
     with pytest.raises(StartError, match=message):
-        previous_output.check_previous_output(pipeline, None)
-    assert len(previous_output.check_previous_output(pipeline, "keep")) == 1
+        existing_output.check_previous_output(pipeline, None)
+    assert len(existing_output.check_previous_output(pipeline, "keep")) == 1
 
 
 def test_only_one_choice_for_previous_output(

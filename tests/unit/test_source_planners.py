@@ -20,7 +20,7 @@ from slackwater.connectors.files.source import FilesSource
 from slackwater.connectors.kafka.planner import limit_offsets
 from slackwater.connectors.source import SourceUnavailableError
 from slackwater.errors import EpochError, StartError
-from slackwater.runner import polling_loop
+from slackwater.runner import main_loop
 
 
 def source(query: str, **more: Any) -> FilesSource:
@@ -184,8 +184,8 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        monkeypatch.setattr(polling_loop.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(polling_loop.time, "time", lambda: 5_000_000.0 + self.now)
+        monkeypatch.setattr(main_loop.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(main_loop.time, "time", lambda: 5_000_000.0 + self.now)
 
 
 class Run:
@@ -234,7 +234,7 @@ class Run:
         self.epochs_and_ticks.append(("tick", self.clock.now, quiet_us / 1e6))
 
     def go(self, available_now: bool = False) -> None:
-        polling_loop.PollingLoop(self, self, available_now)._run_epochs()  # type: ignore[arg-type]
+        main_loop.PollingLoop(self, self, available_now)._run_epochs()  # type: ignore[arg-type]
 
 
 ROWS, NOTHING = {"events": object()}, dict[str, Any]()
@@ -383,7 +383,7 @@ def test_an_interrupt_lets_the_current_epoch_finish() -> None:
         def next(self) -> Mapping[str, Any]:
             return ROWS
 
-    one = polling_loop.PollingLoop(Slow(), Asked(), False)  # type: ignore[arg-type]
+    one = main_loop.PollingLoop(Slow(), Asked(), False)  # type: ignore[arg-type]
 
     class Interrupted(threading.Thread):
         joined = 0

@@ -15,7 +15,7 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.config.state_differences import COMPATIBLE, KeyChange, StateComparison
 from slackwater.errors import StartError, StateError
 from slackwater.evolution import compare
-from slackwater.runner import previous_output, renamed_pipeline, target_markers
+from slackwater.runner import existing_output, renamed_pipeline
 from slackwater.runner.local_paths import check_moved_directories
 from slackwater.runner.table_schema_changes import add_table_schema_changes
 from slackwater.secrets import mask_secrets
@@ -75,8 +75,8 @@ def _compare_with_store(pipeline: Pipeline, store: StateStore, target_pipeline: 
         commit = snapshot.commit
         comparison = compare.compare_config(pipeline, commit, missing=snapshot.missing)
         comparison = add_table_schema_changes(comparison, pipeline, commit)
-        wrong, _, unread = target_markers.find_mismatches(target_pipeline, commit, snapshot.missing)
-        refused = [_damage_text(snapshot), target_markers.mismatch_error(target_pipeline, commit, wrong)]
+        wrong, _, unread = existing_output.find_mismatches(target_pipeline, commit, snapshot.missing)
+        refused = [_damage_text(snapshot), existing_output.mismatch_error(target_pipeline, commit, wrong)]
         if target_pipeline is not pipeline and snapshot.missing:
             refused.append(pending_epoch_error(commit.pipeline, commit.epoch))
         pending_reason = "; ".join(str(why) for why in (comparison.waits, *refused) if why) or None
@@ -90,7 +90,7 @@ def _refusal(pipeline: Pipeline) -> str | None:
     if question is not None:
         return str(question)
     try:
-        previous_output.check_previous_output(pipeline, None)
+        existing_output.check_previous_output(pipeline, None)
     except StartError as error:
         return str(error)
     return None

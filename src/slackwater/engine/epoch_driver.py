@@ -5,6 +5,16 @@
              stage state        minimum      staged           record    staged files
 
 A crash before COMMIT discards the epoch. A crash after COMMIT loses nothing: `start` publishes the committed epoch.
+
+A stage is idle while all sources of its rows are idle. Active stages carry its watermark along:
+
+    a (active) ────────────────────▶ r        r takes the minimum of its inputs, so it would wait for s forever
+    b (idle)  ─▶ s (idle, silent) ─▶ r        s is carried to the watermark of a: the open windows of s close,
+                                              and later rows of b are late at s
+
+The minimum ignores an idle source if another one is active. It cannot ignore an idle stage, because later results of
+that stage would then be late for its reader. Therefore, the watermark of the idle stage moves instead. Rows that arrive
+too late are then late in the idle stage, not in its reader.
 """
 
 from __future__ import annotations
@@ -18,12 +28,12 @@ from slackwater.connectors.source import Batch, ReplayRecord
 from slackwater.connectors.target import TargetWriter
 from slackwater.core.offset_base import Offsets
 from slackwater.core.schema import find_value_limits
-from slackwater.engine import idle_stage_watermarks, next_commit
+from slackwater.engine import next_commit
 from slackwater.engine.engine_interface import NO_STATS, IngestOutcome
 from slackwater.engine.kill_points import PhaseTimer
 from slackwater.engine.observer import DriverCallbacks as DriverCallbacks
 from slackwater.engine.publishing import Publisher, bind_targets
-from slackwater.engine.stage_runner import NO_ROWS, EpochContext, StageInput, StageResult, StageRunner
+from slackwater.engine.stage_runner import NO_ROWS, EpochContext, StageInput, StageOutput, StageResult, StageRunner
 from slackwater.engine.startup_recovery import StartupRecovery
 from slackwater.engine.status import Status
 from slackwater.errors import FencedError, StartError
@@ -32,8 +42,9 @@ from slackwater.operators.dry_run import DryRunShardState
 from slackwater.operators.reports import EmitReport
 from slackwater.state.commit import Commit, TargetMarker
 from slackwater.state.protocol import StateStore
-from slackwater.watermark import SourceClock, advance_clock
+from slackwater.watermark import SourceClock, advance_clock, global_watermark
 
+Clocks = Mapping[str, Mapping[str, SourceClock]]  # for each stage, the clocks of its inputs
 GARBAGE_EVERY = 16  # epochs between garbage collections
 PHASES = ("plan", "read", "ingest", "emit", "commit", "write", "note")  # the phases of an epoch that are reported
 
@@ -164,15 +175,7 @@ class EpochDriver:
         for clocks in self._clocks.values():
             clocks.update({n: advance_clock(c, NO_STATS.activity, quiet_us) for n, c in clocks.items() if n in sources})
         self._uncommitted_us += quiet_us
-        if not idle_stage_watermarks.idle_tick_needs_commit(
-            self.pipeline,
-            self.stages,
-            self.state,
-            self._clocks,
-            self._committed_clocks,
-            self._uncommitted_us,
-            self.hooks.clock_us(),
-        ):
+        if not self._idle_tick_needs_commit():
             return False
         self._epoch(self._context())
         return True
@@ -184,10 +187,66 @@ class EpochDriver:
             self._epoch(replace(self._context(), flush=True))
 
     def _context(self, batch: Batch = NO_ROWS, quiet_us: int | None = None) -> EpochContext:
-        carried = idle_stage_watermarks.advance_idle_watermarks(
-            self.stages, self._committed_clocks, self.state.promised
+        return EpochContext(self.state.epoch + 1, self.hooks.clock_us(), batch, quiet_us, carried=self._carried())
+
+    def _carried(self) -> dict[str, int]:
+        """Return the watermark to which each idle stage is carried: the minimum of the active inputs of its readers.
+
+        Stages that are not carried are omitted.
+        """
+        clocks, promised = self._committed_clocks, self.state.promised
+        idle, carried = self._idle_stages(clocks), dict[str, int]()
+        for stage in (s for s in reversed(self.stages) if idle[s.name]):
+            limits = []
+            for reader in (r for r in self.stages if stage.name in r.inputs):
+                if idle[reader.name]:
+                    limits += [carried[reader.name]] if reader.name in carried else []
+                    continue
+                limits += [promised[n] for n in reader.inputs if n in idle and not idle[n]]
+                of_sources = [clocks[reader.name][n] for n in reader.inputs if n not in idle]
+                limits += [c.watermark_us for c in of_sources if not c.idle]
+            if limits:
+                carried[stage.name] = min(limits)
+        return carried
+
+    def _idle_stages(self, clocks: Clocks) -> dict[str, bool]:
+        """Return whether each stage is idle."""
+        idle: dict[str, bool] = {}
+        for stage in self.stages:
+            idle[stage.name] = all(idle[n] if n in idle else clocks[stage.name][n].idle for n in stage.inputs)
+        return idle
+
+    def _idle_tick_needs_commit(self) -> bool:
+        """Return whether an idle tick changed something that users can see or that affects rows.
+
+        A commit is needed immediately if a source moved a watermark or became idle, an idle stage is carried along,
+        windows become due, or it is time to emit changed windows. If the watermark advances only because the input is
+        silent, it is committed once per checkpoint interval.
+        """
+        reached, results, advances = dict[str, int](), dict[str, StageOutput](), False
+        idle, carried, clock_us = self._idle_stages(self._clocks), self._carried(), self.hooks.clock_us()
+        for stage, before in zip(self.stages, self.state.stages, strict=True):
+            current, last = self._clocks[stage.name], self._committed_clocks[stage.name]
+            upstream = {n: results[n] for n in stage.inputs if n in results}
+            watermark = stage.watermark(before.watermark_us, current, upstream, carried.get(stage.name))
+            reached[stage.name] = watermark
+            results[stage.name] = StageOutput(None, stage.output_watermark_at(before, watermark), idle[stage.name])
+            settled = global_watermark(before.watermark_us, [c for n, c in current.items() if n not in upstream])
+            moved = not upstream and max(settled, carried.get(stage.name, settled)) != before.watermark_us
+            if moved or (before.waiting and stage.may_emit_early(before, clock_us)):
+                return True
+            if any(c.idle_flags != last[n].idle_flags for n, c in current.items()):
+                return True
+            undecided = any(c.undecided_us != last[n].undecided_us for n, c in current.items())
+            advances = advances or watermark != before.watermark_us or undecided
+        store = self.pipeline.state_store
+        if advances and self._uncommitted_us >= 1000 * (store.checkpoint_interval_ms if store else 60_000):
+            return True
+        return any(
+            stage.becomes_due(before, self.state.epoch + 1, reached[stage.name])
+            for stage, before in zip(self.stages, self.state.stages, strict=True)
+            if reached[stage.name] != before.watermark_us
         )
-        return EpochContext(self.state.epoch + 1, self.hooks.clock_us(), batch, quiet_us, carried=carried)
 
     def _epoch(self, context: EpochContext) -> None:
         """Run one epoch.

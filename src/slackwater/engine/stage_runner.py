@@ -52,7 +52,7 @@ class StageOutput:
 class EpochContext:
     """An epoch as seen by all its stages. `quiet_us`: how long (µs) polled sources had no rows; None if not polled.
 
-    `carried`: the watermarks to which idle stages are carried (see `engine.idle_stage_watermarks`).
+    `carried`: the watermarks to which idle stages are carried (see `engine.epoch_driver`).
     """
 
     epoch: int

@@ -29,7 +29,7 @@ from slackwater.core.humanize import mismatch
 from slackwater.core.schema import Field, to_arrow_schema
 from slackwater.errors import ConfigError, StartError, Topic
 from slackwater.operators.base import Operator
-from slackwater.runner import error_boundary, stage_binding
+from slackwater.runner import components, error_boundary
 from slackwater.spark import batch_shard_functions
 from slackwater.spark.batch_shard_functions import END_WATERMARK, ShardFunction
 from slackwater.spark.operator_rows import lift_rows
@@ -232,7 +232,7 @@ def _plan(
         for view, frame in (lookups or {}).items():
             rebind_to_session(plan_session, frame).createOrReplaceTempView(view)
     sources = [DataFrameSource(source, rebind_to_session(plan_session, frame)) for source, frame in frames.items()]
-    stage = stage_binding.bind_stage(pipeline, plan_session, stage_binding.create_empty_frames(plan_session, sources))
+    stage = components.bind_stage(pipeline, plan_session, components.create_empty_frames(plan_session, sources))
     return _Planner(
         RowQueryBuilder(plan_session, pipeline, stage.operator, stage.times, end=stage.end_sql(plan_session)),
         time.time_ns() // 1000,

@@ -118,8 +118,7 @@ def _check_tables(pipeline: Pipeline) -> None:
     """Raise StartError, with one line per difference, if a Postgres table does not fit the pipeline's output."""
     from slackwater.connectors.lookup_views import LookupViews
     from slackwater.connectors.postgres.target import PostgresTarget
-    from slackwater.runner.components import create_source, create_target_writers, spark_settings
-    from slackwater.runner.stage_binding import bind_stages
+    from slackwater.runner.components import bind_stages, create_source, create_target_writers, spark_settings
     from slackwater.spark.sessions import spark_session
     from slackwater.state.store_access import create_store
 

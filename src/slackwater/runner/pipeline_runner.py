@@ -29,10 +29,16 @@ from slackwater.engine.observer import RunSchema
 from slackwater.errors import StartError
 from slackwater.evolution import added_columns
 from slackwater.operators.base import Operator
-from slackwater.runner import error_boundary, run_log, target_markers
-from slackwater.runner.components import create_letter_writer, create_source, create_target_writers, spark_settings
+from slackwater.runner import error_boundary, existing_output, run_log
+from slackwater.runner.components import (
+    bind_stages,
+    create_letter_writer,
+    create_source,
+    create_stage_runners,
+    create_target_writers,
+    spark_settings,
+)
 from slackwater.runner.run_log import RunNotifier
-from slackwater.runner.stage_binding import bind_stages, create_stage_runners
 from slackwater.spark.engine import SparkEngine
 from slackwater.spark.sessions import spark_session
 from slackwater.spark.worker_tasks import warm_up
@@ -107,16 +113,16 @@ class PipelineRunner:
             make_targets: Creates the target writers. Only the writers that the default function creates receive every
                 epoch, so only their markers must match exactly.
             former_output: The choice for targets whose markers do not match the state; see
-                `target_markers.resolve_mismatches`.
+                `existing_output.resolve_mismatches`.
         """
         pipeline, notice = self.pipeline, self.reporter.notice
         self._latest = stored_commit = latest
         is_exact = make_targets is create_target_writers
         if latest is not None:
-            latest, lines = target_markers.resolve_mismatches(pipeline, self.store, latest, former_output, is_exact)
+            latest, lines = existing_output.resolve_mismatches(pipeline, self.store, latest, former_output, is_exact)
             for line in lines:
                 notice("warning", line)
-        held_markers = target_markers.read_unrecorded_markers(pipeline, latest) if is_exact else {}
+        held_markers = existing_output.read_unrecorded_markers(pipeline, latest) if is_exact else {}
         spark = self._start_spark()
         if spark is None:
             return None

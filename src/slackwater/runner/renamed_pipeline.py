@@ -12,11 +12,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from slackwater.config.pipeline import Pipeline, resolve_connection
-from slackwater.connectors.connector import connector_for
-from slackwater.connectors.target import TargetTable
 from slackwater.errors import StartError, StateError, Topic
 from slackwater.evolution import target_locations
-from slackwater.runner import target_markers
+from slackwater.runner import existing_output
 from slackwater.state.commit import TargetMarker
 from slackwater.state.migrations import with_targets
 from slackwater.state.protocol import StateStore
@@ -26,7 +24,7 @@ _BACKFILL = "-backfill-"
 
 
 def pipeline_under_former_name(pipeline: Pipeline, store: StateStore) -> Pipeline | None:
-    """Return the pipeline under its previous name if the next start would take over the state of that name, else None."""
+    """Return the pipeline under its previous name if the next start would take over that state; otherwise None."""
     if pipeline.formerly is None or not _is_durable(pipeline) or store.stored_record() is not None:
         return None
     previous = pipeline.model_copy(update={"name": pipeline.formerly})
@@ -36,14 +34,14 @@ def pipeline_under_former_name(pipeline: Pipeline, store: StateStore) -> Pipelin
 def take_over_renamed_state(pipeline: Pipeline, store: StateStore) -> str | None:
     """Rename the state from the pipeline's previous name to its current name.
 
-    Return a line about the rename; None if there is no such state. Raises StateError or LockHeldError.
+    Return a line about the rename; None if the previous name has no state. Raises StateError or LockHeldError.
     """
     previous = pipeline_under_former_name(pipeline, store)
     if previous is None:
         return None
     previous_store = create_store(previous)
     with previous_store.peek() as snapshot:
-        if snapshot is not None and (refused := target_markers.check_markers(previous, snapshot)) is not None:
+        if snapshot is not None and (refused := existing_output.check_markers(previous, snapshot)) is not None:
             raise refused
     commit, aside = rename_state(previous_store, pipeline.name)
     return f"{pipeline.name} now owns the state of {previous.name}, from epoch {commit.epoch} on; the old copy is now {aside}"
@@ -60,7 +58,7 @@ def find_start_refusal(pipeline: Pipeline, store: StateStore) -> StateError | No
     otherwise = f"If {name} is another pipeline, start it once with --keep-output. Nothing was changed"
     for other, target in _states_with_same_target(pipeline, store):
         return StateError(
-            f"{name}: {name} has no state, but {other} has one here that writes to {target}. Was the pipeline renamed? "
+            f"{name}: {name} has no state, but {other} has one here and writes to {target}. Was the pipeline renamed? "
             f'Then add formerly = "{other}" to the config. {otherwise}',
             Topic.PIPELINE_RENAMED,
         )
@@ -86,7 +84,7 @@ def _is_durable(pipeline: Pipeline) -> bool:
 
 
 def _states_with_same_target(pipeline: Pipeline, store: StateStore) -> Iterator[tuple[str, str]]:
-    """Yield other pipelines with a state in this store that write to one of this pipeline's targets, with that target."""
+    """Yield (pipeline, target) for each other pipeline in this store that writes to a target of this pipeline."""
     locations = {
         target_locations.target_location(target_pipeline.target) for target_pipeline in pipeline.per_target.values()
     }
@@ -103,9 +101,9 @@ def _states_with_same_target(pipeline: Pipeline, store: StateStore) -> Iterator[
 
 
 def _results_without_state(pipeline: Pipeline) -> Iterator[tuple[TargetMarker, str]]:
-    """Yield the markers of an earlier state of this pipeline in targets that upsert.
+    """Yield (marker, target) for each upserting target that holds results of an earlier state of this pipeline.
 
-    For append-only targets, see `previous_output`.
+    For append-only targets, see `existing_output.check_previous_output`.
     """
     for target_pipeline in pipeline.per_target.values():
         connection = resolve_connection(target_pipeline.target.connection, pipeline.connections)
@@ -113,9 +111,7 @@ def _results_without_state(pipeline: Pipeline) -> Iterator[tuple[TargetMarker, s
             connection.kind, target_pipeline.target_stage.transform.window
         ):
             continue
-        target = connector_for(connection).target_with_marker(
-            target_pipeline.target, TargetTable(target_pipeline.writer, (), None)
-        )
+        target = existing_output.target_with_marker(pipeline, target_pipeline.target, target_pipeline.writer)
         if target is None:
             continue
         with suppress(StartError):
@@ -124,17 +120,12 @@ def _results_without_state(pipeline: Pipeline) -> Iterator[tuple[TargetMarker, s
 
 
 def _other_writers(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
-    """Yield other pipelines that left a marker in one of this pipeline's targets, with that target.
+    """Yield (pipeline, target) for each other pipeline that left a marker in a target of this pipeline.
 
-    Unreachable targets are omitted; the start opens them and fails then.
+    Unreachable targets are omitted, because the start fails later when it opens them.
     """
     for target_pipeline in pipeline.per_target.values():
-        connection = resolve_connection(target_pipeline.target.connection, pipeline.connections)
-        target = None
-        if connection is not None:
-            target = connector_for(connection).target_with_marker(
-                target_pipeline.target, TargetTable(target_pipeline.writer, (), None)
-            )
+        target = existing_output.target_with_marker(pipeline, target_pipeline.target, target_pipeline.writer)
         if target is None:
             continue
         try:
@@ -142,7 +133,7 @@ def _other_writers(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
         except StartError:
             continue
         if target_pipeline.writer in writers:
-            continue  # this pipeline wrote to it: `previous_output` decides
+            continue  # this pipeline wrote to the target, see `existing_output.check_previous_output`
         for writer in writers:
             other = writer.partition("~")[0]
             if other != pipeline.name and _BACKFILL not in other and not other.endswith(("-letters", "-letters-aside")):

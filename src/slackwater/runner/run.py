@@ -22,13 +22,13 @@ from slackwater.core.offset_base import Offsets
 from slackwater.engine.observer import Observer, PendingPublish
 from slackwater.engine.status import Status
 from slackwater.errors import EpochError, NewColumnsError, SlackwaterError, Topic
-from slackwater.runner import background_run, previous_output, renamed_pipeline, run_log, run_options, streaming_query
+from slackwater.runner import background_run, existing_output, main_loop, renamed_pipeline, run_log, run_options
 from slackwater.runner.background_run import Handle
 from slackwater.runner.components import create_targets
 from slackwater.runner.epoch_execution import ChangedFileReporter, EpochExecutor
 from slackwater.runner.local_paths import check_moved_directories
+from slackwater.runner.main_loop import PollingLoop
 from slackwater.runner.pipeline_runner import PipelineRunner, RunComponents
-from slackwater.runner.polling_loop import PollingLoop
 from slackwater.runner.run_log import RunNotifier
 from slackwater.runner.run_options import RunOptions
 from slackwater.secrets import mask_secrets
@@ -222,14 +222,14 @@ def _with_state(runner: PipelineRunner, latest: Commit | None, options: RunOptio
         if not options.starts_over:
             refusal = (
                 None
-                if options.former_output == previous_output.KEEP
+                if options.former_output == existing_output.KEEP
                 else renamed_pipeline.find_start_refusal(pipeline, runner.store)
             )
             if refusal is not None:
                 raise refusal
             _check_former_output(runner, options.former_output)
-        if options.former_output == previous_output.ASIDE:
-            for line in previous_output.move_previous_output(pipeline):
+        if options.former_output == existing_output.ASIDE:
+            for line in existing_output.move_previous_output(pipeline):
                 reporter.notice("warning", line)
     create_targets(pipeline)
     components = runner.prepare(latest, former_output=options.former_output)
@@ -261,7 +261,7 @@ def _open_store(runner: PipelineRunner, options: RunOptions) -> Commit | None:
 
 def _check_former_output(runner: PipelineRunner, choice: str | None) -> None:
     """Warn about output of an earlier state that stays in the target. Raises StartError if the user made no choice."""
-    for line in previous_output.check_previous_output(runner.pipeline, choice):
+    for line in existing_output.check_previous_output(runner.pipeline, choice):
         runner.reporter.notice("warning", line)
 
 
@@ -285,7 +285,7 @@ def run_to_end(runner: PipelineRunner, components: RunComponents, *, available_n
     files.report_changes(None)
     runner.reporter.observers.on_running()
     if planners is None:
-        streaming_query.run_streaming_query(epochs, available_now)
+        main_loop.run_streaming_query(epochs, available_now)
     else:
         _forget_checkpoints(components)
         spark_session.list_files_locally(components.session)

@@ -16,7 +16,7 @@ from slackwater.core.humanize import mismatch
 from slackwater.engine.observer import Observer
 from slackwater.engine.status import Status
 from slackwater.errors import ConfigError
-from slackwater.runner import previous_output
+from slackwater.runner import existing_output
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -55,7 +55,7 @@ class RunOptions:
     def check(self) -> None:
         """Raise ConfigError for options that cannot be combined, or that do not exist."""
         check_run_flags(self.available_now, self.flush)
-        if self.former_output not in (None, *previous_output.CHOICES):
+        if self.former_output not in (None, *existing_output.CHOICES):
             raise ConfigError(["former_output: " + mismatch(f'"{self.former_output}"', '"aside" or "keep"')])
 
     def check_background(self) -> None:

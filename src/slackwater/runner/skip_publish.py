@@ -24,7 +24,7 @@ from slackwater.core.schema import find_value_limits
 from slackwater.errors import StartError, Topic
 from slackwater.evolution.marker_mismatch import with_skipped_targets
 from slackwater.operators.dead_letters import UNPUBLISHED, storable_letters
-from slackwater.runner import run_log, target_markers
+from slackwater.runner import existing_output, run_log
 from slackwater.runner.components import create_letter_writer, create_skipped_rows_target
 from slackwater.runner.pipeline_runner import PipelineRunner
 from slackwater.runner.run_log import RunNotifier
@@ -141,8 +141,8 @@ def lock_pending_epoch(pipeline: Pipeline, epoch: int) -> Iterator[tuple[StateSt
         if latest is None:
             raise missing_state_error()
         check_epoch_is_pending(pipeline, latest, store.published_epoch(), epoch)
-        mismatches, _, _ = target_markers.find_mismatches(pipeline, latest, latest.missing(store.delivered_targets()))
-        if (refusal := target_markers.mismatch_error(pipeline, latest, mismatches)) is not None:
+        mismatches, _, _ = existing_output.find_mismatches(pipeline, latest, latest.missing(store.delivered_targets()))
+        if (refusal := existing_output.mismatch_error(pipeline, latest, mismatches)) is not None:
             raise refusal
         yield store, latest
     finally:

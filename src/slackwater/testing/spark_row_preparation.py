@@ -26,7 +26,7 @@ from slackwater.errors import EpochError, StartError
 from slackwater.operators import unstorable_rows
 from slackwater.operators.base import Operator
 from slackwater.operators.dead_letters import ORIGIN, numbered_origin, origin_column
-from slackwater.runner import stage_binding
+from slackwater.runner import components
 from slackwater.spark.analysis import sql_analysis
 from slackwater.spark.engine import SparkEngine
 from slackwater.spark.row_query_builder import RowQueryBuilder
@@ -106,8 +106,8 @@ class SparkRowPreparer:
             for i, s in enumerate(self.pipeline.sources)
         ]
         reals: Any = self.sources
-        binding = stage_binding.bind_stage(
-            self.pipeline, self.session, stage_binding.create_empty_frames(self.session, reals)
+        binding = components.bind_stage(
+            self.pipeline, self.session, components.create_empty_frames(self.session, reals)
         )
         self.logic = binding.operator
         self._clocked = [

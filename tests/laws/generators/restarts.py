@@ -34,7 +34,7 @@ from slackwater.engine.row_policies import ClockSkewWarnings
 from slackwater.engine.stage_runner import StageRunner
 from slackwater.errors import SlackwaterError
 from slackwater.query.result_readers import result_reader
-from slackwater.runner import previous_output, renamed_pipeline, target_markers
+from slackwater.runner import existing_output, renamed_pipeline
 from slackwater.runner.components import create_target_writers
 from slackwater.state.commit import BatchId
 from slackwater.state.store_access import create_store
@@ -66,7 +66,7 @@ class RestartedRun(LocalPipeline):
         store = create_store(pipeline)
         try:
             if self._rebuild:
-                previous_output.check_previous_output(pipeline, choice)
+                existing_output.check_previous_output(pipeline, choice)
                 store.start_over()
                 latest = None
             else:
@@ -74,18 +74,18 @@ class RestartedRun(LocalPipeline):
                 latest = store.open()
             stored = latest
             if latest is not None:
-                latest, _ = target_markers.resolve_mismatches(pipeline, store, latest, choice)
+                latest, _ = existing_output.resolve_mismatches(pipeline, store, latest, choice)
             elif not self._rebuild:
                 if (
-                    choice != previous_output.KEEP
+                    choice != existing_output.KEEP
                     and (question := renamed_pipeline.find_start_refusal(pipeline, store)) is not None
                 ):
                     raise question
-                previous_output.check_previous_output(pipeline, choice)
-            if latest is None and choice == previous_output.ASIDE:
-                previous_output.move_previous_output(pipeline)
+                existing_output.check_previous_output(pipeline, choice)
+            if latest is None and choice == existing_output.ASIDE:
+                existing_output.move_previous_output(pipeline)
             state_id = latest.lineage if latest is not None else uuid.uuid4().hex
-            held_markers = target_markers.read_unrecorded_markers(pipeline, latest)
+            held_markers = existing_output.read_unrecorded_markers(pipeline, latest)
             self._targets = create_target_writers(pipeline, self._steps, state_id, latest)  # type: ignore[assignment]
             for target in self._targets.values():
                 target.open()

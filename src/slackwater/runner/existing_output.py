@@ -1,9 +1,10 @@
-"""Before a start continues a state, check that each target still holds what this state wrote last.
+"""Compare the output in the targets with the state at a start, so that no row is lost or written twice.
 
-latest commit ─▶ read the marker of each target ─▶ the expected one ─▶ continue
-                                                ─▶ another one ─┬─ fail, and list what the user can do
-                                                                ├─ "aside": move away files newer than the state
-                                                                └─ "keep": continue the state under a new lineage
+an existing state ─▶ read the marker of each target ─┬─ the state expects it ─▶ continue
+                                                     └─ otherwise ─▶ fail, or follow the user's choice
+a new state       ─▶ does an append-only target hold output of an earlier state? ─▶ fail, or follow the choice
+
+The choice is "aside" (move the files away) or "keep" (leave the output in the target, and add rows to it).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.target import Target as TargetSpec
 from slackwater.connectors.connector import connector_for
 from slackwater.connectors.files.target import FilesTarget
-from slackwater.connectors.target import TargetTable, TargetWithMarker
+from slackwater.connectors.target import HasPreviousOutput, TargetTable, TargetWithMarker
 from slackwater.errors import StartError, StateError, Topic
 from slackwater.evolution import target_locations
 from slackwater.evolution.marker_mismatch import (
@@ -28,14 +29,27 @@ from slackwater.evolution.marker_mismatch import (
     find_mismatch,
     start_branch,
 )
-from slackwater.runner import previous_output
 from slackwater.state.commit import LETTERS, Commit, TargetMarker
 from slackwater.state.protocol import Snapshot, StateStore
+
+ASIDE, KEEP = "aside", "keep"
+CHOICES = (ASIDE, KEEP)
+
+
+# -- a start that continues a state ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class CheckedTarget:
-    """A target of the config, or that of dead letters (LETTERS), with the markers that the state expects in it."""
+    """A target, and the markers that the state expects in it.
+
+    Args:
+        name: The name of the target; LETTERS for the target of dead letters.
+        title: The name of the target for messages.
+        target: The target.
+        expected: The markers that the state expects.
+        upserts: Whether rows replace earlier rows with an equal identity.
+    """
 
     name: str
     title: str
@@ -86,9 +100,11 @@ class MarkerMismatch:
 def _list_checked_targets(
     pipeline: Pipeline, commit: Commit, missing: Sequence[str], exact: bool = True
 ) -> Iterator[CheckedTarget]:
-    """Yield the targets that store a marker, including that of dead letters.
+    """Yield the targets that store a marker, including the target of dead letters.
 
     Args:
+        pipeline: The pipeline with the targets.
+        commit: The commit from which the run continues.
         missing: Names of targets that may lack the output of the commit.
         exact: False if a target does not receive every epoch, as in a backfill.
     """
@@ -100,7 +116,7 @@ def _list_checked_targets(
         # after a rename, the target has the marker of the previous name until it receives rows
         previous_writer = own_writer if record is None or record.place != location else record.writer
         for writer in dict.fromkeys((own_writer, previous_writer)):
-            target = _target_with_marker(pipeline, spec, writer, commit.lineage)
+            target = target_with_marker(pipeline, spec, writer, commit.lineage)
             if target is None:
                 continue
             connection = resolve_connection(spec.connection, pipeline.connections)
@@ -113,7 +129,7 @@ def _list_checked_targets(
 
 
 def _target_specs(pipeline: Pipeline) -> list[tuple[str, str, TargetSpec, str, Pipeline | None]]:
-    """Return name, title, target, writer and pipeline of each target, and of the dead letters (without a pipeline)."""
+    """Return name, title, spec, writer and stage of each target. The target of dead letters comes last, without a stage."""
     specs: list[tuple[str, str, TargetSpec, str, Pipeline | None]] = [
         (
             name,
@@ -129,7 +145,8 @@ def _target_specs(pipeline: Pipeline) -> list[tuple[str, str, TargetSpec, str, P
     return specs
 
 
-def _target_with_marker(pipeline: Pipeline, spec: TargetSpec, writer: str, lineage: str) -> TargetWithMarker | None:
+def target_with_marker(pipeline: Pipeline, spec: TargetSpec, writer: str, lineage: str = "") -> TargetWithMarker | None:
+    """Return a target that can read the marker of a writer; None if this kind of target stores no marker."""
     connection = resolve_connection(spec.connection, pipeline.connections)
     return (
         None
@@ -139,9 +156,9 @@ def _target_with_marker(pipeline: Pipeline, spec: TargetSpec, writer: str, linea
 
 
 def read_unrecorded_markers(pipeline: Pipeline, commit: Commit | None) -> dict[str, TargetMarker | None]:
-    """Return the markers of targets that the commit does not mention; for a new state, these are all targets.
+    """Return the marker of each target that the commit does not mention. Without a commit, these are all targets.
 
-    Targets that cannot be read are omitted; the start opens them and fails then.
+    Targets that cannot be read are omitted, because the start fails later when it opens them.
     """
     current = (
         None
@@ -157,7 +174,7 @@ def read_unrecorded_markers(pipeline: Pipeline, commit: Commit | None) -> dict[s
             if is_named or (name == LETTERS and current.letters_to == location):
                 continue
         lineage = "" if commit is None else commit.lineage
-        if (target := _target_with_marker(pipeline, spec, writer, lineage)) is not None:
+        if (target := target_with_marker(pipeline, spec, writer, lineage)) is not None:
             with suppress(StartError):
                 markers[name] = target.read_marker(lineage)
     return markers
@@ -166,9 +183,14 @@ def read_unrecorded_markers(pipeline: Pipeline, commit: Commit | None) -> dict[s
 def find_mismatches(
     pipeline: Pipeline, commit: Commit, missing: Sequence[str], exact: bool = True, fence: bool = False
 ) -> tuple[list[MarkerMismatch], dict[str, TargetMarker | None], list[str]]:
-    """Return the mismatches, the marker of each readable target, and a line for each target that cannot be read.
+    """Return the mismatches, the marker of each readable target, and a line for each unreadable target.
 
-    A start fails when it opens a target that cannot be read. `fence`: see `connectors.target.TargetWithMarker`.
+    Args:
+        pipeline: The pipeline with the targets.
+        commit: The commit from which the run continues.
+        missing: Names of targets that may lack the output of the commit.
+        exact: False if a target does not receive every epoch, as in a backfill.
+        fence: Whether to fence earlier runners; see `connectors.target.TargetWithMarker`.
     """
     mismatches: list[MarkerMismatch] = []
     markers: dict[str, TargetMarker | None] = {}
@@ -188,7 +210,7 @@ def find_mismatches(
 
 
 def mismatch_error(pipeline: Pipeline, commit: Commit, mismatches: Sequence[MarkerMismatch]) -> StateError | None:
-    """Return the error that prevents a start and says what the user can do; None if all targets match."""
+    """Return the error of a start with these mismatches, which lists the user's choices; None without mismatches."""
     if not mismatches:
         return None
     facts = "; ".join(mismatch.text(commit) for mismatch in mismatches)
@@ -211,7 +233,7 @@ def mismatch_error(pipeline: Pipeline, commit: Commit, mismatches: Sequence[Mark
 
 
 def check_markers(pipeline: Pipeline, snapshot: Snapshot) -> StateError | None:
-    """Return the error that would prevent a start from this commit, or None. Takes no lock."""
+    """Return the error that a start from this snapshot would raise because of its targets, or None. Takes no lock."""
     mismatches, _, _ = find_mismatches(pipeline, snapshot.commit, snapshot.missing)
     return mismatch_error(pipeline, snapshot.commit, mismatches)
 
@@ -221,8 +243,15 @@ def resolve_mismatches(
 ) -> tuple[Commit, list[str]]:
     """Return the commit to continue from, and lines about what was done. The lock of the state must be held.
 
-    `choice`: one of `previous_output.CHOICES` or None. Raises StateError if a target does not match and `choice` does not
-    resolve it.
+    Args:
+        pipeline: The pipeline with the targets.
+        store: The locked store.
+        commit: The latest commit of the store.
+        choice: The user's choice, one of CHOICES; None without a choice.
+        exact: False if a target does not receive every epoch, as in a backfill.
+
+    Raises:
+        StateError: A target does not match the state, and `choice` does not resolve the mismatch.
     """
     missing = (
         commit.missing(store.delivered_targets()) if commit.staged and store.published_epoch() < commit.epoch else []
@@ -232,9 +261,9 @@ def resolve_mismatches(
     if refusal is None:
         return commit, []
     markers = {**{n: t.marks[-1] for n, t in commit.targets.items() if t.marks}, **markers}
-    if choice == previous_output.KEEP:
-        lines = [f"epochs after {commit.epoch} are written as a new history, next to what the target holds"]
-    elif choice == previous_output.ASIDE and all(mismatch.is_movable for mismatch in mismatches):
+    if choice == KEEP:
+        lines = [f"epochs after {commit.epoch} are written as a new history; the target keeps its rows"]
+    elif choice == ASIDE and all(mismatch.is_movable for mismatch in mismatches):
         lines = [_put_newer_aside(mismatch) for mismatch in mismatches]
         for mismatch in mismatches:
             if not mismatch.checked.expected.was_target:
@@ -252,3 +281,63 @@ def _put_newer_aside(mismatch: MarkerMismatch) -> str:
     assert isinstance(target, FilesTarget), "is_movable"
     location = target.put_newer_aside(marker)
     return f"{mismatch.checked.title}: the files written after epoch {marker.epoch} are now in {location}; remove them when you no longer need them"
+
+
+# -- a start without a state -------------------------------------------------------------------------------------------
+
+
+def _previous_outputs(pipeline: Pipeline) -> list[tuple[str, HasPreviousOutput]]:
+    """Return the targets to which a new state would add rows next to those of an earlier state, each with its title."""
+    targets: list[tuple[str, HasPreviousOutput]] = []
+    if pipeline.formerly is not None:  # the output under the pipeline's previous name
+        targets += _previous_outputs(pipeline.model_copy(update={"name": pipeline.formerly, "formerly": None}))
+    for _, title, spec, writer, stage in _target_specs(pipeline):
+        connection = resolve_connection(spec.connection, pipeline.connections)
+        kind = "" if connection is None else connection.kind
+        if stage is not None and spec.upserts(kind, stage.transform.window):
+            continue  # an upsert replaces rows
+        target = target_with_marker(pipeline, spec, writer)
+        if isinstance(target, HasPreviousOutput):
+            targets.append((title.removeprefix("the "), target))
+    return targets
+
+
+def check_previous_output(pipeline: Pipeline, choice: str | None) -> list[str]:
+    """Return a line for each target in which a new state would add rows to the output of an earlier state.
+
+    `choice`: one of CHOICES, or None if the user made no choice. Raises StartError if such output exists without a
+    choice.
+    """
+    notices = []
+    remembers = pipeline.state_store is not None and pipeline.state_store.kind != "in_memory"
+    for name, target in _previous_outputs(pipeline):
+        if (output_text := target.describe_previous_output()) is None or (
+            choice == ASIDE and isinstance(target, FilesTarget)
+        ):
+            continue
+        # dead letters are a log, and without a durable state every run starts over
+        if choice == KEEP or name == "dead_letter" or not remembers:
+            notices.append(f"{name}: {output_text}; new rows are added to them")
+            continue
+        offer = (
+            "move them away with --put-aside-output"
+            if isinstance(target, FilesTarget)
+            else "empty it, or name another target"
+        )
+        raise StartError(
+            f"{pipeline.name}: {name} holds {output_text}. This start has no state and would write every row again; "
+            f"{offer}, or add to them with --keep-output; nothing was changed",
+            Topic.TARGET_OF_OTHER_STATE,
+        )
+    return notices
+
+
+def move_previous_output(pipeline: Pipeline) -> list[str]:
+    """Move output files of earlier states away. Return a line about each new location. The lock must be held."""
+    moved = []
+    for name, target in _previous_outputs(pipeline):
+        if isinstance(target, FilesTarget) and (location := target.put_aside()) is not None:
+            moved.append(
+                f"{name}: the files of the previous state are now in {location}; remove them when you no longer need them"
+            )
+    return moved
