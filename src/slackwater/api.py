@@ -1,4 +1,4 @@
-"""Pipelines in Python: the specs of the TOML config, built from keyword arguments.
+"""Build, register and run pipelines in Python, from keyword arguments instead of a TOML config.
 
 May import: config, engine, errors, pyspark, runner.
 """
@@ -78,12 +78,16 @@ def pipeline(  # noqa: PLR0913 -- one argument per key of a config
     formerly: str | None = None,
     **source_settings: Any,
 ) -> Pipeline:
-    """Build a pipeline with a `window`, a `join`, several `stages`, or `transform_sql` alone.
+    """Build a pipeline with a `window`, a `join`, several `stages`, or only `transform_sql`.
 
-    `source` is a `Source`, or a connection together with `source_query` and settings of a source such as
-    `source_format`, `source_schema`, `source_options` and `max_files_per_trigger`. `target` is a `Target`, or a
-    connection with `target_path`, `target_table` or `target_topic`. For several sources or targets, use `sources` or
-    `targets`. Durations are milliseconds, or strings such as "30s".
+    Each argument corresponds to a key of the TOML config. Durations are milliseconds, or strings such as "30s".
+
+    Args:
+        source: A `Source`, or a connection together with `source_query` and other settings of a source, such as
+            `source_format`, `source_schema`, `source_options` and `max_files_per_trigger`.
+        sources: Several sources, instead of `source`.
+        target: A `Target`, or a connection together with `target_path`, `target_table` or `target_topic`.
+        targets: Several targets, instead of `target`.
 
     Raises:
         ConfigError: The pipeline is invalid; the error has one line per mistake.
@@ -142,7 +146,7 @@ def run_streaming_pipeline(
     former_output: str | None = None,
     **settings: Any,
 ) -> Status | None:
-    """Build a pipeline from keyword arguments (see `pipeline`) and run it (see `slackwater.run`).
+    """Build a pipeline from the keyword arguments of `pipeline`, and run it with the options of `slackwater.run`.
 
     The pipeline runs until `stop` is set. With `available_now`, it runs until all input that exists at the start has
     been processed.
@@ -164,7 +168,7 @@ def run_streaming_pipeline(
 
 
 class Registered:
-    """A registered pipeline. Call it to run it."""
+    """A registered pipeline. Calling it runs the pipeline."""
 
     def __init__(self, function: Callable[[], Any], spec: Pipeline) -> None:
         self.function, self.pipeline = function, spec
@@ -172,7 +176,7 @@ class Registered:
         self.__doc__ = function.__doc__
 
     def __call__(self, **settings: Any) -> Status | None:
-        """Run the pipeline. The settings are those of `slackwater.run`."""
+        """Run the pipeline with the options of `slackwater.run`."""
         from slackwater.runner.run import run
 
         return run(self.pipeline, **settings)

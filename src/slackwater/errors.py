@@ -13,7 +13,7 @@
     ├── PublishError         the target rejected the committed output, which the next start publishes
     ├── SparkEndedError      Spark's process has ended (killed, out of memory)
     └── EpochError           an epoch failed while it ran (user SQL, unreadable input, a missing service)
-        └── NewColumnsError  a source has columns that this run is not bound to: the pipeline restarts with them
+        └── NewColumnsError  a source has new columns: the pipeline restarts, and then reads these columns
 
 Each message says what failed, the actual and the expected value, and what to do next.
 
@@ -33,7 +33,7 @@ from slackwater.secrets import mask_secrets
 
 
 class Topic(StrEnum):
-    """The meaning of an error: the page below `docs/messages` that documents it, and the heading there.
+    """The section that documents an error: its page in `docs/messages`, and its heading.
 
     The texts of the pages are in `docgen/message_topics.py`.
     """
@@ -117,7 +117,7 @@ class SlackwaterError(Exception):
 
     @property
     def documented(self) -> str | None:
-        """The page and heading that document the error, such as `docs/messages/config.md#the-config-is-wrong`."""
+        """The page and the heading that document the error, such as `docs/messages/config.md#the-config-is-wrong`."""
         return None if self.topic is None else f"docs/messages/{self.topic}"
 
     def _render_traceback_(self) -> list[str]:
@@ -130,8 +130,7 @@ class SlackwaterError(Exception):
 class ConfigError(SlackwaterError):
     """One or more mistakes in the description of a pipeline.
 
-    `problems` holds one line per mistake, and `str(error)` joins them with newlines. `further`: additional lines that
-    concern all mistakes.
+    `problems` has one line per mistake, and `str(error)` joins these lines. `further`: lines that concern all mistakes.
     """
 
     topic = Topic.CONFIG_WRONG
@@ -185,13 +184,13 @@ class FencedError(SlackwaterError):
 
 
 class ExhaustedError(SlackwaterError):
-    """This process or machine has no file descriptors left. `from_error` distinguishes this from a damaged file."""
+    """The process or the machine has no file descriptors left. The file that could not be opened is not damaged."""
 
     topic = Topic.OPEN_FILES
 
     @staticmethod
     def from_error(error: BaseException) -> ExhaustedError | None:
-        """Return an ExhaustedError if this error means that no file descriptor is left, else None."""
+        """Return an ExhaustedError if `error` means that no file descriptor is left; otherwise None."""
         if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
             return None
         holder = "this process" if error.errno == errno.EMFILE else "this machine"
@@ -202,12 +201,12 @@ class ExhaustedError(SlackwaterError):
 
 
 def is_forbidden(error: BaseException) -> bool:
-    """Return whether the error means a missing permission or a read-only file system, rather than damaged data."""
+    """Return whether the cause of an error is a missing permission or a read-only file system, not damaged data."""
     return isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def permission_error(subject: str, error: BaseException) -> StateError | None:
-    """Return a StateError if this user has no permission to read part of a state (`subject`); None for any other error."""
+    """Return a StateError if the user may not read `subject`, a part of a state; None for any other error."""
     if not is_forbidden(error):
         return None
     return StateError(
@@ -234,14 +233,14 @@ class EpochError(SlackwaterError):
 
 
 class NewColumnsError(EpochError):
-    """A source has new columns that the run accepts but is not bound to; `run` restarts with them."""
+    """A source has new columns that the config accepts. `run` restarts the pipeline, which then reads these columns."""
 
     topic = Topic.TABLE_COLUMNS
 
 
-def raise_unregistered(kind: object, question: str) -> NoReturn:
-    """Raise TypeError because no implementation of a function is registered for this kind.
+def raise_unregistered(kind: object, function: str) -> NoReturn:
+    """Raise TypeError because a generic function has no implementation for the type of `kind`.
 
-    `question`: the import path of the function, as in "slackwater.operators.panes.function".
+    `function`: the import path of the function, such as "slackwater.operators.panes.function".
     """
-    raise TypeError(f"{question} is not registered for {type(kind).__qualname__}")
+    raise TypeError(f"{function} is not registered for {type(kind).__qualname__}")

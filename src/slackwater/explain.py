@@ -128,7 +128,7 @@ def _source(s: Source, connection: Connection | None) -> str:
     if s.dataframe is not None or connection is None:
         return f'"{s.name}": a streaming DataFrame'
     connector = CONNECTORS[connection.kind]
-    limit = f"at most {most} per epoch" if (most := connector.batch_limit(s)) else "all new ones per epoch"
+    limit = f"at most {most} per epoch" if (most := connector.batch_limit(s)) else "no limit per epoch"
     return f'"{s.name}": {connector.plan_text(s)}, {limit}'
 
 
@@ -191,7 +191,7 @@ def _lookups(pipeline: Pipeline) -> dict[str, Lookup]:
 
 
 def _path_sql(pipeline: Pipeline, path: InputPath) -> str:
-    """Return the SQL along an input path, in order."""
+    """Return the SQL of all stages along an input path, in the order of execution."""
     return ", then ".join(_sql_text(sql) for _, sql in pipeline.sql_chain(path)) or _sql_text(None)
 
 
@@ -217,7 +217,7 @@ def _shuffle(window: Window) -> ExplainedStage:
     extra = (
         ()
         if window.kind == "session" or not in_sql
-        else ("before it, partial aggregates are combined per key and pane",)
+        else ("partial aggregates are combined per key and pane before the shuffle",)
     )
     return ExplainedStage("shuffle", "Spark", f"by hash of {keys}", extra)
 
@@ -271,7 +271,7 @@ def _retention_text(join: Join, pipeline: Pipeline) -> tuple[str, ...]:
     lateness = max(join.lateness_ms if s.lateness_ms is None else s.lateness_ms for s in pipeline.sources)
     return tuple(
         f"{side} rows are kept until the watermark is {format_ms(ms)} past them"
-        + (f", which trails the newest events by {format_ms(lateness)}" if lateness else "")
+        + (f"; the watermark trails the newest events by {format_ms(lateness)}" if lateness else "")
         for side, ms in zip(SIDES, join.retention_ms, strict=True)
     )
 
@@ -325,7 +325,7 @@ def _publish(pipeline: Pipeline) -> ExplainedStage:
 
 
 def describe_result_location(pipeline: Pipeline) -> str:
-    """Describe the location of the results; if there are several targets, each with its name."""
+    """Describe the location of the results. Several targets are listed with their names."""
     if len(pipeline.targets) > 1:
         return "; ".join(
             f"{name}: {describe_result_location(target_pipeline)}"
@@ -359,7 +359,7 @@ def _shares_transaction(pipeline: Pipeline) -> bool:
 
 
 def _delivery_guarantee(pipeline: Pipeline) -> str:
-    """Describe the delivery guarantee of store and target together; for each target if the guarantees differ."""
+    """Describe the delivery guarantee of store and target together, by target if the guarantees differ."""
     if len(pipeline.targets) > 1:
         each = {name: _delivery_guarantee(target_pipeline) for name, target_pipeline in pipeline.per_target.items()}
         if len(set(each.values())) > 1:
@@ -376,7 +376,7 @@ def _delivery_guarantee(pipeline: Pipeline) -> str:
 
 
 def find_plan_warnings(pipeline: Pipeline) -> tuple[str, ...]:
-    """Return warnings that do not need data: in-memory state, durations without a unit, hops with too many panes."""
+    """Return warnings about the config: in-memory state, durations without a unit, and hops with too many panes."""
     store = pipeline.state_store
     warnings = []
     if store is None or store.kind == "in_memory":

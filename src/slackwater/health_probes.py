@@ -1,4 +1,4 @@
-"""Health of a run, for its supervisor: `/healthz` and `/readyz` on the metrics port.
+"""Health probes of a run for its supervisor: `/healthz` and `/readyz` on the metrics port.
 
     begun      Spark, lock, sources, targets            polls its sources         SIGTERM      ended
     ├───────── starting, publishing ────────────────────┼──────── reading ────────┼─ stopping ─┤ ended
@@ -27,7 +27,7 @@ LIVE, READY = "/healthz", "/readyz"
 _DOING = {
     "starting": "Spark, the lock of the state, sources and targets are being opened",
     "publishing": "the last epoch of the previous run is being published first",
-    "reading": "it polls its sources and commits",
+    "reading": "the run polls its sources and commits epochs",
     "stopping": "the epoch in progress is finished first",
     "ended": "the run is over",
 }
@@ -68,7 +68,7 @@ class HealthProbes(Observer):
         return "stopping" if self._phase != "ended" and self._stop.is_set() else self._phase
 
     def answer(self, path: str) -> tuple[int, bytes] | None:
-        """Return the HTTP status and the body, one line of JSON; None for any other path."""
+        """Return the HTTP status and the JSON body for a path; None if the path is not a health probe."""
         phase = self.phase
         if path == LIVE:
             good = phase != "ended"

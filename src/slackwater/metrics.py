@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     from slackwater.web.request_guard import Receive, Scope, Send
     from slackwater.web.server import HttpServer
 
-CONNECTIONS = 16  # at a time: each takes a file descriptor from the runner
+CONNECTIONS = 16  # the maximum at a time, because each connection uses a file descriptor of the runner
 PREFIX = "slackwater_streaming_"
 LATE_BUCKETS = 21  # up to 36 hours
 BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
 class Metrics(Collector, Observer):
-    """The metrics of runs. Use an instance as an observer, or call `update` with each status.
+    """The metrics of pipelines. Use an instance as an observer, or call `update` with each status.
 
-    The metrics have a separate registry, without the default process metrics. `clock` returns Unix time in seconds.
+    The registry is separate and does not include the default process metrics. `clock` returns the Unix time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
@@ -275,7 +275,7 @@ def _counters(statuses: Iterable[Status]) -> Iterator[Metric]:
         ("duplicate_rows", "Used rows that were dropped as duplicates.", lambda c: c.rows_duplicate),
         (
             "lost_rows",
-            "Records that the source lost before they were read, or that were skipped (`on_rewrite`).",
+            "Records that were deleted before they were read, or were skipped (`on_rewrite`).",
             lambda c: c.rows_lost,
         ),
         (
@@ -317,9 +317,9 @@ def _counters(statuses: Iterable[Status]) -> Iterator[Metric]:
 
 
 def _lateness(statuses: Iterable[Status]) -> Metric:
-    """Return late rows by additional lateness, cumulatively, like the buckets of a histogram.
+    """Return the number of late rows by additional lateness, cumulatively, like the buckets of a histogram.
 
-    These are counters, since a precomputed histogram cannot be passed on to OpenTelemetry.
+    These are counters, because OpenTelemetry does not accept a precomputed histogram.
     """
     family = CounterMetricFamily(
         f"{PREFIX}late_by_rows",
@@ -338,13 +338,17 @@ def _lateness(statuses: Iterable[Status]) -> Metric:
 def serve_metrics(
     metrics: Metrics, port: int, host: str = "127.0.0.1", names: Sequence[str] = (), health: HealthProbes | None = None
 ) -> HttpServer:
-    """Serve `/metrics`, and the paths that `health` answers, until `stop` of the server is called.
-
-    Raises StartError if the port cannot be used.
+    """Serve `/metrics` and the health probes, until `stop` of the returned server is called.
 
     Args:
-        port: The port; 0 selects a free one.
+        metrics: The metrics.
+        port: The port; 0 selects a free port.
+        host: The address to listen on.
         names: Additional host names by which clients may address this server; see `web.request_guard`.
+        health: The health probes, if any.
+
+    Raises:
+        StartError: The port cannot be used.
     """
     from slackwater.web.server import start_server
 

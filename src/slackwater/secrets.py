@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from urllib.parse import unquote
 
 HIDDEN = "***"
-SHORT, LONG = 4, 8  # characters: shorter values are not masked; from LONG on, they are also masked within words
+SHORT, LONG = 4, 8  # lengths: values shorter than SHORT are not masked, values from LONG on also within words
 NAMED = (
     "password",
     "passwd",
@@ -43,10 +43,7 @@ _pattern: re.Pattern[str] | None = None
 
 
 def remember_secret(value: str, replacement: str = HIDDEN) -> None:
-    """Register a value, to be masked by `replacement` from now on.
-
-    If it has several lines, each line is masked as well.
-    """
+    """Mask a value, and each of its lines, with `replacement` from now on."""
     global _pattern
     for part in {value, *(line.strip() for line in value.splitlines())}:
         if len(part) >= SHORT and not _COMMON.fullmatch(part) and part not in _secrets:
@@ -57,7 +54,7 @@ def remember_secret(value: str, replacement: str = HIDDEN) -> None:
 
 
 def remember_url(url: str) -> None:
-    """Register the password in a URL or connection string, even a malformed one."""
+    """Mask the password in a URL or connection string from now on, even if the URL is malformed."""
     passwords = [match[1].strip("'") for match in _PASSWORD.finditer(url)]
     user, separator, _ = url.partition("://")[2].rpartition("@")
     if separator and ":" in user:
@@ -70,7 +67,7 @@ def remember_url(url: str) -> None:
 
 
 def remember_settings(settings: Mapping[str, object]) -> None:
-    """Register the values of settings whose name contains one of NAMED, such as `password`."""
+    """Mask the values of settings whose names contain an entry of NAMED, such as `password`, from now on."""
     for name, value in settings.items():
         if isinstance(value, str) and any(part in name.lower() for part in NAMED):
             remember_secret(value, getattr(value, "raw", HIDDEN))
@@ -79,7 +76,7 @@ def remember_settings(settings: Mapping[str, object]) -> None:
 
 
 def mask_secrets(text: str) -> str:
-    """Return a string with all registered values masked."""
+    """Return `text` with all registered values masked."""
     global _pattern
     if not _secrets:
         return text

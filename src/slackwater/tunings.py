@@ -1,8 +1,8 @@
-"""Switches for the tunings, which are decisions that save time without changing any result.
+"""Switches for tunings, which are optimizations that do not change any result.
 
     SLACKWATER_TUNINGS_OFF=expression_cache,preaggregation slackwater run clicks.toml
 
-The variable turns tunings off, for measurements (`benchmarks.tunings`) and troubleshooting. Users need not set it.
+The variable turns tunings off, for benchmarks (`benchmarks.tunings`) and troubleshooting. Users do not need it.
 
 May import: core, errors.
 """
@@ -15,7 +15,7 @@ from slackwater.core.humanize import mismatch
 from slackwater.errors import StartError, Topic
 
 VARIABLE = "SLACKWATER_TUNINGS_OFF"
-TUNINGS = (  # benchmarks/README.md says what each of them does
+TUNINGS = (  # described in benchmarks/README.md
     "arrow_batch_size",
     "class_archive",
     "expression_cache",

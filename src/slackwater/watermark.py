@@ -5,10 +5,10 @@ events of a source   ──●────●──●───────●�
                      watermark of source  ▲
 global = minimum over the sources that are not idle; it never goes back
 
-All sources idle, with `idle_close_ms` = ▒▒▒▒▒▒ (opt-in): the watermark advances with the activity clock.
+If all sources are idle, with `idle_close_ms` = ▒▒▒▒▒▒ (opt-in): the watermark advances with the activity clock.
 
     last event of all    ●
-    activity clock       ├──────▒▒▒▒▒▒───────────────▶   time during which the engine polled and received no rows
+    activity clock       ├──────▒▒▒▒▒▒───────────────▶   time during which the engine polled without receiving rows
     global             ──┘      │    ┌──
                                 │  ┌─┘  max_i(wm_i) + quiet time, in committed steps
                                 ▲  ▲
@@ -16,7 +16,7 @@ All sources idle, with `idle_close_ms` = ▒▒▒▒▒▒ (opt-in): the waterm
 
 Jumps, with `max_jump_ms` (opt-in): the newest time advances from row to row by at most this distance. It crosses a
 larger gap only once there are `CONFIRMS` rows beyond the gap. The newest time is the end of the span that contains the
-`CONFIRMS`-th newest row. So it depends on the rows that were read, not on their batches, and it never goes back.
+`CONFIRMS`-th newest row. It depends on the rows that were read, not on their batches. It never goes back.
 
     rows of a source     ●●●●●●●●●●●●●●●●●            ●●      ●     held back until there are `CONFIRMS`
                                         ▲ newest  > max_jump_ms
@@ -40,11 +40,12 @@ class SourceClock:
     """The clock of one source or partition. Durations and times are in µs.
 
     Args:
-        lateness_us: How far its watermark stays behind its newest event.
-        idleness_us: The quiet time after which it counts as idle.
+        lateness_us: How far the watermark stays behind the newest event.
+        idleness_us: The quiet time after which the source counts as idle.
         max_event_us: The newest event time; None before the first usable event.
-        quiet_us: Activity time since its last row: how long the engine polled and received no rows.
-        partitions: The clocks of its partitions. The source's watermark is the minimum of those that are not idle.
+        quiet_us: How long the engine has polled without receiving rows since the last row.
+        idle: Whether the source counts as idle.
+        partitions: The clocks of the partitions. The watermark is the minimum over the partitions that are not idle.
         jump_us: `max_jump_ms` in µs; None without a limit.
         spans: With a limit, the span that ends at the newest time, and the spans beyond it that are held back.
     """
@@ -76,10 +77,7 @@ class SourceClock:
 
     @property
     def _confirmed_spans(self) -> tuple[Span, ...]:
-        """The confirmed spans of the clock.
-
-        If the newest time was recorded before the limit was set, it counts as confirmed.
-        """
+        """The spans of the clock. A newest time that was recorded before the limit was set counts as confirmed."""
         if self.spans or self.max_event_us is None:
             return self.spans
         return ((self.max_event_us, self.max_event_us, CONFIRMS),)
@@ -151,7 +149,7 @@ class SourceActivity:
 
 
 def merge_spans(spans: Iterable[Span], jump_us: int) -> tuple[Span, ...]:
-    """Join spans that are at most `jump_us` apart. Return them from the one with the `CONFIRMS`-th newest row onward."""
+    """Merge spans at most `jump_us` apart. Return the span of the `CONFIRMS`-th newest row and all later spans."""
     merged: list[Span] = []
     for low, high, count in sorted(spans):
         if merged and low - merged[-1][1] <= jump_us:
@@ -176,7 +174,7 @@ def _is_confirmed(spans: Sequence[Span]) -> bool:
 def advance_clock(clock: SourceClock, activity: SourceActivity, quiet_us: int) -> SourceClock:
     """Advance the clock of a source by one epoch, or by one idle tick (`activity.rows == 0`).
 
-    `quiet_us` is the activity time (µs) since the last call: the time during which the engine polled and received no rows.
+    `quiet_us`: how long (µs) the engine polled without receiving rows since the last call.
     """
     fresh = SourceClock(clock.lateness_us, clock.idleness_us, jump_us=clock.jump_us)
     silent = SourceActivity(0, None)
@@ -214,8 +212,8 @@ def output_watermark(promised: int, watermark: int, hold: int) -> int:
 def advance_while_idle(watermark: int, clocks: Sequence[SourceClock], idle_close_us: int | None) -> int:
     """Return the global watermark after all sources were silent: `max_i(wm_i) + quiet time`, but at least `watermark`.
 
-    The watermark is unchanged without `idle_close_us`, before that much quiet time has passed, and while no source has
-    had an event. The order in which the sources became idle does not matter.
+    The watermark is unchanged without `idle_close_us`, during the first `idle_close_us` of silence, and while no source
+    has had an event. The order in which the sources became idle does not matter.
     """
     quiet = min((c.quiet_us for c in clocks), default=0)
     watermarks = [c.watermark_us for c in clocks if c.max_event_us is not None]

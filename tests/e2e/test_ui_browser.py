@@ -37,7 +37,7 @@ def test_a_person_looks_clicks_and_follows(browser: Browser, page: tuple[UiServe
     assert browser.value("document.querySelectorAll('svg.plot').length") >= 8
     # throughput, backlog, and rows that more lateness would have kept
     assert browser.value("document.querySelectorAll('#pace svg .phase').length") >= 4
-    assert "more of lateness on each source you would have kept at least" in browser.value(
+    assert "more lateness on each source you would have kept at least" in browser.value(
         "document.querySelector('#rows .advice').textContent"
     )
     # nothing is empty, too long or outside the page

@@ -71,7 +71,7 @@ def test_the_answer_names_the_pipeline_and_the_time(run: Run) -> None:
     assert json.loads(answer[1]) == {
         "pipeline": "user-sessions",
         "phase": "reading",
-        "doing": "it polls its sources and commits",
+        "doing": "the run polls its sources and commits epochs",
         "since": "2023-11-14T22:14:21Z",
         "epoch": STATUS.epoch,
     }

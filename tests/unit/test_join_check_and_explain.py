@@ -102,8 +102,8 @@ def test_explain_walks_the_stages(printed_lines) -> None:  # type: ignore[no-unt
         "                     _event_ts = the later of the two",
         "  publish    driver  insert into Postgres table paid, within the commit",
         "  delivery   exactly once: state, offsets and output are one transaction",
-        "  state      left rows are kept until the watermark is 65m past them, which trails the newest events by 30s",
-        "             right rows are kept until the watermark is 61m past them, which trails the newest events by 30s",
+        "  state      left rows are kept until the watermark is 65m past them; the watermark trails the newest events by 30s",
+        "             right rows are kept until the watermark is 61m past them; the watermark trails the newest events by 30s",
     ):
         assert line in lines
 

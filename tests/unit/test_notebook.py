@@ -226,7 +226,7 @@ def test_run_has_a_background_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         runner.reporter.status(status(7))
         raise StartError("law: there it is")
 
-    monkeypatch.setattr(background_run, "print_warning", lambda level, line: lines.append((level, line)))
+    monkeypatch.setattr(background_run, "log_background_notice", lambda level, line: lines.append((level, line)))
     monkeypatch.setattr(module, "_run", fails)
     one = sw.run(pipeline, background=True, available_now=True)
     with pytest.raises(StartError, match="law: there it is"):

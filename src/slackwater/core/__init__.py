@@ -1,4 +1,4 @@
-"""Values, types, times and wording that all packages share.
+"""Types, times, hashes, offsets and text formatting that all packages share.
 
 May import: errors.
 """

@@ -1,7 +1,7 @@
-"""Column names: those that Slackwater adds to frames of source rows, and how SQL quotes names and strings.
+"""Reserved column names, and the quoting of names and strings in SQL.
 
-A source that has a column of such a name is rejected. Stages cannot read or emit names that begin with `__`;
-see `config.value_parsers.find_name_problem`.
+Slackwater adds columns with reserved names to frames of source rows, so a source with one of these names is rejected.
+Stages cannot read or emit names that begin with `__`; see `config.value_parsers.find_name_problem`.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _SIMPLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 def find_reserved_collisions(columns: Iterable[str], declared: bool = False) -> list[str]:
     """Return the columns of a source that have a reserved name. Case is ignored, as in Spark.
 
-    `declared`: whether the columns are those of a config. Otherwise, `_corrupt_record` may be
-    the column that a reader has added.
+    `declared`: whether the columns come from a config. In a DataFrame, `_corrupt_record` is allowed, because Spark's
+    readers add this column.
     """
 
     def is_taken(name: str) -> bool:
@@ -52,12 +52,12 @@ def find_reserved_collisions(columns: Iterable[str], declared: bool = False) -> 
 
 
 def quote_identifier(name: str) -> str:
-    """Return a name as an identifier in backticks."""
+    """Return a name as an SQL identifier in backticks."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def quote_identifier_if_needed(name: str) -> str:
-    """Return a name as an identifier, without backticks if it is a plain word."""
+    """Return a name as an SQL identifier, in backticks only if necessary."""
     return name if _SIMPLE.fullmatch(name) else quote_identifier(name)
 
 

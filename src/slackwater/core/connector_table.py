@@ -57,7 +57,7 @@ class ConnectorTable(Mapping[str, Any]):
         return list(dict.fromkeys([*self, *self._entry_points()]))
 
     def load_installed(self) -> list[Any]:
-        """Return the descriptions of all kinds. Those that their package cannot provide are left out."""
+        """Return the descriptions of all kinds. A kind whose package cannot provide its description is omitted."""
         descriptions = []
         for kind in self.installed_kinds():
             try:

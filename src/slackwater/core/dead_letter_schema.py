@@ -34,7 +34,7 @@ LETTER = (
     Field("windows", "string"),  # starts of the windows missed, as a JSON list (the first 100); sessions: NULL
     Field("group_key", "string"),  # the values of group_by as a JSON object; joins: NULL
 )
-ADDED = ("group_key",)  # columns that earlier versions did not write; a target adds them to its table
+ADDED = ("group_key",)  # columns that earlier versions did not write; targets add these columns to their tables
 
 CHUNK = 10_000  # rows per frame
 NEWEST = ("epoch", "event_time", "offset")
@@ -63,5 +63,5 @@ class LetterFilter:
 
     @property
     def columns_to_read(self) -> list[str]:
-        """Return the columns to read: those selected, and those needed for filtering and sorting."""
+        """Return the columns to read: the selected columns, and the columns needed for filtering and sorting."""
         return [n for n in SCHEMA if n in {*self.columns, "pipeline", "reason", "source", "group_key", *NEWEST}]

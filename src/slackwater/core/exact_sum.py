@@ -27,8 +27,8 @@ Bools = NDArray[np.bool_]
 LOWEST = -2176  # exponent of the lowest limb: squares of the smallest doubles are 2^-2148
 LIMBS = 144  # up to 2^2400: 2^63 squares of the largest double
 _MASK = (1 << 32) - 1
-_EXACT = 2.0**1000  # TwoSum is only used below it, where nothing overflows
-_SETTLE = 1 << 28  # additions after which limbs are reduced below 2^32 again
+_EXACT = 2.0**1000  # TwoSum may overflow for larger totals, which therefore use limbs
+_SETTLE = 1 << 28  # the number of additions after which carries must be propagated
 LARGE, SMALL = 2.0**480, 2.0**-450  # between these, a square is the exact sum of two doubles
 
 
@@ -155,7 +155,7 @@ def _store(limbs: Int64s, values: Int64s, used: int) -> tuple[Int64s, int]:
 
 @compiled
 def _take(limbs: Int64s, sums: Floats, rests: Floats, group: int, values: Int64s, used: int) -> tuple[Int64s, int]:
-    """Write the total of `limbs` as the `sum` and `rest` of a group, plus its limbs if two doubles cannot hold it."""
+    """Write the total of `limbs` as sum and rest of a group. Store its limbs as well if two doubles cannot hold it."""
     _carry_limbs(limbs)
     total = _round_limbs(limbs)
     sums[group], rests[group] = total, 0.0
@@ -176,7 +176,8 @@ def _take(limbs: Int64s, sums: Floats, rests: Floats, group: int, values: Int64s
 def sum_pairs(sums: Floats, rests: Floats, wide: Bools, heads: Int64s) -> tuple[Floats, Floats, Int64s]:
     """Return sum and rest of each group of totals, and the groups whose exact total needs more than two doubles.
 
-    The totals of each group are adjacent, beginning at `heads`. `wide` marks totals with limbs; empty if there are none.
+    The totals of a group are adjacent, beginning at an index in `heads`. `wide` is a mask of the totals with limbs, or
+    empty if no total has limbs.
     """
     groups = len(heads)
     total_of, rest_of = np.empty(groups), np.empty(groups)
@@ -212,9 +213,10 @@ def sum_limbs(
     total_of: Floats,
     rest_of: Floats,
 ) -> tuple[Int64s, Int64s]:
-    """Write sum and rest of each group to `total_of` and `rest_of`; return all limbs and where each group's limbs end.
+    """Write sum and rest of each of these groups to `total_of` and `rest_of`.
 
-    The limbs of total `i` begin at `offsets[i]`; there may be none. `offsets` is empty if no total has limbs.
+    The limbs of total `i` begin at `offsets[i]`; `offsets` is empty if no total has limbs. Return the limbs of all
+    groups, and where the limbs of each group end.
     """
     values, used = np.empty(LIMBS, np.int64), 0
     ends = np.empty(len(groups), np.int64)
@@ -250,7 +252,7 @@ def sum_limbs(
 
 @compiled
 def add_squares(values: Floats, sums: Floats, rests: Floats) -> tuple[Int64s, Int64s, Int64s]:
-    """Write squares to `sums` and `rests`. Return positions with limbs, the limbs, and each position's end in them."""
+    """Write squares to `sums` and `rests`. Return the positions with limbs, all limbs, and where the limbs of each end."""
     count = 0
     for i in range(len(values)):
         size = abs(values[i])
@@ -279,7 +281,7 @@ def add_squares(values: Floats, sums: Floats, rests: Floats) -> tuple[Int64s, In
 def grid_totals(
     counts: Int64s, outside: Floats, parts: Int64s, exponents: Int64s, sums: Floats, rests: Floats
 ) -> tuple[Int64s, Int64s]:
-    """Write the total of each row to `sums` and `rests`. Return all limbs, and where each row's limbs end.
+    """Write the total of each row to `sums` and `rests`. Return all limbs, and where the limbs of each row end.
 
     The total of row `i` is the sum of `parts[i, j]` * 2^`exponents[j]`, plus `counts[i]` times `outside[i]` (finite).
     """
@@ -318,7 +320,8 @@ def write_variances(
 ) -> Int64s:
     """Write the sample variances of groups: (n * squares - sum^2) / (n * (n - 1)). Return the undecided groups.
 
-    A group remains undecided if its values, or the differences between them, are too extreme for doubles.
+    `sums` and `rests` are the sums of the `n` values, `squares_of` and `square_rests` those of their squares. A group
+    remains undecided if its values, or the differences between them, are too extreme for doubles.
     """
     undecided, count = np.empty(len(n), np.int64), 0
     work = np.zeros(LIMBS, np.int64)
@@ -368,7 +371,7 @@ def write_variances(
 def wide_variances(
     groups: Int64s, n: Int64s, sums: Floats, rests: Floats, offsets: Int64s, limbs: Int64s, variances: Floats
 ) -> Int64s:
-    """Write the variances of groups whose squares have limbs (from `offsets[i]` on). Return those still undecided."""
+    """Write the variances of `groups`, whose squares have limbs from `offsets[i]` on. Return the undecided groups."""
     undecided, count = np.empty(len(groups), np.int64), 0
     work = np.zeros(LIMBS, np.int64)
     for i in range(len(groups)):

@@ -110,7 +110,7 @@ def _text(field: Field) -> pl.Expr:
 def session_ids(frame: pl.DataFrame, keys: Sequence[Field], start: str) -> pl.Series:
     """Return the `session_id` of each row as int64.
 
-    The id depends on the key columns and on `start`, the column with the start of the session (int64 microseconds).
+    The id depends on the columns `keys` and `start`. `start` holds the start of the session in int64 microseconds.
     """
     text = frame.select(pl.concat_str(*[_text(k) for k in keys], pl.col(start).cast(pl.String))).to_series()
     digests = np.fromiter(map(xxhash.xxh64_intdigest, text.cast(pl.Binary).to_list()), dtype=np.uint64, count=len(text))

@@ -113,7 +113,7 @@ def format_age(us: int) -> str:
 
 
 def format_estimate(us: int) -> str:
-    """Format a duration (µs) as `format_age` does, with `min` for minutes and at most three digits below 10 s."""
+    """Format a duration (µs), rounded, in one unit: `3 d`, `90 min`, `12 s`; below 10 s, three digits: `1.23 s`."""
     seconds = us / 1e6
     for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * length:

@@ -43,7 +43,7 @@ def update_histogram(
     Args:
         before: The counts of the previous commit.
         judged: The number of rows that the epoch compared with the watermark.
-        late: Histograms of the late rows among them.
+        late: Histograms of the late rows of the epoch.
         of_us: The lateness of each source (µs).
     """
     same = before.get("of_us") == of_us
@@ -69,11 +69,14 @@ class LatenessOption:
 
 @dataclass(frozen=True)
 class LatenessStats:
-    """Late rows, and the effect of more lateness on them.
+    """The number of late rows, and the effect of more lateness.
 
-    `rows`: rows compared with the watermark at the current lateness; `late`: the late ones among them; `share`: the
-    share of rows that were not late. `chances`: one option per step of the histogram, up to the one that keeps the
-    most rows. `advice`: the first option that keeps ENOUGH of the late rows; None if there is none.
+    Args:
+        rows: The number of rows that were compared with the watermark at the current lateness.
+        late: The number of late rows.
+        share: The share of rows that were not late.
+        chances: One option per step of the histogram, up to the option that keeps the most rows.
+        advice: The first option that keeps ENOUGH of the late rows; None if no option does.
     """
 
     rows: int
@@ -114,10 +117,10 @@ def format_lateness_advice(stats: LatenessStats) -> str | None:
     if option is None:
         return None
     if option.lateness_us is None:
-        advice = f"with {format_ms(option.more_us // 1000)} more of lateness on each source"
+        advice = f"with {format_ms(option.more_us // 1000)} more lateness on each source"
     else:
         advice = f'with lateness = "{format_ms(option.lateness_us // 1000)}"'
     return (
         f"{advice} you would have kept at least {format_percent(option.share)} of the rows, not {format_percent(stats.share)} "
-        f"({plural(stats.late, 'late row')} of {stats.rows:,}); results come out that much later"
+        f"({plural(stats.late, 'late row')} of {stats.rows:,}); results are emitted that much later"
     )

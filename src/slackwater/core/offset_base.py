@@ -1,4 +1,4 @@
-"""Base class of offsets: how they are stored, described, and compared with earlier ones."""
+"""Base class of offsets, which defines how they are stored, described, and compared with earlier offsets."""
 
 from __future__ import annotations
 
@@ -20,9 +20,15 @@ class ChangedFiles:
 
 
 class OffsetChange(NamedTuple):
-    """Describes the effect of new offsets on one part of a source.
+    """The effect of new offsets on one part of a source, such as a partition.
 
-    `rereads`: whether rows will be read again. `skips_rows`: whether rows will never be read.
+    Args:
+        part: The name of the part.
+        before: The old position, as text.
+        after: The new position, as text.
+        meaning: The effect, as text, such as "5 again".
+        rereads: Whether rows will be read again.
+        skips_rows: Whether rows will never be read.
     """
 
     part: str
@@ -40,9 +46,10 @@ NEEDS_FILE = "pass the pipeline's TOML file as WHERE"
 class Offsets(ABC):
     """The position up to which one source was read, as an immutable value.
 
-    A new instance without arguments means that nothing has been read. `connector`: the kind of the connector that uses
-    this class. A commit stores the kind, so that a state can be read without its config. The offsets of files, Kafka
-    and tables leave it empty, because they are recognized by their keys.
+    An instance without arguments means that nothing has been read.
+
+    `connector`: the kind of the connector that uses this class. A commit stores the kind, so that a state can be read
+    without its config. The kind is empty for files, Kafka and tables, whose offsets are recognized by their keys.
     """
 
     connector: ClassVar[str] = ""
@@ -88,12 +95,13 @@ class Offsets(ABC):
             start: "earliest", "latest" or a time (µs).
             lookup: A function that requests offsets from the source's system; None if its config is missing.
 
-        Raises StartError, for example if this kind does not support `start`.
+        Raises:
+            StartError: This kind of offsets does not support `start`, or `lookup` is missing or failed.
         """
 
     @property
     def lists(self) -> tuple[str, ...]:
-        """Names of the lists that are part of these offsets and are stored next to the commits.
+        """The names of the lists, stored next to the commits, that contain parts of these offsets.
 
         Empty if the commit contains the offsets entirely.
         """
@@ -105,7 +113,7 @@ class Offsets(ABC):
         return None
 
     def with_list_names(self, listed: Callable[[str], str]) -> Offsets:
-        """Return these offsets with renamed lists. `listed` returns the new name of a list."""
+        """Return these offsets with renamed lists. `listed` returns the new name for an old name."""
         return self
 
 

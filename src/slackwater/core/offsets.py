@@ -49,7 +49,7 @@ def group_by_topic(offsets: Mapping[tuple[str, int], V]) -> dict[str, dict[str, 
 
 @dataclass(frozen=True)
 class KafkaOffsets(Offsets):
-    """The offset of the next record, by topic and partition. `ids`: ids of the topics, if the brokers provide them."""
+    """The offset of the next record of each partition. `ids`: the ids of the topics, if the brokers provide them."""
 
     topics: ByTopic = field(default_factory=dict)
     ids: Mapping[str, str] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class KafkaOffsets(Offsets):
         return cls(topics, _parse_ids(stored.get(_IDS, {})))
 
     def replaced_topics(self, ids: Mapping[str, str]) -> list[str]:
-        """Return the topics whose ids here and in `ids` differ. Topics that lack an id in one of them are left out."""
+        """Return the topics whose id differs from that in `ids`. Topics without an id on either side are omitted."""
         return sorted(t for t in self.topics if self.ids.get(t) and ids.get(t) and self.ids[t] != ids[t])
 
     def next_offset(self, topic: str, partition: int | str) -> int | None:
@@ -68,7 +68,7 @@ class KafkaOffsets(Offsets):
         return self.topics.get(topic, {}).get(str(partition))
 
     def entries(self) -> Iterator[tuple[str, str, int]]:
-        """Yield topic, partition and offset."""
+        """Yield (topic, partition, offset) for each partition."""
         for topic, parts in self.topics.items():
             for partition, offset in parts.items():
                 yield topic, partition, offset
@@ -111,7 +111,7 @@ def _change(partition: str, was: int | None, offset: int, replaced: bool = False
     if replaced:
         return OffsetChange(partition, f"{was} of the deleted topic", str(offset), "another topic of this name")
     if offset == was:
-        return OffsetChange(partition, str(was), str(offset), "as it is")
+        return OffsetChange(partition, str(was), str(offset), "unchanged")
     meaning = f"{was - offset:,} again" if offset < was else f"{offset - was:,} skipped"
     return OffsetChange(partition, str(was), str(offset), meaning, rereads=offset < was, skips_rows=offset > was)
 
@@ -123,13 +123,13 @@ def _parse_partitions(topic: Any, parts: Any) -> dict[str, int]:
         if not str(partition).isdecimal() or isinstance(offset, bool) or not isinstance(offset, int):
             raise ValueError(f"{str(topic)[:100]}-{str(partition)[:20]} has no offset")
         if not is_valid_count(offset):
-            raise ValueError(f"{str(topic)[:100]}-{partition} has an offset that no topic has")
+            raise ValueError(f"{str(topic)[:100]}-{partition} has an invalid offset")
     return {str(partition): offset for partition, offset in parts.items()}
 
 
 def _parse_ids(stored: Any) -> dict[str, str]:
     if not isinstance(stored, Mapping) or not all(isinstance(id_, str) for id_ in stored.values()):
-        raise ValueError("ids of topics are not texts by topic")
+        raise ValueError("expected a string as the id of each topic")
     return {str(topic)[:255]: id_[:64] for topic, id_ in stored.items()}
 
 
@@ -138,7 +138,7 @@ def _parse_ids(stored: Any) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class FileOffsets(Offsets):
-    """Files that were read. `lists`: names of the lists that contain all of them; `count`: their number."""
+    """The files that were read. `lists`: the lists that name these files. `count`: the number of files."""
 
     lists: tuple[str, ...] = ()
     count: int = 0
@@ -167,7 +167,7 @@ class FileOffsets(Offsets):
 
     def changes(self, before: Offsets | None) -> list[OffsetChange]:
         read = FileOffsets.coerce(before).count
-        meaning = f"{plural(read, 'file')} again" if read else "as it is"
+        meaning = f"{plural(read, 'file')} again" if read else "unchanged"
         return [OffsetChange("files", f"{plural(read, 'file')} read", "none read", meaning, rereads=read > 0)]
 
     def resolve_reset(self, prefix: str, start: object, lookup: OffsetLookup | None) -> FileOffsets:
@@ -203,10 +203,12 @@ def _parse_changed_files(stored: Any) -> ChangedFiles:
 class TableOffsets(Offsets):
     """The position up to which a table was read, in the sequence of its versions.
 
-    `table`: the id of the table; "" if it is to be read from its first row. `version`: the version of a Delta table or
-    the id of an Iceberg snapshot; -1 before the first. `sequence`: the sequence number of the snapshot. `files`: the
-    number of files that were read; None for all. `content`: whether `files` counts the files that the version
-    consists of, and not those that it added.
+    Args:
+        table: The id of the table; "" to read the table from its first row.
+        version: The version of a Delta table, or the id of an Iceberg snapshot; -1 before the first.
+        sequence: The sequence number of an Iceberg snapshot.
+        files: The number of files that were read; None for all.
+        content: Whether `files` counts all files of the version. Otherwise, it counts the files that the version added.
     """
 
     table: str = ""
@@ -220,7 +222,7 @@ class TableOffsets(Offsets):
         if not isinstance(stored.get("table"), str):
             return None
         if unknown := stored.keys() - {"table", "version", "sequence", "files", "content"}:
-            raise ValueError(f"an offset in a table has no {str(min(map(str, unknown)))[:100]!r}")
+            raise ValueError(f"unknown key {str(min(map(str, unknown)))[:100]!r} in the offsets of a table")
         version, content = stored.get("version"), stored.get("content", False)
         if isinstance(version, bool) or not isinstance(version, int) or not -1 <= version < 1 << 63:
             raise ValueError(f"{str(version)[:100]!r} is not a version of a table")
@@ -256,7 +258,7 @@ class TableOffsets(Offsets):
         if not self.is_unread:
             return [OffsetChange("versions", was, f"after {self}", skips_rows=before != self)]
         again = before is not None
-        return [OffsetChange("versions", was, "what it holds", "all of it again" if again else "", rereads=again)]
+        return [OffsetChange("versions", was, "current content", "all rows again" if again else "", rereads=again)]
 
     def resolve_reset(self, prefix: str, start: object, lookup: OffsetLookup | None) -> Offsets:
         """Return the offsets for "earliest" (the content at the next run) or "latest" (changes from now on)."""
@@ -280,7 +282,7 @@ class TableOffsets(Offsets):
         version = f"version {self.version}" if self.sequence is None else f"snapshot {self.version} ({self.sequence})"
         if self.files is None:
             return version
-        container = f"what {version} holds" if self.content else version
+        container = f"the content of {version}" if self.content else version
         return f"{plural(self.files, 'file')} of {container}"
 
 
@@ -299,7 +301,7 @@ def parse_offsets(stored: Any) -> Offsets | None:
     if stored is None or isinstance(stored, Offsets):
         return stored
     if not isinstance(stored, Mapping):
-        raise ValueError("offsets are not a table")
+        raise ValueError("offsets are not a JSON object")
     if CONNECTOR in stored:
         return _parse_named(stored)
     return next(offsets for kind in KINDS if (offsets := kind.from_json(stored)) is not None)

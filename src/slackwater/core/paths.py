@@ -1,4 +1,4 @@
-"""Paths of files as users write them, their names in OpenLineage, and directories that Slackwater creates."""
+"""Paths as users write them, their OpenLineage names, and the names of directories that Slackwater creates."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def is_local(path: str) -> bool:
 
 
 def path_dataset(path: str) -> tuple[str, str]:
-    """Return the OpenLineage dataset (namespace, name) of a file or directory; for a glob, of the directory above it."""
+    """Return the OpenLineage dataset (namespace, name) of a path; for a glob, that of its fixed directory."""
     parts = path.split("/")
     fixed = next((i for i, part in enumerate(parts) if _WILD.search(part)), len(parts))
     path = "/".join(parts[:fixed])
-    if "://" not in path or path.startswith("file:"):
+    if is_local(path):
         return "file", str(Path(re.sub("^file:(//)?", "", path) or ".").absolute())
     scheme, _, rest = path.partition("://")
     bucket, _, key = rest.partition("/")

@@ -1,6 +1,7 @@
-"""Rows as JSON and CSV, single values as text for users, and functions on nested values.
+"""Format rows as JSON and CSV, format single values for users, and transform nested values.
 
-`json_lines` and `csv_lines` format rows for people; `row_to_json` and `value_to_json` are expressions, for systems that lack some types.
+`json_lines` and `csv_lines` format rows for users. `row_to_json` and `value_to_json` return expressions, for systems
+that lack some types.
 """
 
 from __future__ import annotations
@@ -62,14 +63,18 @@ def format_json(value: Any) -> str:
 def value_to_json(value: pl.Expr, kind: pl.DataType, binary: str = "hex") -> pl.Expr:
     """Return an expression that converts a value to JSON text.
 
-    Times are ISO 8601, bytes are encoded according to `binary` ("hex" or "base64"), and decimals and non-finite floats
-    are strings. NULL is the text `null`, also within arrays and structs. A map is an object if its keys are strings,
-    otherwise an array of entries.
+    Times are ISO 8601. Decimals and non-finite floats are strings. NULL is the text `null`, also within arrays and
+    structs. A map is an object if its keys are strings, otherwise an array of entries.
+
+    Args:
+        value: The expression to convert.
+        kind: The type of its values.
+        binary: The encoding of bytes: "hex" or "base64".
     """
     if isinstance(kind, pl.Map):
         return _map_text(value, kind, binary)
     if isinstance(kind, pl.List):
-        inner = value_to_json(pl.element(), kind.inner, binary)  # type: ignore[arg-type]  # an instance, since it came from a frame
+        inner = value_to_json(pl.element(), kind.inner, binary)  # type: ignore[arg-type]  # an instance
         whole = pl.concat_str(pl.lit("["), value.list.eval(inner).list.join(","), pl.lit("]"))
         return pl.when(value.is_null()).then(pl.lit("null")).otherwise(whole)
     if isinstance(kind, pl.Struct):
@@ -144,7 +149,7 @@ def is_nested(kind: pl.DataType) -> bool:
 
 
 def apply_to_scalars(value: pl.Expr, kind: pl.DataType, scalar: Callable[[pl.Expr, pl.DataType], pl.Expr]) -> pl.Expr:
-    """Apply `scalar` to the scalars within a nested value, keeping its structure. A map becomes a list of entries."""
+    """Return a nested value after `scalar` is applied to each scalar in it. A map becomes a list of entries."""
     if isinstance(kind, pl.Map):
         return apply_to_scalars(value.cast(_map_entries_type(kind)), _map_entries_type(kind), scalar)
     if isinstance(kind, pl.List):

@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import polars as pl
 import pyarrow as pa
@@ -40,7 +42,7 @@ INTEGERS = ("tinyint", "smallint", "int", "bigint")
 FLOATS = ("float", "double")
 MAX_TEXT = 100_000  # maximum length of a column with its type, in a fingerprint
 NUMBERS = (*INTEGERS, *FLOATS, "decimal")
-YEARS = (EARLIEST_US, LATEST_US)  # the range of ISO 8601 with four digits and of Python's calendar
+YEARS = (EARLIEST_US, LATEST_US)  # the range of Python's calendar and of four-digit years in ISO 8601
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,11 @@ class Field:
     name: str
     type: str
 
-    @property
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle only the name and the type. A task carries many fields, and the cached types would enlarge it."""
+        return Field, (self.name, self.type)
+
+    @cached_property
     def base(self) -> str:
         """The type without parameters: `decimal` for `decimal(10,2)`, `array` for `array<int>`."""
         return self.type.partition("(")[0].partition("<")[0]
@@ -103,8 +109,9 @@ class Field:
             raise ValueError(f"{self.name} is {self.type}, not a decimal")
         return int(match[1]), int(match[2])
 
-    @property
+    @cached_property
     def arrow(self) -> pa.DataType:
+        """The corresponding Arrow type."""
         if self.element is not None:
             return pa.list_(self.element.arrow)
         if self.entry is not None:
@@ -113,8 +120,9 @@ class Field:
             return pa.struct([(m.name, m.arrow) for m in self.members])
         return pa.decimal128(*self.decimal) if self.base == "decimal" else _SIMPLE[self.type][0]
 
-    @property
+    @cached_property
     def polars(self) -> pl.DataType:
+        """The corresponding Polars type."""
         if self.element is not None:
             return pl.List(self.element.polars)
         if self.entry is not None:
@@ -149,7 +157,7 @@ def is_column_type(text: str) -> bool:
 def polars_to_spark_type(kind: pl.DataType) -> str:
     """Return Spark's name for a Polars type."""
     if isinstance(kind, pl.Map):
-        return f"map<{polars_to_spark_type(kind.key)},{polars_to_spark_type(kind.value)}>"  # type: ignore[arg-type]  # instances, as of a frame
+        return f"map<{polars_to_spark_type(kind.key)},{polars_to_spark_type(kind.value)}>"  # type: ignore[arg-type]
     if isinstance(kind, pl.List):
         return f"array<{polars_to_spark_type(kind.inner)}>"  # type: ignore[arg-type]
     if isinstance(kind, pl.Struct):
@@ -181,11 +189,15 @@ def to_arrow_schema(fields: list[Field]) -> pa.Schema:
 
 @dataclass(frozen=True)
 class ValueLimits:
-    """The values that a system can hold. They are checked before each commit, because all that is committed must be written.
+    """Limits on the values that a system can store. None means no limit.
 
-    `allows_nul`: whether text may contain U+0000, and bytes may be invalid UTF-8. `time_range`: the first and the last
-    time (µs UTC, both inclusive). `key_bytes`: the maximum total size of the columns that identify a row. None means no
-    limit. `covers_state`: whether the limits also apply to values that are stored only in the state.
+    Values are checked before each commit, because a target must be able to store every committed row.
+
+    Args:
+        allows_nul: Whether text may contain U+0000, and bytes may be invalid UTF-8.
+        time_range: The first and the last time (µs UTC, both inclusive).
+        key_bytes: The maximum total size of the columns that identify a row.
+        covers_state: Whether the limits also apply to values that are stored only in the state.
     """
 
     allows_nul: bool = True

@@ -1,4 +1,4 @@
-"""Sets of int64 values as sorted arrays, and rows sorted by key, even if the hashes of different keys collide.
+"""Set operations on sorted int64 arrays, and sorting of rows by key, even if the hashes of different keys collide.
 
 Sorted arrays are faster here than NumPy's hash-based `unique` and `isin`. Keys themselves are compared only if hashes
 collide, that is, if two neighbors with equal hashes have different keys.
@@ -41,7 +41,7 @@ def is_in_sorted(values: Int64s, sorted_values: Int64s) -> NDArray[np.bool_]:
 
 
 def repeat_positions(counts: Int64s) -> tuple[Int64s, Int64s]:
-    """Repeat each position `counts` times. Return the positions, and the ordinal of each repetition from 0."""
+    """Repeat position `i` `counts[i]` times. Return the positions, and the number of each repetition, from 0."""
     positions = np.repeat(np.arange(len(counts)), counts)
     return positions, np.arange(len(positions)) - np.repeat(np.cumsum(counts) - counts, counts)
 
@@ -50,16 +50,16 @@ def repeat_positions(counts: Int64s) -> tuple[Int64s, Int64s]:
 
 
 def sorted_by_key(frame: pl.DataFrame, keys: Sequence[str], last: str = "__last") -> tuple[pl.DataFrame, Int64s]:
-    """Sort a frame by (`__kh`, key, `__start`, `last`), and number the keys from 0 in that order."""
+    """Return the frame sorted by (`__kh`, key, `__start`, `last`), and the number of each row's key in that order."""
     columns = (frame[column].to_numpy() for column in ("__start", last))
     order, _, heads = order_by_key(frame["__kh"].to_numpy(), frame.select(keys), *columns)
     return frame[order], np.repeat(np.arange(len(heads) - 1), np.diff(heads))
 
 
 def order_by_key(hashes: Int64s, keys: pl.DataFrame, start: Int64s, last: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-    """Return the order of rows by (hash, key, start, last), the hashes in that order, and where each key begins.
+    """Return the order of rows by (hash, key, start, last), the sorted hashes, and where each key begins.
 
-    The last element of the third array is the number of rows.
+    The array of key starts ends with the number of rows.
     """
     from slackwater.core.compiled_sort import sort_intervals
 
@@ -85,7 +85,7 @@ def distinct_hashes(hashes: Int64s) -> Int64s:
 
 
 def order_by_unit(hashes: Int64s, groups: pl.DataFrame) -> tuple[Int64s, Int64s]:
-    """Return a stable order of rows by (hash, group), and the positions in that order at which groups begin."""
+    """Return a stable order of rows by (hash, group), and the positions in this order at which groups begin."""
     order = np.argsort(hashes, kind="stable")
     changed = np.ones(len(order), dtype=bool)
     changed[1:] = hashes[order[1:]] != hashes[order[:-1]]
@@ -98,7 +98,7 @@ def order_by_unit(hashes: Int64s, groups: pl.DataFrame) -> tuple[Int64s, Int64s]
 
 
 def _differs(keys: pl.DataFrame, order: Int64s) -> NDArray[np.bool_]:
-    """Return, for each key in this order, whether it differs from the previous key."""
+    """Return a mask of the keys that differ from the previous key in this order."""
     if not keys.width:
         return np.zeros(len(order), dtype=bool)
     either = pl.any_horizontal(pl.col(k).ne_missing(pl.col(k).shift(1)) for k in keys.columns)

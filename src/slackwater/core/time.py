@@ -1,4 +1,4 @@
-"""Times and durations, and their parsers. `core.humanize` formats them.
+"""Parse durations and times. `core.humanize` formats them.
 
 Internally, times are microseconds in UTC; the public API uses milliseconds or strings like `"30s"`.
 """
@@ -23,7 +23,7 @@ _OFFSET = re.compile(r"(?:UTC|GMT)?([+-])(\d{1,2})(?::?(\d{2}))?(?::?(\d{2}))?")
 
 
 def parse_duration_ms(value: int | str) -> int:
-    """Parse `250`, `"250ms"`, `"30s"`, `"5m"`, `"2h"` or `"30d"` to milliseconds. Raises ValueError for anything else."""
+    """Parse `250`, `"250ms"`, `"30s"`, `"5m"`, `"2h"` or `"30d"` to milliseconds. Raises ValueError otherwise."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     match = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None

@@ -1,6 +1,6 @@
 """Run epochs: read, ingest, commit and publish. This package does not depend on Spark, windows or joins.
 
-Log lines never contain known secrets.
+Importing this package masks registered secrets in log lines.
 
 May import: config, connectors, core, errors, evolution, logging, operators, secrets, state, watermark.
 """
@@ -12,7 +12,9 @@ import logging
 from slackwater.secrets import mask_secrets
 
 
-class _Masked(logging.Filter):
+class _SecretFilter(logging.Filter):
+    """Masks registered secrets in messages and stack traces."""
+
     def filter(self, record: logging.LogRecord) -> bool:
         text = record.getMessage()
         if (shown := mask_secrets(text)) != text:
@@ -29,5 +31,5 @@ for _name in (
     "slackwater",
     "py4j.clientserver",
     "py4j.java_gateway",
-):  # these loggers report errors of a batch, including Spark's message
-    logging.getLogger(_name).addFilter(_Masked())
+):  # they log errors of a batch with Spark's message
+    logging.getLogger(_name).addFilter(_SecretFilter())

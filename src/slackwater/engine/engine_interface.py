@@ -17,18 +17,18 @@ from slackwater.watermark import SourceActivity, Span
 
 @dataclass(frozen=True)
 class SourceStats:
-    """Statistics of one source's rows: the numbers of all, usable and bad rows, and the largest event time."""
+    """Statistics of the rows of one source in an epoch: row counts and the largest event time."""
 
     rows: int = 0
     usable: int = 0
     max_event_us: int | None = None
     undecodable: int = 0
     future: int = 0
-    partitions: Mapping[str, SourceActivity] = field(default_factory=dict)  # all existing partitions
+    partitions: Mapping[str, SourceActivity] = field(default_factory=dict)  # every existing partition
     outside: int = 0  # rows with a time outside the years 1 to 9999
-    spans: tuple[Span, ...] = ()  # event times of the newest rows, if a clock needs them
-    place: str | None = None  # the location of the row with the largest time, for messages
-    unit_hint: str | None = None  # the time unit that the first rows suggest
+    spans: tuple[Span, ...] = ()  # the event times of the newest rows, if a clock needs them
+    place: str | None = None  # the location of the row with the largest event time, for messages
+    unit_hint: str | None = None  # advice for messages if the first rows suggest another time unit
 
     @property
     def bad(self) -> int:
@@ -43,7 +43,7 @@ NO_STATS = SourceStats()
 
 
 class UnstorableRows(NamedTuple):
-    """Rows that the SQL returns for a source, but that cannot be stored: counts by reason, and samples.
+    """Rows of a source that the SQL returns, but that cannot be stored: counts by reason, and samples.
 
     See `operators.unstorable_rows`.
     """
@@ -66,16 +66,18 @@ class IngestOutcome:
     bad_samples: Mapping[str, Sequence[str]] = field(default_factory=dict)
     unstorable: Sequence[UnstorableRows] = ()
     staged: Sequence[LetterFile] = ()  # dead letters in addition to those reported by the shards
-    # returns the newest event times of a source, given a limit of jumps (µs): of all rows ("") and of each partition
+    # returns the spans of a source's newest event times, for a jump limit (µs): by partition, and "" for all rows
     spans: Callable[[str, int], Mapping[str, tuple[Span, ...]]] = lambda source, jump_us: {}
 
     @property
     def letters(self) -> list[LetterFile]:
-        """Return all files of dead letters that the epoch has staged."""
+        """Return all files of dead letters that the epoch staged."""
         return [*self.staged, *(r.letters for r in self.reports if r.letters is not None)]
 
 
 class Engine(Protocol):
+    """Runs shard tasks over the rows of a batch and over the state."""
+
     def statistics_before_read(self, batch: Batch, clock_us: int) -> Mapping[str, SourceStats]:
         """Return the statistics that `ingest` would return, for sources that provide them before rows are read."""
         ...
@@ -83,7 +85,7 @@ class Engine(Protocol):
     def ingest(
         self, batch: Batch, tasks: Sequence[ShardTask], clock_us: int, idle: Mapping[str, Sequence[str]]
     ) -> IngestOutcome:
-        """Add a batch's rows to the shards. `idle`: the idle partitions of each source."""
+        """Add the rows of a batch to the shards. `idle`: the idle partitions of each source."""
         ...
 
     def payload(self, rows: pl.DataFrame) -> Any:
@@ -102,7 +104,9 @@ class Engine(Protocol):
         """Read the rows of dead letters again. Return `__letter` and `__bad` (why the row is bad, or NULL) for each."""
         ...
 
-    def emit(self, tasks: Sequence[ShardTask]) -> Sequence[EmitReport]: ...
+    def emit(self, tasks: Sequence[ShardTask]) -> Sequence[EmitReport]:
+        """Emit the results of each shard that are due."""
+        ...
 
     def count(self, tasks: Sequence[ShardTask], shard_count: ShardCount) -> Mapping[int, int]:
         """Run `shard_count` on each shard, and add up the results."""

@@ -164,7 +164,7 @@ class EpochDriver:
         self._epoch(self._context(batch, quiet_us if batch.replayed is None else None))
 
     def tick(self, quiet_us: int) -> bool:
-        """Run an idle tick: for `quiet_us` (µs), all sources were polled without rows. Return whether it was committed.
+        """Run an idle tick, after all sources had no rows for `quiet_us` (µs). Return whether it was committed.
 
         If the watermark advances only because the input is silent (`idle_close_ms`), it is committed when something
         becomes due, and otherwise once per checkpoint interval. Only committed watermarks decide whether rows are late,
@@ -289,10 +289,10 @@ class EpochDriver:
         self._conclude(commit, outcomes, reports, timer, context.clock_us)
 
     def _flush_points(self, furthest: int) -> dict[str, int]:
-        """Return the watermark of each stage after a flush. A stage is never behind the stages that read it.
+        """Return the watermark of each stage after a flush. `furthest`: the highest watermark of any stage.
 
-        If the results of a stage can be behind its watermark, as for joins, the stage is ahead of its readers by the
-        largest possible distance. `furthest`: the highest watermark of any stage.
+        A stage is never behind the stages that read it. If its results can be behind its watermark, as in a join, the
+        stage is ahead of its readers by the largest possible distance.
         """
         points: dict[str, int] = {}
         for stage in reversed(self.stages):
@@ -307,7 +307,7 @@ class EpochDriver:
     def commit_corrections(
         self, corrections: Callable[[Sequence[ShardTask]], Sequence[EmitReport]], replayed: ReplayRecord
     ) -> None:
-        """Commit an epoch without source rows, in which dead letters correct windows (see `dead_letters.replay`)."""
+        """Commit an epoch without source rows that corrects windows with dead letters; see `dead_letters.replay`."""
         context, stage, (before, *others) = self._context(), self.stage, self.state.stages
         timer = PhaseTimer(self.hooks.faults, context.epoch)
         with timer.phase("emit"):
@@ -322,12 +322,12 @@ class EpochDriver:
         self._conclude(next_commit.add_replay_record(commit, replayed), {}, reports, timer, context.clock_us)
 
     def record_attempts(self, replayed: ReplayRecord) -> None:
-        """Commit an epoch that records only which dead letters were tried."""
+        """Commit an epoch that only records which dead letters a replay has tried."""
         clock, timer = self.hooks.clock_us(), PhaseTimer(self.hooks.faults, self.state.epoch + 1)
         self._conclude(next_commit.add_replay_record(self.state.successor(), replayed), {}, (), timer, clock)
 
     def dry_run(self, batch: Batch) -> IngestOutcome:
-        """Return the outcome that an epoch with this batch would have. Nothing is staged, logged or committed."""
+        """Return the outcome of an epoch with this batch, without staging, logging or committing anything."""
         context, stage = self._context(batch), self.stage
         stage_input = StageInput(context, self.state.stages[0], self._clocks[stage.name])
         tasks = stage.tasks(stage_input.before, stage_input.clocks, context.epoch)

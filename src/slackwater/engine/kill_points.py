@@ -25,6 +25,8 @@ KILL_POINTS = tuple(f"{phase}.{side}" for phase in _PHASES for side in ("before"
 
 
 class FaultInjector(Protocol):
+    """Decides at which kill points a process is killed."""
+
     def hit(self, step: str, epoch: int) -> None:
         """Called at every step of an epoch. Does not return if the process is to be killed at this step."""
         ...
@@ -35,6 +37,8 @@ class FaultInjector(Protocol):
 
 
 class NoFaultInjector:
+    """A fault injector that kills nothing."""
+
     def hit(self, step: str, epoch: int) -> None:
         return
 
@@ -44,7 +48,7 @@ class NoFaultInjector:
 
 @dataclass(frozen=True)
 class KillDriver:
-    """A function for workers on the driver's machine to call at each step. At `step`, it kills driver and worker."""
+    """A function that a worker calls at each step. At `step`, it kills the worker, and the driver on the same machine."""
 
     step: str
     driver: int
@@ -75,6 +79,7 @@ class KillAt:
 
 
 def fault_injector_from_environment() -> FaultInjector:
+    """Return the fault injector that the environment variable SLACKWATER_CRASH_AT describes."""
     spec = os.environ.get("SLACKWATER_CRASH_AT")
     return KillAt(spec) if spec else NoFaultInjector()
 

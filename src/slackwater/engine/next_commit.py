@@ -29,7 +29,7 @@ from slackwater.watermark import NO_WATERMARK, SourceClock, output_watermark
 
 
 def add_time_spans(outcome: IngestOutcome, clocks: Mapping[str, SourceClock]) -> IngestOutcome:
-    """Add the newest event times, as spans, to the statistics of each source whose clock needs them to detect jumps."""
+    """Add spans of the newest event times to the statistics of each source whose clock needs them to detect jumps."""
     sources = dict(outcome.sources)
     for name, stats in outcome.sources.items():
         jump = clocks[name].jump_us
@@ -51,8 +51,8 @@ def sum_counters(commit: Commit) -> Counters:
     for name in ("overflows", "late_between_stages"):
         totals[name] = sum(stage.counters.get(name, 0) for stage in commit.stages)
     if commit.sources:
-        of_stages = [s for s in commit.stages if not s.clocks.keys() & commit.sources.keys()]
-        totals["late_between_stages"] += sum(sum(s.counters.get("late", {}).values()) for s in of_stages)
+        readers = [s for s in commit.stages if not s.clocks.keys() & commit.sources.keys()]
+        totals["late_between_stages"] += sum(sum(s.counters.get("late", {}).values()) for s in readers)
     totals["emitted"] = {}
     for stage in commit.published_stages:
         totals["emitted"] = _add_counters(totals["emitted"], stage.counters.get("emitted", {}))
@@ -64,7 +64,7 @@ def _counters(commit: Commit, values: Mapping[str, Any]) -> Counters:
     if unknown := values.keys() - names:
         raise StateError(
             f"{commit.pipeline}: the state in epoch {commit.epoch} has a counter that this version does not know: "
-            f"{min(unknown)[:100]}; restore it from a backup, or install the version that wrote it",
+            f"{min(unknown)[:100]}; restore the state from a backup, or install the version that wrote it",
             Topic.STATE_OF_OTHER_VERSION,
         )
     return Counters(**values)
@@ -82,13 +82,13 @@ def _add_counters(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str,
 
 
 def final_wait_us(pipeline: Pipeline) -> int:
-    """Return how long (µs) the watermark waits for late rows if only final results are emitted, else 0."""
+    """Return how long (µs) the watermark waits for late rows if only final results are emitted; otherwise 0."""
     window = pipeline.transform.window
     return 1000 * effective_allowed_lateness_ms(window) if window and window.emit == "final" else 0
 
 
 def input_clocks(pipeline: Pipeline, state: StageState) -> dict[str, SourceClock]:
-    """Return the committed clock of each input of a stage, by name. `pipeline` must describe only that stage."""
+    """Return the committed clocks of the inputs of a stage, by name. `pipeline` must describe only this stage."""
     step, waits = pipeline.transform.step, final_wait_us(pipeline)
     return {
         s.name: state.clocks.get(s.name, ClockRecord()).clock(
@@ -119,9 +119,16 @@ def apply_ingest(
     watermark: int,
     late_results: int = 0,
 ) -> StageState:
-    """Return the state of a stage after an epoch's rows were added, before emission.
+    """Return the state of a stage after the rows of an epoch were added, before emission.
 
-    `late_results` is the number of late results from other stages.
+    Args:
+        operator: The operator of the stage.
+        before: The state of the stage in the previous commit.
+        batch: The rows of the epoch.
+        outcome: The outcome of ingesting these rows.
+        clocks: The clocks of the inputs after these rows.
+        watermark: The watermark of the stage after these rows.
+        late_results: The number of late results from other stages.
     """
     segments, after = list(before.segments), operator.counts_after_ingest(read_stage_counts(before), outcome.reports)
     cause, holds = late_cause(before), list(before.holds or ())
@@ -197,21 +204,21 @@ def add_replay_record(commit: Commit, replayed: ReplayRecord) -> Commit:
 
 
 def add_target_counts(commit: Commit) -> Commit:
-    """Add the rows of this epoch to the total of each target."""
+    """Add the number of rows in this epoch to the total of each target."""
     before = commit.counters.get("targets", {})
     counted = {name: before.get(name, 0) + commit.rows_of(name) for name in commit.targets}
     return commit.model_copy(update={"counters": {**commit.counters, "targets": counted}})
 
 
 def add_phase_times(commit: Commit, seconds: Mapping[str, float]) -> Commit:
-    """Add seconds per phase to the totals over all epochs. The phases after a commit are added to the next commit."""
+    """Add seconds per phase to the totals over all epochs. The phases after a commit count in the next commit."""
     spent: Counter[str] = Counter(commit.counters.get("spent_us", {}))
     spent.update({phase: round(1e6 * s) for phase, s in seconds.items()})
     return commit.model_copy(update={"counters": {**commit.counters, "spent_us": dict(spent)}})
 
 
 def advance_offsets(before: Commit, batch: Batch) -> dict[str, SourceRecord]:
-    """Return the part of the next commit about each source, with the offsets of the source after a batch."""
+    """Return the records of the sources for the next commit, with their offsets after `batch`."""
     return {
         name: record if (offsets := batch.offsets.get(name)) is None else record.model_copy(update={"offsets": offsets})
         for name, record in before.sources.items()
@@ -245,8 +252,13 @@ def apply_emission(
 ) -> StageState:
     """Return the state of a stage to commit, without expired panes and segments.
 
-    With `early`, changed open windows were emitted as well. `since` is the watermark that the previous epoch committed.
-    Segments that have expired by then are no longer needed.
+    Args:
+        state: The state of the stage after the rows of the epoch were added.
+        reports: The reports of the shards that emitted results.
+        operator: The operator of the stage.
+        clock_us: The wall clock (µs UTC).
+        early: Whether changed open windows were emitted as well.
+        since: The watermark of the previous commit. Segments that expired before this time are removed.
     """
     segments, after = (
         list(state.segments),
@@ -294,13 +306,21 @@ def build_status(
 ) -> Status:
     """Build the status to report after a commit.
 
-    `operators` are in the order of the stages, `outcomes` by stage, `clocks` by source. `last_end_us`: the latest end
-    of a window that this epoch emitted.
+    Args:
+        pipeline: The pipeline.
+        operators: The operators, in the order of the stages.
+        commit: The commit.
+        clocks: The clocks of the sources, by source.
+        outcomes: The outcomes of ingesting the rows of the epoch, by stage.
+        phases: The seconds per phase of the epoch.
+        seconds: The duration of the epoch.
+        clock_us: The wall clock (µs UTC).
+        last_end_us: The latest end of a window that this epoch emitted; None if it emitted none.
     """
     step, last = pipeline.transform.step, operators[-1]
     stages = tuple(_stage(commit, s, o, outcomes.get(s.name)) for s, o in zip(commit.stages, operators, strict=True))
     read = [outcomes[s.name] for s in commit.source_stages if s.name in outcomes]
-    source_stages = commit.clocks
+    records = commit.clocks
     return Status(
         pipeline=pipeline.name,
         window_kind=last.fingerprint["kind"],
@@ -318,7 +338,7 @@ def build_status(
         sources=tuple(
             SourceStatus(
                 name,
-                source_stages[name].rows,
+                records[name].rows,
                 c.max_event_us,
                 None if c.watermark_us <= NO_WATERMARK else c.watermark_us,
                 c.idle,

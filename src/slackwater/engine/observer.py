@@ -32,8 +32,12 @@ class RunSchema:
 class PendingPublish:
     """A committed epoch whose output has not reached all of its targets.
 
-    `rows`: the number of rows for each target (LETTERS for dead letters). `missing`: the targets that have not been
-    written. `failed`: the target that has just failed, if any.
+    Args:
+        epoch: The number of the epoch.
+        committed_us: When the epoch was committed (µs UTC).
+        rows: The number of rows for each target (LETTERS for dead letters).
+        missing: The targets that have not received their rows yet.
+        failed: The target whose write has just failed, if any.
     """
 
     epoch: int
@@ -44,7 +48,7 @@ class PendingPublish:
 
     @classmethod
     def from_commit(cls, commit: Commit, missing: Iterable[str], failed: str | None = None) -> PendingPublish:
-        """Describe the pending output of a commit."""
+        """Return the pending output of a commit. `missing` and `failed`: see the class."""
         return cls(
             commit.epoch, commit.committed_us, {n: commit.rows_of(n) for n in commit.recipients}, tuple(missing), failed
         )
@@ -87,10 +91,10 @@ class Observer:
 
 
 class ObserverGroup(Observer):
-    """Several observers combined into one."""
+    """Passes each call on to several observers."""
 
-    def __init__(self, all_of_them: Sequence[Observer] = ()) -> None:
-        self._all = tuple(all_of_them)
+    def __init__(self, observers: Sequence[Observer] = ()) -> None:
+        self._all = tuple(observers)
 
     def on_start(self, pipeline: Pipeline) -> None:
         for one in self._all:
@@ -134,9 +138,14 @@ class ObserverGroup(Observer):
 
 @dataclass
 class DriverCallbacks:
-    """Functions that a driver calls to read the clock, and to report to its caller.
+    """Functions that a driver calls to read the clock and to report to its caller.
 
-    `clock_us` returns the time in µs UTC.
+    Args:
+        clock_us: Returns the time (µs UTC).
+        on_status: Called with the status after each commit.
+        on_notice: Called with the level and the text of each line about the run.
+        on_waiting: Called with the pending output when it changes; None once everything is published.
+        faults: Injects faults at kill points.
     """
 
     clock_us: Callable[[], int]

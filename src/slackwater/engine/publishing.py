@@ -40,7 +40,7 @@ def split_deletes(
         supersede   u     09:05         77          NULL   ─▶ to delete (user, window_start, session_id)
         late        u     09:00         12          8      ─▶ to write (all columns)
 
-    An append-only target gets all rows unchanged.
+    Without `upserts`, the target is append-only and gets all rows unchanged.
     """
     output = operator.sorted_output(pl.concat(_add_missing_columns(operator, frame) for frame in staged))
     columns = [f.name for f in operator.output]
@@ -51,7 +51,7 @@ def split_deletes(
 
 
 def _add_missing_columns(operator: Operator, frame: pl.DataFrame) -> pl.DataFrame:
-    """Add the columns that did not exist yet when the epoch was committed, filled with NULL."""
+    """Add the output columns that did not exist yet when the epoch was committed, filled with NULL."""
     new = [f for f in operator.output if f.name not in frame.columns]
     return frame.with_columns(pl.lit(None, f.polars).alias(f.name) for f in new) if new else frame
 
@@ -80,7 +80,7 @@ class TargetBinding:
 def bind_targets(
     pipeline: Pipeline, operators: Mapping[str, Operator], targets: Mapping[str, TargetWriter]
 ) -> dict[str, TargetBinding]:
-    """Return the targets of a pipeline by name, each with its stage and operator."""
+    """Return the targets of a pipeline by name, each bound to its stage. `operators`: the operators by stage."""
     bindings = {}
     for name, sub_pipeline in pipeline.per_target.items():
         stage = str(sub_pipeline.target.from_)
@@ -93,8 +93,14 @@ def bind_targets(
 class Publisher:
     """Publishes the output and the dead letters of a pipeline to its targets.
 
-    `unavailable`: the targets that could not be opened, with the errors. `held_markers`: see
-    `target_locations.with_targets`.
+    Args:
+        pipeline: The pipeline.
+        bindings: The targets, each with its stage and operator.
+        store: The store of the state.
+        letters: The target of dead letters, if any.
+        hooks: The functions through which the driver reports.
+        unavailable: The errors of the targets that could not be opened, by target.
+        held_markers: See `target_locations.with_targets`.
     """
 
     pipeline: Pipeline
@@ -159,18 +165,18 @@ class Publisher:
             raise next(iter(self.unavailable.values()))
 
     def is_pending(self, commit: Commit) -> bool:
-        """Return whether any output of a commit has not reached its target."""
+        """Return whether some output of a commit has not reached its target."""
         return commit.staged and self.store.published_epoch() < commit.epoch
 
     def publish_pending(self, commit: Commit) -> None:
-        """Publish a commit that could not be published earlier. A later epoch must never be published first."""
+        """Publish the output of a commit that is still pending. Each epoch begins with this, to keep epochs in order."""
         if self.is_pending(commit):
             self._publish(commit, lambda name: nullcontext())
 
     # -- an epoch ------------------------------------------------------------------------------------------------
 
     def publish(self, commit: Commit, timer: PhaseTimer) -> None:
-        """Publish this epoch's output to all targets that were not written in the commit's transaction."""
+        """Publish the output of an epoch to all targets that were not written in the transaction of its commit."""
         if self.is_pending(commit):
             self._publish(commit, timer.phase)
         elif commit.staged:
@@ -178,10 +184,10 @@ class Publisher:
                 self._mark_published(commit)
 
     def in_transaction(self, commit: Commit) -> tuple[Commit, Publish | None]:
-        """Return the commit to store, and a function that writes to targets within the store's transaction.
+        """Return the commit to store, and a function that writes to targets within the transaction of the store.
 
-        The returned commit records these targets as reached. The function is None if no target uses the store's
-        database, or if there is no output.
+        The returned commit records these targets as reached. The function is None without output, and if no target is
+        in the database of the store.
         """
         joined = [
             n for n in commit.recipients if n != LETTERS and self.store.shares_transaction(self.bindings[n].target)
@@ -203,7 +209,7 @@ class Publisher:
     def _publish(self, commit: Commit, phase: Phase) -> None:
         """Write the output to each target that has not received it yet, and record each success.
 
-        If one target fails, the others are still written. Then raises PublishError.
+        If a target fails, the remaining targets are still written. Then PublishError is raised.
         """
         failed: list[str] = []
         missing = commit.missing(self.store.delivered_targets())
@@ -220,7 +226,7 @@ class Publisher:
             remaining.remove(name)
             if remaining:
                 self.hooks.on_waiting(PendingPublish.from_commit(commit, remaining))
-            if name != missing[-1] or failed:  # the last success is recorded for all of them
+            if name != missing[-1] or failed:  # after the last success, the whole epoch is marked as published
                 with phase("note"):
                     self.store.mark_delivered(commit.epoch, name)
         if failed:
@@ -229,7 +235,7 @@ class Publisher:
             self._mark_published(commit)
 
     def _error_text(self, name: str, error: PublishError) -> str:
-        """Return the error as text, prefixed with the target's name if there are several targets."""
+        """Return the text of an error. If the pipeline has several targets, the text names the target."""
         return str(error) if name == LETTERS or len(self.bindings) < 2 else f'target "{name}": {error}'
 
     def _mark_published(self, commit: Commit) -> None:
@@ -247,7 +253,7 @@ class Publisher:
             self.letters.publish(commit.epoch, rows, commit=commit.commit_id)
 
     def _output(self, commit: Commit, name: str) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """Return the rows to write to a target, and the superseded rows."""
+        """Return the rows to write to a target, and the rows to delete from it."""
         binding = self.bindings[name]
         staged = self.store.outputs(commit.output_of(binding.stage))
         return split_deletes(binding.operator, staged, binding.target.upserts)

@@ -1,8 +1,7 @@
 """Apply the policies for bad, late, lost and refused rows, and log these rows with their location.
 
-`check_group_limit` enforces `max_groups_per_window` over all shards, and `divide_group_limit` divides it among them.
-`ClockSkewWarnings` warns of wrong clocks in the input: event times that jump ahead and are held back, or make other rows
-late. It never changes how a row is treated.
+`check_group_limit` enforces `max_groups_per_window` over all shards, and `divide_group_limit` divides the limit among
+the shards. `ClockSkewWarnings` warns of event times that jump ahead. It never changes how a row is treated.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from slackwater.config.join import SIDES
 from slackwater.config.message_format import format_config_duration
 from slackwater.config.pipeline import Pipeline
 from slackwater.connectors.source import Batch
+from slackwater.core.column_names import EVENT_TIME
 from slackwater.core.humanize import format_duration, format_iso, plural
 from slackwater.engine import next_commit
 from slackwater.engine.engine_interface import Engine, IngestOutcome
@@ -30,16 +30,15 @@ from slackwater.watermark import CONFIRMS, SourceClock, watermark_holder
 
 log = logging.getLogger("slackwater")
 
-EVENT_TIME = "_event_ts"
-FEW = 10  # with fewer late rows, there is no warning
-APART_US = 3_600_000_000  # newest times that differ by less share one warning
+FEW = 10  # the minimum number of late rows for a warning
+APART_US = 3_600_000_000  # the minimum difference (µs) between the newest event times of two warnings
 ADVICE = "a clock in the input may be wrong: set max_jump to hold such rows back, correct them at the source, or raise lateness"
 
 
 def enforce_row_policies(pipeline: Pipeline, before: StageState, epoch: int, outcome: IngestOutcome) -> None:
-    """Check whether an epoch may be committed. Raises BadRowError, StartError or EpochError if not.
+    """Raise BadRowError, StartError or EpochError if an epoch must not be committed.
 
-    `before` is the stage's state in the previous commit.
+    `before`: the state of the stage in the previous commit.
     """
     _judge_bad_rows(pipeline, before, epoch, outcome)
     _check_letters(pipeline, epoch, outcome)
@@ -55,7 +54,7 @@ def log_losses(pipeline: Pipeline, before: StageState, epoch: int, batch: Batch,
 
 
 def log_overflows(pipeline: Pipeline, epoch: int, reports: Sequence[IngestReport | EmitReport]) -> None:
-    """Log results that were emitted as NULL because they overflowed their type."""
+    """Log the results that were emitted as NULL, because their values overflow the type of the column."""
     count = sum(r.overflows.count for r in reports)
     if count:
         sample = [dict(s) for r in reports for s in r.overflows.sample][:3]
@@ -70,7 +69,7 @@ def log_overflows(pipeline: Pipeline, epoch: int, reports: Sequence[IngestReport
 def log_late_results(
     pipeline: Pipeline, stage: str, epoch: int, source: str, rows: pl.DataFrame, watermark: int
 ) -> None:
-    """Log results that are behind the watermark of the stage that reads them."""
+    """Log the `rows` from the stage `source` that are behind the watermark of the stage that reads them."""
     if rows.is_empty():
         return
     shown = rows.select(c for c in rows.columns if not c.startswith("_") and not rows.schema[c].is_nested()).head(3)
@@ -87,9 +86,9 @@ def log_late_results(
 
 
 def _judge_bad_rows(pipeline: Pipeline, before: StageState, epoch: int, outcome: IngestOutcome) -> None:
-    """Log bad rows, or raise BadRowError for them if `on_error` is "fail".
+    """Log bad rows, or raise BadRowError if `on_error` is "fail".
 
-    Raises StartError if a source has returned many rows so far, but none that is usable.
+    Raises StartError if a source has returned at least 1000 rows so far, but none of them is usable.
     """
     step, of_rows = pipeline.transform.step, pipeline.transform.is_stateless
     for name, stats in outcome.sources.items():
@@ -135,7 +134,7 @@ def _judge_bad_rows(pipeline: Pipeline, before: StageState, epoch: int, outcome:
 
 
 def _reject(pipeline: Pipeline, problem: str, samples: Sequence[str], remedy: str) -> None:
-    """Log bad rows, or raise BadRowError for them if `on_error` is "fail"."""
+    """Log bad rows with a sample, or raise BadRowError if `on_error` is "fail"."""
     sample, on_error = "; ".join(samples), pipeline.transform.on_error
     if on_error == "fail":
         raise BadRowError(
@@ -218,9 +217,9 @@ def _log_join(pipeline: Pipeline, epoch: int, outcome: IngestOutcome) -> None:
                 log.warning(f'{pipeline.name}: epoch {epoch}: {rows} of the {name} side ("{source}") {text}')
 
 
-def divide_group_limit(bound: int, shards: int, shard: int) -> int:
-    """Return one shard's share of a limit. Shares differ by at most one and add up to the limit."""
-    return bound // shards + (1 if shard < bound % shards else 0)
+def divide_group_limit(limit: int, shards: int, shard: int) -> int:
+    """Return the share of one shard in a limit. Shares differ by at most one and add up to the limit."""
+    return limit // shards + (1 if shard < limit % shards else 0)
 
 
 def check_group_limit(
@@ -236,9 +235,10 @@ def check_group_limit(
 
 @dataclass
 class ClockSkewWarnings:
-    """Row counts since the watermark last moved, and the warnings that were already logged.
+    """Warns of event times that jump ahead, and therefore are held back or make other rows late.
 
-    The state contains neither, so warnings are logged again after a restart.
+    It counts rows since the watermark last moved, and remembers which warnings it logged. The state contains neither,
+    so warnings are logged again after a restart.
     """
 
     pipeline: Pipeline
@@ -251,7 +251,7 @@ class ClockSkewWarnings:
     def check_late_rows(
         self, before: StageState, clocks: Mapping[str, SourceClock], epoch: int, outcome: IngestOutcome
     ) -> None:
-        """Warn if most of the rows that were read since the watermark last moved are late."""
+        """Warn if most rows are late that were read since the watermark last moved. `before`: the last commit."""
         if before.watermark_us != self.watermark_us:
             self.watermark_us, self.rows, self.late = before.watermark_us, 0, 0
         self.rows += sum(r.rows for r in outcome.reports)

@@ -13,12 +13,13 @@ import polars as pl
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.connectors.source import Batch
+from slackwater.core.column_names import EVENT_TIME
 from slackwater.core.schema import ANYTHING, ValueLimits
 from slackwater.engine import next_commit, row_policies
 from slackwater.engine.engine_interface import NO_STATS, Engine, IngestOutcome, SourceStats
 from slackwater.engine.kill_points import PhaseTimer
 from slackwater.engine.publishing import split_deletes
-from slackwater.engine.row_policies import EVENT_TIME, ClockSkewWarnings
+from slackwater.engine.row_policies import ClockSkewWarnings
 from slackwater.operators.base import EpochWatermark, LateLetterContext, Operator, ShardTask
 from slackwater.operators.reports import EmitReport
 from slackwater.state.commit import OutputMeta, StageState
@@ -37,9 +38,9 @@ NO_ROWS = Batch(None, {}, {})
 
 @dataclass(frozen=True)
 class StageOutput:
-    """The output of a stage in an epoch, for the stages that read it. `idle`: whether the stage is idle.
+    """The output of a stage in an epoch, for the stages that read it.
 
-    `watermark_us`: the output watermark. `emits_late_rows`: see `Operator.emits_late_rows`.
+    `watermark_us`: the output watermark. `idle`: whether the stage is idle. `emits_late_rows`: see `Operator`.
     """
 
     rows: pl.DataFrame | None
@@ -50,9 +51,10 @@ class StageOutput:
 
 @dataclass(frozen=True)
 class EpochContext:
-    """An epoch as seen by all its stages. `quiet_us`: how long (µs) polled sources had no rows; None if not polled.
+    """The inputs that all stages share in an epoch.
 
-    `carried`: the watermarks to which idle stages are carried (see `engine.epoch_driver`).
+    `quiet_us`: how long (µs) the polled sources had no rows; None if they were not polled. `carried`: the watermarks to
+    which idle stages are carried; see `engine.epoch_driver`.
     """
 
     epoch: int
@@ -70,13 +72,13 @@ class EpochContext:
 
 @dataclass(frozen=True)
 class StageInput:
-    """What one stage gets in an epoch.
+    """The input of one stage in an epoch.
 
     Args:
         context: The epoch.
         before: The state of the stage in the last commit.
-        clocks: The clocks of its inputs before this epoch's rows, including uncommitted quiet times.
-        upstream: The output of the stages that it reads.
+        clocks: The clocks of the inputs before the rows of this epoch, including uncommitted quiet times.
+        upstream: The output of the stages that this stage reads.
     """
 
     context: EpochContext
@@ -86,7 +88,7 @@ class StageInput:
 
     @property
     def overtaken(self) -> dict[str, Sequence[str]]:
-        """Return the partitions of each source that were idle when the watermark passed them, and are still behind it."""
+        """Return the partitions, by source, that the watermark passed while they were idle and that are still behind."""
         overtaken = {n: c.overtaken_partitions(self.before.watermark_us) for n, c in self.clocks.items()}
         return {n: partitions for n, partitions in overtaken.items() if partitions}
 
@@ -118,10 +120,10 @@ class StageResult:
 
 @dataclass(frozen=True)
 class StageRunner:
-    """A stage of a pipeline, with its operator, store and engine. `number`: its position in the pipeline, from 0.
+    """Runs one stage of a pipeline. `number`: its position in the pipeline, from 0.
 
     `pipeline` describes only this stage: its sources are the inputs of the stage, which may be other stages. `is_read`:
-    whether other stages read this one.
+    whether other stages read this stage.
     """
 
     # configuration
@@ -184,7 +186,7 @@ class StageRunner:
         return replace(done, state=done.state.model_copy(update=flushed))
 
     def _rows(self, stage_input: StageInput) -> tuple[Batch, int]:
-        """Return a batch with the rows for this stage, and the number of late results among those from other stages."""
+        """Return a batch with the rows for this stage, and the number of late results from other stages."""
         batch, watermark = stage_input.context.batch, stage_input.before.watermark_us
         payload, late = {n: rows for n, rows in batch.payload.items() if n in self.inputs}, 0
         for name, results in stage_input.upstream.items():
@@ -213,7 +215,7 @@ class StageRunner:
     def _advance_clocks(
         self, stage_input: StageInput, outcome: IngestOutcome | None
     ) -> tuple[Mapping[str, SourceClock], IngestOutcome | None]:
-        """Return the clocks after an epoch's rows, and the outcome with the event-time spans that the clocks needed."""
+        """Return the clocks after the rows of an epoch, and the outcome with the spans that the clocks needed."""
         if outcome is None or not stage_input.context.moves_clocks:
             return stage_input.clocks_after(None), outcome
         outcome = next_commit.add_time_spans(outcome, stage_input.clocks)
@@ -307,11 +309,11 @@ class StageRunner:
         epoch: int,
         known_watermark: EpochWatermark | None = None,
     ) -> list[ShardTask]:
-        """Return the tasks of an epoch. `clocks` are the input clocks, including uncommitted quiet times.
+        """Return the tasks of an epoch. `clocks`: the clocks of the inputs, including uncommitted quiet times.
 
-        `known_watermark`: the watermark after the epoch's rows, if it is known before they are read.
+        `known_watermark`: the watermark after the rows of the epoch, if it is known before they are read.
         """
-        # rows are tagged with the index of their source; indexes of idle partitions follow all sources (see spark.engine)
+        # rows are tagged with the index of their source; the indexes of idle partitions follow (see spark.engine)
         count, of_stages = len(clocks), {s.name for s in self.pipeline.sources if s.is_stage_output}
         source_clocks = [
             (i, c) for i, (n, c) in enumerate(clocks.items()) if n not in of_stages and not state.is_flushed
@@ -374,10 +376,9 @@ class StageRunner:
 
 
 def _split_late(rows: pl.DataFrame, watermark: int) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return results as input rows for a stage at this watermark, and the original rows of those behind the watermark.
+    """Return all results, in which late ones have the watermark as their event time, and the unchanged late results.
 
-    Late results get the watermark as their event time. They occur if a config change makes a stage emit results that
-    are behind its previous output watermark.
+    Late results occur if a config change makes a stage emit results that are behind its previous output watermark.
     """
     least = pl.lit(watermark, pl.Int64).cast(pl.Datetime("us", "UTC"))
     behind = rows.filter(pl.col(EVENT_TIME) < least)

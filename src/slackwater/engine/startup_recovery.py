@@ -46,7 +46,15 @@ class StartupRecovery:
     ) -> tuple[list[StageRunner], Commit]:
         """Return the stages and the state to continue from.
 
-        The operators of the stages include the effects of earlier configs that are stored in the state.
+        The returned operators include the effects of earlier configs that are stored in the state.
+
+        Args:
+            stages: The stages of this config.
+            latest: The latest commit; None for a new state.
+            shards: The number of shards.
+            schemas: The schema of each source, in Spark's JSON format.
+            state_id: The id of the state, if this start creates it.
+            branches: Whether `latest` begins a branch, which is committed even without a migration.
 
         Raises:
             StateError: The state cannot be used with this config.
@@ -88,9 +96,9 @@ class StartupRecovery:
         return stages, _with_sources(state, sources, {s.name: s.inputs for s in stages}, schemas)
 
     def _add_holds(self, stages: Sequence[StageRunner], state: Commit) -> Commit:
-        """Add watermark holds to stages that other stages read.
+        """Add watermark holds to the stages that other stages read.
 
-        If no other stage has read a stage until now, its holds are computed from its state rows.
+        The holds of a stage that no other stage has read until now are computed from its state rows.
         """
         updated = []
         for stage, before in zip(stages, state.stages, strict=True):
@@ -150,7 +158,7 @@ def _catch_up_new_stages(stages: Sequence[StageRunner], state: Commit, pairs: St
 def first_commit(
     names: Sequence[str], operators: Sequence[Operator], shards: int, clock_us: int, state_id: str = ""
 ) -> Commit:
-    """Return a commit with all stages as they are before the first epoch. This commit is never stored."""
+    """Return the commit before the first epoch, in which all stages are empty. This commit is never stored."""
     stages = (_first_state(name, operator, shards) for name, operator in zip(names, operators, strict=True))
     return Commit(
         pipeline=operators[0].pipeline,
@@ -163,7 +171,7 @@ def first_commit(
 
 
 def _first_state(name: str, operator: Operator, shards: int) -> StageState:
-    """Return a stage as it is before its first epoch."""
+    """Return the state of a stage before its first epoch."""
     none = (0,) * shards
     return StageState(
         name=name,
@@ -178,7 +186,7 @@ def _first_state(name: str, operator: Operator, shards: int) -> StageState:
 def _with_stages(
     commit: Commit, names: Sequence[str], operators: Sequence[Operator], matched: Sequence[StageState | None]
 ) -> Commit:
-    """Return the state with the stages of this config: those that continue a stage of the state, and new ones.
+    """Return the commit with the stages of this config, which continue stages of the commit or are new.
 
     `matched`: see `stage_matching.StageMatch`.
     """
@@ -190,7 +198,7 @@ def _with_stages(
 
 
 def _with_descriptions(stages: Sequence[StageRunner], state: Commit) -> Commit:
-    """Add the descriptions of this config's stages."""
+    """Add the descriptions of the stages of this config."""
     described = []
     for stage, now in zip(stages, state.stages, strict=True):
         description = {
@@ -216,14 +224,13 @@ def _step_description(step: StepBase, operator: Operator) -> dict[str, Any]:
 def _with_sources(
     commit: Commit, names: Sequence[str], inputs: Mapping[str, Sequence[str]], schemas: Mapping[str, str]
 ) -> Commit:
-    """Return the state with this config's sources: new ones are added, and removed ones dropped with their offsets.
+    """Return the commit with the sources of this config. A removed source is dropped together with its offsets.
 
     `names`: the sources. `inputs`: the inputs of each stage. `schemas`: the schemas of the sources that have one.
     """
     sources = {n: commit.sources.get(n, SourceRecord()).model_copy(update={"columns": schemas.get(n)}) for n in names}
-    clocks = {
-        n: clock for n, clock in commit.clocks.items() if n in names
-    }  # a new stage starts with the clocks that other stages have
+    # a new stage starts with the clocks of the other stages
+    clocks = {n: clock for n, clock in commit.clocks.items() if n in names}
     stages = (
         s.model_copy(update={"clocks": {n: s.clocks.get(n) or clocks.get(n, ClockRecord()) for n in inputs[s.name]}})
         for s in commit.stages

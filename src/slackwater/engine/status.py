@@ -1,4 +1,4 @@
-"""The status that the engine reports after each epoch: one immutable value for the live view, the logs and the metrics."""
+"""The status that the engine reports after each epoch, as an immutable value for the logs, metrics and pages."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Counters:
     `flush`), and `letters` (dead letters) by reason (`late`, `undecodable`, `future`, `no event time`). The number of
     `late` letters is `rows_late + rows_partly_late`.
 
-    `rows_duplicate` is a part of `rows_used`. In a dedup stage, `rows_used` is the sum of `rows_duplicate`, the results,
-    and with `keep = "last"` the rows that wait in the state.
+    `rows_duplicate` is a part of `rows_used`. In a dedup stage, `rows_used` is the sum of `rows_duplicate`, the results
+    and, with `keep = "last"`, the rows that wait in the state.
 
     For a join, the reasons in `emitted` are `match` and `unmatched`. `sides` has counters for "left" and "right":
     `buffered` (rows added to the state), `late`, `null_keys`, `keyless` (rows with a NULL key that are neither emitted
@@ -56,24 +56,23 @@ class Counters:
     replayed: int = 0  # applied dead letters; their rows remain counted as bad or late
     replayed_late: int = 0  # the late rows among them
     overflows: int = 0  # results that overflowed their type and were emitted as NULL (on_overflow = "null")
-    # results behind the watermark of the stage that reads them; they are moved up to that watermark
+    # results that were behind the watermark of the stage that reads them, and were moved up to it
     late_between_stages: int = 0
     rows_partly_late: int = 0  # rows late for some of their windows, but not for all; they are used
     late: Mapping[str, int] = field(default_factory=dict)
     emitted: Mapping[str, int] = field(default_factory=dict)
     letters: Mapping[str, int] = field(default_factory=dict)
-    sides: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # joins: see above
+    sides: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # counters of joins, by side
     # how late the late rows are, see `core.lateness_histogram`
     lateness: Mapping[str, Any] = field(default_factory=dict, compare=False)
     # rows committed, by target; an older state counts them since the version that added this counter
     targets: Mapping[str, int] = field(default_factory=dict, compare=False)
-    spent_us: Mapping[str, int] = field(
-        default_factory=dict, compare=False
-    )  # µs by phase of an epoch, see `next_commit.add_phase_times`
+    # µs by phase of an epoch, see `next_commit.add_phase_times`
+    spent_us: Mapping[str, int] = field(default_factory=dict, compare=False)
 
     @property
     def used_text(self) -> str:
-        """The number of used rows, and how many of them are duplicates."""
+        """The number of used rows as text, with the number of duplicates among them, if any."""
         duplicates = f" ({self.rows_duplicate:,} of them duplicates)" if self.rows_duplicate else ""
         return f"{self.rows_used:,} used{duplicates}"
 

@@ -9,9 +9,8 @@
               │                     [──┼────]         starts in the range: complete, and written
               │                        │ [───]        starts after the range: omitted
 
-reach = the duration of tumbling and hopping windows, or the gap plus the cap of sessions. Spark's streaming query is
-not used: this module cuts the batches from offsets and lists of files. Therefore, an interrupted backfill continues from
-its state.
+reach = the duration of tumbling and hopping windows, or the gap plus the cap of sessions. This module plans the batches
+from offsets and lists of files, so an interrupted backfill continues from its state.
 """
 
 from __future__ import annotations
@@ -34,6 +33,7 @@ from slackwater.connectors.source import SelfPlannedSource, SourceBatch, combine
 from slackwater.connectors.target import TargetWriter
 from slackwater.core.offsets import FileOffsets, KafkaOffsets, group_by_topic
 from slackwater.core.schema import find_value_limits
+from slackwater.core.time import NO_WATERMARK
 from slackwater.engine.status import Status
 from slackwater.errors import EpochError, SlackwaterError
 from slackwater.operators.base import Operator
@@ -55,7 +55,7 @@ class BackfillResult:
     Args:
         status: The status after the last commit; None if there was nothing to read.
         written: Counts of the windows that this start wrote or omitted.
-        done: False if the backfill was stopped before its end.
+        done: Whether the backfill is complete. False if it was stopped before its end.
         after: The last epoch of the interrupted backfill that this start continued; None for a new backfill.
     """
 
@@ -85,12 +85,16 @@ def run_backfill(
     state, and a completed one removes it. Dead letters are not written.
 
     Args:
+        pipeline: The pipeline.
         since_us: Start of the range (µs UTC).
         until_us: End of the range (µs UTC), not included.
         partial: Also write windows that start before the range and extend into it, and windows that are not over yet.
         into: The path, table or topic to write to; by default, that of the pipeline's target.
         slack_ms: How far the time of a Kafka record may be from its event time. By default, the lateness plus the
             allowed lateness.
+        spark: The Spark session to use; None starts one.
+        on_status: Called with the status after each commit.
+        on_notice: Called with the level and the text of each line about the backfill.
         stop: An event that ends the backfill after the epoch in progress.
 
     Raises:
@@ -203,9 +207,6 @@ class _HistoryRunner:
 # -- the target ----------------------------------------------------------------------------------------------------------
 
 
-NEVER = -(1 << 62)
-
-
 @dataclass
 class RangeCounts:
     """Counts of windows of one backfill.
@@ -249,7 +250,7 @@ class RangeFilterTarget:
         self.target.close()
 
     def publish(self, epoch: int, rows: pl.DataFrame, superseded: pl.DataFrame | None = None, commit: str = "") -> None:
-        """Publish the rows of the range. Superseded rows are selected by their start, since they have no end."""
+        """Publish the rows of the range. Only the start of a superseded row decides, because such a row has no end."""
         start = pl.col(self.window.window_start_column).dt.timestamp("us")
         end = pl.col(self.window.window_end_column).dt.timestamp("us")
         span = self.span
@@ -269,7 +270,7 @@ class RangeFilterTarget:
             self.written.unfinished += int((due & ~early & unfinished).sum())
         if superseded is not None:
             superseded = superseded.filter(
-                start.is_between(NEVER if self.partial else span.since_us, span.until_us - 1)
+                start.is_between(NO_WATERMARK if self.partial else span.since_us, span.until_us - 1)
             )
         range_rows = rows.filter(chosen)
         if range_rows.height or (superseded is not None and superseded.height):

@@ -54,9 +54,9 @@ def reach_us(window: Window) -> int:
 
 
 def backfill_pipeline(pipeline: Pipeline, since_us: int, until_us: int, into: str | None) -> Pipeline:
-    """Return the pipeline of a backfill: with a different name, no dead letters, and the target `into`, if given.
+    """Return the pipeline of a backfill, with a different name, without dead letters, and with the target `into`.
 
-    The name determines the state's location, so the state of the running pipeline is not affected.
+    The name determines the location of the state, so the state of the running pipeline is not affected.
 
     Raises:
         StartError: A source cannot be read again, or the target would contain windows twice.
@@ -109,7 +109,7 @@ def backfill_pipeline(pipeline: Pipeline, since_us: int, until_us: int, into: st
         )
     if kind == "console":
         connections["backfill"] = FilesConnection()
-    of_several = bool(pipeline.targets)  # the backfill of each target has a separate state
+    of_several = bool(pipeline.targets)  # then the backfill of each target has a separate state
     window_changes = {"late_data": "drop"} if window.late_data == "dlq" else {}
     on_error = "drop" if pipeline.transform.on_error == "dlq" else pipeline.transform.on_error
     transform = {"window": window.model_copy(update=window_changes), "on_error": on_error}
@@ -128,7 +128,7 @@ def backfill_pipeline(pipeline: Pipeline, since_us: int, until_us: int, into: st
 
 
 def _target(pipeline: Pipeline, into: str | None) -> TargetSpec:
-    """Return the target with its path, table or topic replaced by `into`. A console is replaced by Parquet files."""
+    """Return the target with `into` as its path, table or topic. Parquet files replace a console."""
     target, kind = pipeline.target, explain.connection_kind(pipeline.target, pipeline)
     if into is None:
         return target

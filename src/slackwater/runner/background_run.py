@@ -29,7 +29,7 @@ _LEAVE_S = 30.0  # how long the program's exit waits for the epoch in progress
 
 
 class Handle(NotebookRepr):
-    """A run in the background. As a context manager, it stops the run at the end of the block.
+    """A run in the background. Used as a context manager, the handle stops the run at the end of the block.
 
     An error of the run is logged when it happens. `status`, `wait` and `stop` raise it every time they are called.
     """
@@ -52,7 +52,7 @@ class Handle(NotebookRepr):
             log.error("%s: the run in the background ended: %s", self.pipeline.name, error, exc_info=not is_expected)
 
     def _leave(self) -> None:
-        """Finish the epoch in progress when the program exits, as after a signal."""
+        """Finish the epoch in progress when the program exits, for example after a signal."""
         self._stop.set()
         self._thread.join(_LEAVE_S)
 
@@ -64,7 +64,7 @@ class Handle(NotebookRepr):
 
     @property
     def error(self) -> BaseException | None:
-        """The error that ended the run, without raising it. None if the run is active or ended without one."""
+        """The error that ended the run. None if the run is active or ended without an error. Never raises."""
         return self._error
 
     @property
@@ -79,13 +79,13 @@ class Handle(NotebookRepr):
         return self._seen.latest
 
     def why(self, key: Mapping[str, Any] | str | None = None, stage: str | None = None) -> WhyReport:
-        """Return what holds back the watermark and which windows close next: see `sw.why`. The state must be durable."""
+        """Report what holds back the watermark and which windows close next; see `sw.why`. Needs a durable state."""
         from slackwater.query.why_report_builder import why
 
         return why(self.pipeline, key, stage)
 
     def results(self, target: str | None = None) -> pl.DataFrame:
-        """Read the rows that the target now holds. If there are several targets, name one of them.
+        """Read the rows that are currently in a target. `target`: its name, required if there are several targets.
 
         Raises StartError for a target that cannot be read, such as the console.
         """
@@ -98,8 +98,8 @@ class Handle(NotebookRepr):
     def wait(self, timeout_s: float | None = None) -> Status | None:
         """Wait until the run ends by itself, at the end of its input or with an error. Return the last status.
 
-        Raises the error that ended the run. Raises TimeoutError if it is still running after `timeout_s` seconds; the
-        run continues.
+        Raises the error that ended the run. Raises TimeoutError if the run is still active after `timeout_s` seconds; the
+        run then continues.
         """
         self._thread.join(timeout_s)
         if self._thread.is_alive():
@@ -108,10 +108,7 @@ class Handle(NotebookRepr):
         return self._seen.latest
 
     def stop(self, timeout_s: float | None = None) -> Status | None:
-        """Finish the epoch in progress and end the run.
-
-        Return the last status, or raise the error of a run that failed.
-        """
+        """End the run after the epoch in progress. Return the last status, or raise the error of a failed run."""
         self._stop.set()
         return self.wait(timeout_s)
 
@@ -148,6 +145,6 @@ class _LatestStatus(Observer):
         self.latest = status
 
 
-def print_warning(level: str, text: str) -> None:
-    """Log a line of a background run: a warning as such, and any other line at debug level."""
+def log_background_notice(level: str, text: str) -> None:
+    """Log a line of a background run: a warning as a warning, and any other line at debug level."""
     log.log(logging.WARNING if level == "warning" else logging.DEBUG, "%s", text)

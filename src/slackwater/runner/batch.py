@@ -97,7 +97,8 @@ def batch(
 
     Raises:
         ConfigError: An argument is wrong.
-        StartError: Columns are missing or unsuitable, or the SQL is invalid. Errors in the data are raised when Spark runs the plan.
+        StartError: Columns are missing or unsuitable, or the SQL is invalid. Spark raises errors in the data later, when
+            it runs the plan.
     """
     update: dict[str, Any] = {"emit": "final" if window.late_data == "reopen" else "on_close", "crash_recovery": None}
     if window.late_data != "reopen":  # "reopen" only decides when a window is final; no row is late here

@@ -1,4 +1,4 @@
-"""`check --connect`: check that every system of a pipeline is reachable and fits the config. Nothing is changed."""
+"""Check that every system of a pipeline is reachable and fits the config, without changing it: `check --connect`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from slackwater.errors import SlackwaterError, StartError, Topic
 
 
 def find_connection_problems(pipeline: Pipeline) -> list[SlackwaterError]:
-    """Return an error for each system that is unreachable or not as the config expects.
+    """Return an error for each system that is unreachable or does not fit the config.
 
-    Spark is started only for a Postgres target, to find out which columns its table must have.
+    Spark starts only for a Postgres target, to find out which columns its table must have.
     """
     from slackwater.state.store_access import create_store
 
@@ -43,11 +43,11 @@ def find_connection_problems(pipeline: Pipeline) -> list[SlackwaterError]:
         attempt(lambda: create_store(pipeline).runner())
     for key, target in _target_specs(pipeline).items():
         attempt(partial(_check_target, pipeline, key, target))
-    of_results = [
+    connections = [
         resolve_connection(target_pipeline.target.connection, pipeline.connections)
         for target_pipeline in pipeline.per_target.values()
     ]
-    if not problems and any(isinstance(c, PostgresConnection) for c in of_results):
+    if not problems and any(isinstance(c, PostgresConnection) for c in connections):
         attempt(lambda: _check_tables(pipeline))
     return problems
 

@@ -50,10 +50,13 @@ Frames = Mapping[str, "DataFrame"]  # empty DataFrames, by the name of a source 
 
 
 def create_source(session: SparkSession, pipeline: Pipeline, index: int, schema_json: str | None) -> AnySource:
-    """Create the source with this index in the config.
+    """Create a source. Raises StartError if its file, topic or table does not exist.
 
-    `schema_json` is the schema with which the source was first read, as Spark's JSON; None before the first start.
-    Raises StartError if the file, topic or table does not exist.
+    Args:
+        session: The Spark session.
+        pipeline: The pipeline.
+        index: The index of the source in the config.
+        schema_json: The schema with which the source was first read, as Spark's JSON; None before the first start.
     """
     spec = pipeline.sources[index]
     connection = resolve_connection(spec.connection, pipeline.connections)
@@ -112,7 +115,7 @@ class BoundStage(NamedTuple):
         return SparkEngine(rows, refresh)
 
     def end_sql(self, session: SparkSession) -> str | None:
-        """Return the SQL for the end of a row's gap if the gap is an expression, else None. Raises StartError.
+        """Return the SQL for the end of the gap of a row; None if the gap is constant. Raises StartError.
 
         The expression is evaluated over the result of the stage's SQL.
         """
@@ -225,6 +228,7 @@ def create_target_writers(
     """Create the writers for the config's targets, by name.
 
     Args:
+        pipeline: The pipeline.
         operators: The operators of the stages, by stage name.
         state_id: The lineage of the state, which is part of the markers.
         latest: The commit from which the run continues; it shows which output columns are new.
@@ -243,7 +247,7 @@ def create_target_writers(
 
 
 def create_targets(pipeline: Pipeline) -> None:
-    """Create those targets that can be created before Spark starts, which are Kafka topics. Raises StartError."""
+    """Create the targets that must exist before Spark starts, which are Kafka topics. Raises StartError."""
     for target_pipeline in pipeline.per_target.values():
         _connector(target_pipeline.target, target_pipeline).create_target(target_pipeline.target, target_pipeline)
     if pipeline.dead_letter is not None:
@@ -260,7 +264,7 @@ def create_letter_writer(pipeline: Pipeline, state_id: str = "") -> TargetWriter
 
 
 def create_skipped_rows_target(pipeline: Pipeline, state_id: str = "") -> TargetWriter | None:
-    """Create the target for the rows that `outbox skip` moves to the dead letters. It has a separate marker."""
+    """Create the writer, with a separate marker, for the rows that `outbox skip` moves to the dead letters."""
     if pipeline.dead_letter is None:
         return None
     return _target(

@@ -37,9 +37,12 @@ def replay_dead_letters(
     """Apply dead letters in separate epochs, while holding the runner's lock.
 
     Args:
+        pipeline: The pipeline.
         choose: Selects the letters to replay.
         limit: Replay at most this many letters.
         dry: Only return what a replay would do.
+        spark: The Spark session to use; None starts one.
+        on_notice: Called with the level and the text of each line about the replay; None logs the lines.
 
     Raises:
         SlackwaterError: The replay failed. The next replay skips letters that this one has committed.
@@ -59,9 +62,7 @@ def replay_dead_letters(
                 Topic.DEAD_LETTERS,
             )
         if pipeline.dead_letter is None:
-            letter_reader.read_newest(
-                pipeline, LetterFilter()
-            )  # raises an error if dead letters are not kept, before Spark starts
+            letter_reader.read_newest(pipeline, LetterFilter())  # raises an error before Spark starts
         _check_late(pipeline, choose, limit)
         latest = _open_store(runner)
         try:
@@ -71,16 +72,15 @@ def replay_dead_letters(
                     Topic.NO_STATE,
                 )
             components = runner.prepare(latest)
-            assert components is not None, "nobody stops a replay"
+            assert components is not None, "a replay is never stopped"
 
             def rows(letters: pl.DataFrame) -> Mapping[str, DataFrame]:
                 return dead_letter_frames.letters_to_source_frames(
                     components.session, components.streams.sources, letters
                 )
 
-            letters = letter_reader.read_newest(
-                pipeline, LetterFilter()
-            )  # includes dead letters that this start published
+            # includes dead letters that this start published
+            letters = letter_reader.read_newest(pipeline, LetterFilter())
             return apply(components.driver, choose(letters), rows, dry, limit)
         finally:
             runner.close()

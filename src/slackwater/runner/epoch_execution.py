@@ -1,4 +1,4 @@
-"""Run epochs one at a time, as planned by `PollingLoop` or by Spark's streaming query.
+"""Run epochs one at a time, as `PollingLoop` or Spark's streaming query plans them.
 
 run: read, aggregate, commit, publish ─▶ remember the files that were read, commit offsets to Kafka's consumer groups
 tick: an epoch without rows              └─▶ on failure: an error on one line
@@ -98,7 +98,7 @@ class EpochExecutor:
 
 
 def cause_without_secrets(cause: BaseException) -> BaseException | None:
-    """Return the cause to attach to an error; None if any secret is registered, because Spark's errors quote SQL."""
+    """Return the cause to attach to an error; None if a secret is registered, because Spark's errors quote SQL."""
     return None if has_secrets() else cause
 
 
@@ -106,7 +106,7 @@ def cause_without_secrets(cause: BaseException) -> BaseException | None:
 
 
 class ChangedFileReporter:
-    """Watches the files that have been read according to the state. `remember` adds the files of each epoch."""
+    """Reports files that change after they were read. `remember` adds the files of the latest epoch."""
 
     def __init__(self, pipeline: str, components: RunComponents, reporter: RunNotifier) -> None:
         self._pipeline, self._components, self._reporter = pipeline, components, reporter
@@ -129,9 +129,9 @@ class ChangedFileReporter:
                 self._trackers[name].add(files_source.load_file_list(self._store, latest))
 
     def report_changes(self, limit: int | None = AT_ONCE) -> None:
-        """Log and count the files that changed after they were read, and record them in a commit.
+        """Log and count the files that changed after they were read, and record the changes in a commit.
 
-        `limit`: how many files to check per source; None for all.
+        `limit`: the maximum number of files to check per source; None for all files.
         """
         driver, count = self._components.driver, 0
         offsets: dict[str, Offsets] = {}
@@ -149,7 +149,7 @@ class ChangedFileReporter:
             self._reporter.status(driver.status_at_start())
 
     def count_unread_files(self) -> int:
-        """Return how many files have not been read yet. Sources that cannot be listed are omitted."""
+        """Return the number of files that have not been read yet. Sources that cannot be listed are omitted."""
         total = 0
         for name, source in self._sources.items():
             try:

@@ -38,11 +38,11 @@ _SECONDS = 3.0  # how long to wait for a killed process to end, or for a connect
 def error_boundary(
     pipeline: str, session: Callable[[], SparkSession | None] = lambda: None, committed: Callable[[], str] = lambda: ""
 ) -> AbstractContextManager[None]:
-    """Return a context that converts errors according to the table in the module docstring.
+    """Return a context manager that replaces errors as the table in the module docstring describes.
 
     Args:
         pipeline: The name of the pipeline.
-        session: Returns the Spark session; None before Spark is started.
+        session: Returns the Spark session; None before Spark has started.
         committed: Returns a sentence about the last commit.
     """
     return _ErrorBoundary(pipeline, session, committed)
@@ -110,12 +110,12 @@ def _postgres_server(error: Exception) -> str | None:
     trace, server = error.__traceback__, None
     while trace is not None:
         connection: Any = trace.tb_frame.f_locals.get("self")
-        connection = getattr(connection, "connection", connection)  # a cursor has its connection
+        connection = getattr(connection, "connection", connection)  # of a cursor
         if type(connection).__module__.partition(".")[0] == "psycopg" and hasattr(connection, "info"):
             try:
                 server_info = connection.info
                 server = f"{server_info.host}:{server_info.port}/{server_info.dbname}"
-            except Exception:  # the connection is closed and no longer has an address
+            except Exception:  # a closed connection has no address
                 log.debug("a closed connection does not know its server")
         trace = trace.tb_next
     return server
@@ -175,7 +175,7 @@ def _is_listening(gateway: Any) -> bool:
 
 
 class _LogFilter(logging.Filter):
-    """Filters the log lines of errors that are also raised, and moves them to Slackwater's debug log."""
+    """Moves the log lines of errors that are also raised to the debug log of Slackwater."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         of_user = record.name == "root" and f"{os.sep}py4j{os.sep}" not in record.pathname
@@ -186,7 +186,7 @@ class _LogFilter(logging.Filter):
 
 
 def _hide_bridge() -> Callable[[], None]:
-    """Keep Py4J stack traces out of the user's log until the returned function is called.
+    """Keep Py4J's stack traces out of the log of the user until the returned function is called.
 
     Filters are added to Py4J's loggers and to the root logger; the user's handlers and levels are unchanged. A root
     logger without handlers would get one when its first line is logged, and then every Slackwater line would appear
@@ -209,8 +209,8 @@ def _hide_bridge() -> Callable[[], None]:
 def hide_stack_traces(spark: SparkSession) -> Callable[[], None]:
     """Prevent Spark from logging failed analyses to standard error, until the returned function is called.
 
-    Spark must be running. It writes them to standard error regardless of the user's logging. An error of the thread
-    that receives Spark's accumulators goes to the debug log of Slackwater.
+    Spark must be running. The logging of the user does not affect these lines. Errors of the thread that receives
+    Spark's accumulators go to the debug log of Slackwater.
     """
     from pyspark.logger import PySparkLogger
 

@@ -93,8 +93,10 @@ class MarkerMismatch:
             return f"{subject} holds {holds}, but the state wrote epoch {written[0].epoch} there"
         assert self.marker is not None, "only BEHIND has none"
         if self.kind == AHEAD:
-            return f"{subject} holds epoch {self.marker.epoch}, but the state ends with epoch {commit.epoch}: the state is an older copy"
-        return f"{subject} holds epoch {self.marker.epoch} of another history: another state, or a copy of this one, wrote there"
+            problem = f"but the state ends with epoch {commit.epoch}: the state is an older copy"
+            return f"{subject} holds epoch {self.marker.epoch}, {problem}"
+        problem = "of another history: another state, or a copy of this one, wrote there"
+        return f"{subject} holds epoch {self.marker.epoch} {problem}"
 
 
 def _list_checked_targets(
@@ -129,7 +131,7 @@ def _list_checked_targets(
 
 
 def _target_specs(pipeline: Pipeline) -> list[tuple[str, str, TargetSpec, str, Pipeline | None]]:
-    """Return name, title, spec, writer and stage of each target. The target of dead letters comes last, without a stage."""
+    """Return name, title, spec, writer and stage of each target; the target of dead letters has no stage."""
     specs: list[tuple[str, str, TargetSpec, str, Pipeline | None]] = [
         (
             name,
@@ -280,7 +282,8 @@ def _put_newer_aside(mismatch: MarkerMismatch) -> str:
     target, marker = mismatch.checked.target, mismatch.checked.expected.rollback
     assert isinstance(target, FilesTarget), "is_movable"
     location = target.put_newer_aside(marker)
-    return f"{mismatch.checked.title}: the files written after epoch {marker.epoch} are now in {location}; remove them when you no longer need them"
+    files = f"the files written after epoch {marker.epoch}"
+    return f"{mismatch.checked.title}: {files} are now in {location}; remove them when you no longer need them"
 
 
 # -- a start without a state -------------------------------------------------------------------------------------------

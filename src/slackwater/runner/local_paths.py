@@ -1,4 +1,4 @@
-"""Check the local directories of a config: are they writable, and did earlier runs write to another directory?"""
+"""Check the local directories of a config: can a run write to them, and did earlier runs write elsewhere?"""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _subdirectories(key: str, directory: Path, pipeline: Pipeline) -> Iterator[P
 
 
 def missing_directories(pipeline: Pipeline) -> Iterator[str]:
-    """Yield a line `key: problem` for each file source whose directory does not exist, because a run would fail."""
+    """Yield a line `key: problem` for each file source whose directory does not exist. A run would fail."""
     for i, source in enumerate(pipeline.sources):
         connection = (
             resolve_connection(source.connection, pipeline.connections) if source.connection is not None else None
@@ -62,7 +62,7 @@ def missing_directories(pipeline: Pipeline) -> Iterator[str]:
 def check_moved_directories(pipeline: Pipeline) -> None:
     """Raise StartError if state or output exists only below the working directory.
 
-    Earlier versions resolved relative paths from there. Without this check, a run would start with a new state.
+    Earlier versions resolved relative paths from there. Without this check, a run would create a new state.
     """
     relocated = list(_moved_directories(pipeline))
     if relocated:
@@ -78,7 +78,7 @@ def check_moved_directories(pipeline: Pipeline) -> None:
 
 
 def _moved_directories(pipeline: Pipeline) -> Iterator[tuple[str, str, Path, Path]]:
-    """Yield key, path as written, old path and new path of each directory that exists only below the working directory."""
+    """Yield (key, written path, old path, new path) for each directory that exists only below the working directory."""
     signs = {
         "state_store.path": f"{pipeline.name}/manifests",
         "target.path": f"_slackwater/{pipeline.writer}.json",

@@ -15,8 +15,8 @@ thread runs idle ticks in between. A lock ensures that only one of them is activ
     thread of the run                           tick    tick      tick
 
 By default, Spark polls its sources every 10 ms, which costs a seventh of a core for a directory. `PollInterval` makes
-the pause between polls longer while no rows arrive. If a version of Spark stores the pause elsewhere, Spark continues to
-poll every 10 ms.
+the pause between polls longer while no rows arrive. If a version of Spark stores the pause elsewhere, the query
+continues to poll every 10 ms.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ class PollingLoop:
     def follow(self, thread_class: Callable[..., threading.Thread] | None = None) -> None:
         """Run the loop in a separate thread until it ends, and raise its error.
 
-        This lets the epoch in progress finish if the caller is interrupted. While the loop runs, the caller's thread
-        checks that Spark's process is alive, because an idle loop would not notice that it has ended.
+        If the caller is interrupted, the epoch in progress still finishes. Meanwhile, the thread of the caller checks that
+        Spark's process is alive, because an idle loop would not notice its end.
 
-        `thread_class` creates the thread. The default is a Spark thread that inherits the caller's job settings.
+        `thread_class`: the class of the thread. The default inherits the caller's job settings in Spark.
         """
         make: Callable[..., threading.Thread] = thread_class or spark_connect.thread_class(
             self.planners.streams.session
@@ -120,8 +120,8 @@ class PollingLoop:
     def _poll_sources(self, began: float) -> Mapping[str, PlannedBatch] | None:
         """Return the next batches of the sources; None if a source does not respond.
 
-        Raises the source's error once the source has not responded for PATIENCE_S. `began`: when the poll began, in
-        seconds on the monotonic clock.
+        Raises the error of a source that has not responded for PATIENCE_S. `began`: when the poll began (monotonic
+        seconds).
         """
         self.epochs.expect_next()
         try:
@@ -149,7 +149,7 @@ class PollingLoop:
         self._rows_at = time.monotonic()
 
     def _tick(self, polled_at: float) -> None:
-        """Run an idle tick if it is time for one. `polled_at`: monotonic seconds."""
+        """Run an idle tick if the pause since the previous tick is over. `polled_at`: monotonic seconds."""
         if polled_at - self._silence_counted >= self._pause:
             quiet_us, self._silence_counted = self._quiet_us(polled_at), polled_at
             self.epochs.tick(quiet_us)
@@ -157,8 +157,8 @@ class PollingLoop:
     def _quiet_us(self, polled_at: float) -> int:
         """Return the silence (µs) up to this poll that has not been counted yet.
 
-        A poll finds all rows since the previous one, so the time of an epoch in between counts as well. After a long
-        pause, such as when the machine slept, only a part counts, because nothing was polled during the pause.
+        A poll finds all rows since the previous poll, so the duration of an epoch in between counts as silence. A long
+        pause, for example while the machine slept, counts only in part, because nothing was polled.
         """
         longest = max(self._every, 4 * max(self._pause, compute_poll_seconds(polled_at - self._rows_at)))
         return int(min(polled_at - self._silence_counted, longest) * 1e6)
@@ -287,7 +287,7 @@ class _StreamingQuery:
 
 
 def _has_nothing(query: StreamingQuery) -> bool:
-    """Return whether the query has polled its sources and received no rows. False while it starts, polls or plans a batch."""
+    """Return whether the latest poll of the query returned no rows. False while it starts, polls or plans a batch."""
     status = query.status
     return str(status["message"]).startswith("Waiting") and not status["isDataAvailable"]
 
@@ -309,7 +309,7 @@ def compute_poll_seconds(quiet_s: float) -> float:
 
 
 class PollInterval:
-    """The pause between two polls of one query. `set_pause_ms` applies it; any thread may call the methods."""
+    """The pause between two polls of a streaming query. Any thread may call it. `set_pause_ms` changes the query."""
 
     def __init__(self, set_pause_ms: Callable[[int], None] | None) -> None:
         self.pause_ms = SHORTEST_MS

@@ -1,4 +1,4 @@
-"""The runner: owns the state's lock and the Spark session, and builds, opens and closes all components of a pipeline.
+"""The runner owns the lock of the state and the Spark session. It builds, opens and closes the components of a run.
 
     open ─▶ prepare: Spark ─▶ lookups, sources ─▶ event time, SQL, operators ─▶ target, dead letters ─▶ driver ─▶ close
 
@@ -65,7 +65,7 @@ class RunComponents:
 
 
 class PipelineRunner:
-    """Owns the store's lock, the Spark session, and all open components. Once `stop` is set, nothing new is started."""
+    """Owns the lock of the store, the Spark session, and all open components. Starts nothing once `stop` is set."""
 
     def __init__(
         self, pipeline: Pipeline, spark: SparkSession | None, reporter: RunNotifier, stop: threading.Event | None = None
@@ -92,11 +92,11 @@ class PipelineRunner:
         return -1 if latest is None else latest.epoch
 
     def error_boundary(self) -> AbstractContextManager[None]:
-        """Return a context that converts errors to one-line errors; see `runner.error_boundary`."""
+        """Return a context manager that replaces errors with one-line errors; see `runner.error_boundary`."""
         return error_boundary.error_boundary(self.pipeline.name, lambda: self.spark, self._committed)
 
     def _committed(self) -> str:
-        """Return a sentence about the last commit: of this run, or of the state at its start."""
+        """Describe the last commit: of this run or, before its first commit, of the state at the start."""
         return run_log.describe_last_commit(getattr(self._driver, "state", self._latest))
 
     def close(self) -> None:

@@ -91,12 +91,13 @@ def run(  # noqa: PLR0913 -- one argument per option
     observers: Sequence[Observer] = (),
     background: bool = False,
 ) -> Status | Handle | None:
-    """Run a pipeline until its input ends (`available_now`), `stop` is set, or it fails.
+    """Run a pipeline until its input ends (`available_now`), `stop` is set, or the run fails.
 
     Return the last status, or None if nothing was committed. Its `results()` reads the target as a DataFrame. The
     commits of a failed run remain, and the next run continues from them.
 
     Args:
+        pipeline: The pipeline to run.
         available_now: End when all input that exists now has been processed.
         flush: Close all open windows at the end.
         spark: The Spark session to use; by default one is started.
@@ -129,9 +130,9 @@ def run(  # noqa: PLR0913 -- one argument per option
 
 
 def run_in_background(pipeline: Pipeline, options: RunOptions) -> Handle:
-    """Start the run in a thread. Unless `on_notice` is set, only warnings are logged."""
+    """Start a run in a new thread. Unless `on_notice` is set, only warnings are logged."""
     options.check_background()
-    on_notice = options.on_notice or background_run.print_warning
+    on_notice = options.on_notice or background_run.log_background_notice
 
     def run_in_thread(stop: threading.Event, latest: Observer) -> Status | None:
         observers = (*options.observers, latest)
@@ -141,7 +142,7 @@ def run_in_background(pipeline: Pipeline, options: RunOptions) -> Handle:
 
 
 def run_pipeline(pipeline: Pipeline, options: RunOptions) -> Status | None:
-    """Run a pipeline in this thread, as `run` does."""
+    """Run a pipeline in the current thread with the options of `run`."""
     options.check()
     if options.rebuild:
         pipeline = run_options.set_starting_offsets(pipeline, options.rebuild)
@@ -159,7 +160,7 @@ def run_pipeline(pipeline: Pipeline, options: RunOptions) -> Status | None:
 
 
 def _with_pipeline(last: Status | None, pipeline: Pipeline) -> Status | None:
-    """Return the status with the pipeline, which allows it to read the results."""
+    """Return the status with the pipeline, so that `Status.results` works."""
     return None if last is None else replace(last, config=pipeline, read_results=partial(_read_results, pipeline))
 
 
@@ -269,10 +270,14 @@ def _check_former_output(runner: PipelineRunner, choice: str | None) -> None:
 
 
 def run_to_end(runner: PipelineRunner, components: RunComponents, *, available_now: bool, offsets_given: bool) -> None:
-    """Run to the end of the input (`available_now`) or until the runner is stopped.
+    """Run epochs to the end of the input, or until the runner is stopped.
 
-    `offsets_given`: offsets for new sources were specified for this start, so they are committed before the first
-    epoch.
+    Args:
+        runner: The runner.
+        components: Its components, with the started driver.
+        available_now: End when all input that exists now has been processed.
+        offsets_given: Whether this start specified offsets for its sources. If so, they are committed before the first
+            epoch.
     """
     _commit_start_offsets(components, offsets_given)
     files = ChangedFileReporter(runner.pipeline.name, components, runner.reporter)
@@ -325,9 +330,10 @@ def _forget_checkpoints(components: RunComponents) -> None:
 
 @contextmanager
 def record_run(store: StateStore, stop: threading.Event, last_epoch: Callable[[], int], epoch: int) -> Iterator[None]:
-    """Record a run that lasts as long as the block. The store must be open and locked.
+    """Record a run that lasts as long as the block.
 
     Args:
+        store: The store, which must be open and locked.
         stop: The event that stops the run. It decides whether the run is recorded as stopped or finished.
         last_epoch: Returns the last committed epoch at the end of the run.
         epoch: The last epoch committed before the run, or -1 if there is none.

@@ -1,4 +1,4 @@
-"""Reports of a run: notices and statuses for observers, lines of the log, and summaries of the results.
+"""What a run reports: notices and statuses for observers, log lines, and summaries of the results.
 
 slackwater 0.1.0: clicks, state in files at "state", new; reads "events": …, from its first file; writes …
 starting Spark, which takes 5 to 30 s …
@@ -39,7 +39,7 @@ log = logging.getLogger("slackwater")
 
 
 def start_line(pipeline: Pipeline, latest: Commit | None) -> str:
-    """Return the first log line of a run: version, pipeline, state with its epoch, sources with their offsets, target."""
+    """Return the first log line of a run: the version, the pipeline, its state, its sources, and where the results go."""
     epoch = "new" if latest is None else f"at epoch {latest.epoch}, committed {format_stamp(latest.committed_us)}"
     sources = "; ".join(
         f'"{s.name}": {_source_text(pipeline, s)}, {_position_text(pipeline, s, latest)}' for s in pipeline.sources
@@ -120,26 +120,26 @@ class ThrottledStatusLog:
 
 
 def end_line(pipeline: Pipeline, status: Status | None, seconds: float) -> str:
-    """Return the last line of a run."""
+    """Return the last log line of a run that took `seconds`: the counts of all runs, and where the results are."""
     if status is None:
         return f"{pipeline.name}: ended after {seconds:.0f} s; nothing new, nothing committed"
     c = status.counters
-    came = "; ".join(summarize_results(replace(status, config=pipeline), "by flush"))
+    results = "; ".join(summarize_results(replace(status, config=pipeline), "by flush"))
     between = f"; {describe_late_results(status)}" if status.stages[1:] else ""
     return (
         f"{pipeline.name}: ended after {seconds:.0f} s at epoch {status.epoch}; rows in all: {c.rows_in:,} in, "
         f"{c.used_text}, {c.rows_late:,} late, {c.rows_refused:,} refused, {c.rows_bad:,} bad; "
-        f"{came}{between}; results in {explain.describe_result_location(pipeline)}"
+        f"{results}{between}; results in {explain.describe_result_location(pipeline)}"
     )
 
 
 def describe_late_results(status: Status) -> str:
-    """Describe how many results were late for the stage that reads them; there should be none."""
+    """Describe how many results were late for the stage that reads them. A correct pipeline has none."""
     return f"{plural(status.counters.late_between_stages, 'result')} late between stages"
 
 
 def describe_last_commit(state: Commit | None) -> str:
-    """Return a sentence about the last commit."""
+    """Describe the last commit in one sentence."""
     if state is None or state.epoch < 0:
         return "nothing was committed yet"
     return f"epoch {state.epoch} was committed last, at {format_stamp(state.committed_us)}"
@@ -181,7 +181,7 @@ class _RunLogFormatter(logging.Formatter):
 
 
 class RunNotifier:
-    """Sends notices and statuses. `last` is the status after the latest commit of this run; None before the first."""
+    """Passes notices and statuses on to callbacks and observers. `last`: the status after the latest commit of the run."""
 
     def __init__(
         self,
@@ -221,7 +221,7 @@ class RunNotifier:
 # -- summaries of results ------------------------------------------------------------------------------------------------
 
 
-FLUSH = "by --flush"  # as it is called on the command line
+FLUSH = "by --flush"  # the name of the option on the command line
 _TAKEN_BACK = "supersede"
 _REASON_TEXTS = {
     "close": "closed by the watermark",
@@ -250,14 +250,13 @@ def summarize_results(status: Status, flush: str = FLUSH) -> Iterator[str]:
 
 
 def _result_line(kind: str, emitted: Mapping[str, int], open_text: str, cap: str, flush: str) -> str:
-    """Return one line about results. `emitted`: counts by reason."""
+    """Return one line about results. `emitted`: the number of results by reason. The other arguments are texts."""
     counts = {reason: n for reason, n in emitted.items() if n and reason != _TAKEN_BACK}
     total = sum(counts.values())
     noun = "session" if kind == "session" else "window" if kind in KINDS_OF_WINDOW else "row"
     text = plural(total, noun)
-    if any(
-        reason in _REASON_TEXTS for reason in counts
-    ):  # stateless and keyed steps have one reason, which is their name
+    # the only reason of a stateless or keyed step is its name, which is not shown
+    if any(reason in _REASON_TEXTS for reason in counts):
         text += ": " + ", ".join(_reason(reason, n, cap, flush) for reason, n in _ordered(counts))
     if gone := emitted.get(_TAKEN_BACK, 0):
         text += f", and {gone:,} deleted"
@@ -276,7 +275,7 @@ def _reason(reason: str, count: int, cap: str, flush: str) -> str:
 
 
 def _open_text(status: Status | StageStatus) -> str:
-    """Describe the current content of the state."""
+    """Describe how much is in the state: open windows, rows that wait for partners, or keys."""
     kind = status.window_kind if isinstance(status, Status) else status.kind
     buffered: Mapping[str, BufferCounts] = status.buffered
     if buffered:
@@ -287,7 +286,7 @@ def _open_text(status: Status | StageStatus) -> str:
 
 
 def _cap_text(pipeline: Pipeline | None, stage: str | None) -> str:
-    """Format the cap of sessions. `stage`: its name; None for the last stage."""
+    """Format the cap of the sessions of a stage. `stage`: its name; None for the last stage."""
     if pipeline is None:
         return "max_session_duration"
     stage_pipeline: Any = (

@@ -1,4 +1,4 @@
-"""The options of a run: everything that `slackwater.run` accepts apart from the pipeline, and where sources start over."""
+"""The options of a run, as `slackwater.run` accepts them, and the positions at which sources start."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """The options of a run, as documented at `slackwater.run`.
+    """The options of a run; see `slackwater.run`.
 
     Args:
         available_now: End when all input that exists now has been processed.
@@ -34,7 +34,7 @@ class RunOptions:
         on_notice: Called with the level and the text of each line about the run; None logs the lines.
         stop: An event that ends the run after the epoch in progress.
         rebuild: Start over with a new state. Maps sources to the positions where they begin; None continues the state.
-        former_output: What to do with rows of an earlier state in an append-only target.
+        former_output: What to do with the rows of an earlier state in an append-only target: "aside", "keep" or None.
         observers: Objects that are notified during the run.
     """
 
@@ -53,7 +53,7 @@ class RunOptions:
         return self.rebuild is not None
 
     def check(self) -> None:
-        """Raise ConfigError for options that cannot be combined, or that do not exist."""
+        """Raise ConfigError for options that cannot be combined, and for invalid values."""
         check_run_flags(self.available_now, self.flush)
         if self.former_output not in (None, *existing_output.CHOICES):
             raise ConfigError(["former_output: " + mismatch(f'"{self.former_output}"', '"aside" or "keep"')])
@@ -71,13 +71,13 @@ class RunOptions:
 
 
 WORDS = ("earliest", "latest")
-_SHAPE = 'earliest, latest, or JSON per source, as {"clicks": {"topic": {"0": 42}}} or {"clicks": "latest"}'
+_SHAPE = 'earliest, latest, or JSON per source such as {"clicks": {"topic": {"0": 42}}} or {"clicks": "latest"}'
 
 
 def parse_offsets(text: str | None) -> dict[str, Any]:
-    """Parse the value of --from into positions by source ("*" for all).
+    """Parse the value of --from into positions by source. The key "*" stands for all sources.
 
-    None becomes {}: the positions in the config apply. Raises ConfigError for text in any other form.
+    Return {} for None, so that the positions in the config apply. Raises ConfigError for any other text.
     """
     if text is None:
         return {}

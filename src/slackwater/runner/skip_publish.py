@@ -1,4 +1,4 @@
-"""Publish a committed epoch again, or skip an epoch that its target never accepts, and write its rows elsewhere.
+"""Publish a committed epoch again, or skip an epoch that its target does not accept and write its rows elsewhere.
 
 committed, not published ─┬─ retry  as every start does
                           └─ skip   rows ─▶ dead letters ("not published") or files ─▶ marked as published
@@ -61,7 +61,7 @@ class PendingOutput(NamedTuple):
 
 
 def read_pending_output(pipeline: Pipeline) -> PendingOutput | None:
-    """Return the output of the pending epoch; None if all epochs are published. Takes no lock."""
+    """Return the output of the pending epoch; None if all epochs are published. Does not lock the store."""
     store = create_store(pipeline)
     with store.peek() as snapshot:
         if snapshot is None:
@@ -85,8 +85,12 @@ def _read_pending(store: StateStore, commit: Commit, missing: Sequence[str]) -> 
 def skip_publish(pipeline: Pipeline, epoch: int, to: Path | None) -> str:
     """Write the pending output to the dead letters, or to files in the directory `to`, and mark the epoch as published.
 
-    This takes the runner's lock. After a crash, a second call does not write anything twice. Return the new location of
-    the rows.
+    This locks the store. After a crash, a second call writes nothing twice. Return the new location of the rows.
+
+    Args:
+        pipeline: The pipeline.
+        epoch: The number of the pending epoch.
+        to: A directory for files; None to write dead letters.
 
     Raises:
         StartError: The epoch is not pending, the config has no dead letters, or `to` cannot be written.
@@ -107,7 +111,7 @@ def skip_publish(pipeline: Pipeline, epoch: int, to: Path | None) -> str:
         else:
             location = _write_files(to, pipeline, commit, pending, letters)
         skipped = [name for name in commit.missing(store.delivered_targets()) if name != LETTERS or to is not None]
-        # the targets keep their markers: the next start expects these
+        # the skipped targets keep their markers, which the next start expects
         remaining_commit = with_skipped_targets(commit, skipped)
         store.commit(remaining_commit.successor(committed_us=time.time_ns() // 1000))
         store.mark_published(epoch)
@@ -129,7 +133,7 @@ def skip_publish(pipeline: Pipeline, epoch: int, to: Path | None) -> str:
 
 @contextmanager
 def lock_pending_epoch(pipeline: Pipeline, epoch: int) -> Iterator[tuple[StateStore, Commit]]:
-    """Lock the store, and yield it with its latest commit, which is the pending epoch.
+    """Lock the store, and yield the store and its latest commit, which is the pending epoch.
 
     Raises StartError or LockHeldError.
     """
@@ -239,7 +243,7 @@ def publish_pending(
     spark: SparkSession | None = None,
     on_notice: Callable[[str, str], None] | None = None,
 ) -> None:
-    """Publish an epoch that was committed but not published.
+    """Publish an epoch that was committed but not published. `spark` and `on_notice`: see `slackwater.run`.
 
     Raises PublishError if publishing fails again, and SlackwaterError for other failures.
     """

@@ -1,6 +1,7 @@
-"""Compare the tables that a pipeline reads with its state, for `plan`, using logs and catalogs instead of Spark.
+"""Compare the columns of the tables that a pipeline reads with its state, for `plan`.
 
-Each table is compared in a separate thread. A table that does not respond in time is reported, without delaying others.
+Logs and catalogs provide the columns, so Spark is not needed. Each table is compared in a separate thread, and a table
+that does not respond in time is reported.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class _TableCheck:
 
 
 def add_table_schema_changes(comparison: StateComparison, pipeline: Pipeline, commit: Commit) -> StateComparison:
-    """Add the changes in the tables that the pipeline reads to the comparison of a config with a commit."""
+    """Return the comparison of a config with a commit, with the changes in the tables that the pipeline reads added."""
     checks, threads = list[_TableCheck](), list[threading.Thread]()
     for spec in pipeline.sources:
         connection, record = resolve_connection(spec.connection, pipeline.connections), commit.sources.get(spec.name)
@@ -91,9 +92,9 @@ def add_table_schema_changes(comparison: StateComparison, pipeline: Pipeline, co
 def _downstream_changes(
     pipeline: Pipeline, commit: Commit, checks: Sequence[_TableCheck]
 ) -> tuple[list[KeyChange], list[str]]:
-    """Return the changes in joins and targets that new columns cause.
+    """Return the changes in joins and targets that new columns cause, and a line for each undecided stage.
 
-    Also return a line for each stage whose new output columns will be known only at the start.
+    The next start decides which of the new columns an undecided stage outputs.
     """
     if not any(check.changes for check in checks):
         return [], []
