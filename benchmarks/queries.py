@@ -28,7 +28,8 @@ from benchmarks.worker_process import run_worker
 from slackwater.connectors.console.connector import ConsoleTarget
 from slackwater.connectors.source import Batch
 from slackwater.core.schema import Field
-from slackwater.engine.epoch_driver import DriverCallbacks, EpochDriver
+from slackwater.engine.epoch_driver import EpochDriver
+from slackwater.engine.observer import DriverCallbacks
 from slackwater.engine.stage_runner import StageRunner
 from slackwater.operators.registry import compile_window
 from slackwater.query.state_view import StateView

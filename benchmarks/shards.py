@@ -72,7 +72,8 @@ class _Run:
         from slackwater.connectors.kafka.source import KafkaSource
         from slackwater.core.schema import Field
         from slackwater.engine.engine_interface import SourceStats
-        from slackwater.engine.epoch_driver import DriverCallbacks, EpochDriver
+        from slackwater.engine.epoch_driver import EpochDriver
+        from slackwater.engine.observer import DriverCallbacks
         from slackwater.engine.stage_runner import StageRunner
         from slackwater.metrics import Metrics
         from slackwater.operators.registry import compile_window

@@ -209,12 +209,3 @@ def streaming_pipeline(**settings: Any) -> Callable[[Callable[[], Any]], Registe
         return registered
 
     return register
-
-
-__all__ = [
-    "Registered",
-    "pipeline",
-    "pipelines",
-    "run_streaming_pipeline",
-    "streaming_pipeline",
-]

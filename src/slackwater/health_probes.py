@@ -79,6 +79,3 @@ class HealthProbes(Observer):
         body: dict[str, Any] = {"pipeline": self._pipeline, "phase": phase, "doing": _DOING[phase]}
         body |= {"since": format_iso(self._since), "epoch": self._epoch}
         return 200 if good else 503, json.dumps(body, ensure_ascii=False).encode(errors="replace") + b"\n"
-
-
-__all__ = ["LIVE", "READY", "HealthProbes"]

@@ -32,7 +32,8 @@ from slackwater.connectors.kafka.target import KafkaTarget
 from slackwater.connectors.postgres.target import PostgresTarget
 from slackwater.connectors.target import TargetTable, TargetWriter
 from slackwater.core.schema import Field
-from slackwater.engine.epoch_driver import DriverCallbacks, EpochDriver
+from slackwater.engine.epoch_driver import EpochDriver
+from slackwater.engine.observer import DriverCallbacks
 from slackwater.operators.registry import compile_window
 from slackwater.state.commit import Commit
 from slackwater.state.postgres.store import PostgresStore

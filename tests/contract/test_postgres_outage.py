@@ -12,7 +12,7 @@ import pytest
 from tests.support.case_selection import select_cases
 
 from slackwater.errors import EpochError
-from slackwater.runner.error_boundary import error_boundary
+from slackwater.runner.error_boundary import ErrorBoundary
 from slackwater.state.postgres import client
 
 SCRIPT = """
@@ -127,7 +127,7 @@ def test_an_error_of_a_connection_that_ended_names_its_server(server: Any) -> No
     url = server.database("ended")
     with psycopg.connect(url, autocommit=True) as other, psycopg.connect(url) as connection:
         other.execute("SELECT pg_terminate_backend(%s)", (connection.info.backend_pid,))
-        with pytest.raises(EpochError) as raised, error_boundary("clicks"), connection.cursor() as cursor:
+        with pytest.raises(EpochError) as raised, ErrorBoundary("clicks"), connection.cursor() as cursor:
             for _ in range(100):  # the signal takes a moment
                 cursor.execute("SELECT 1")
     line = str(raised.value)

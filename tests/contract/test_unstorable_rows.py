@@ -24,7 +24,7 @@ from slackwater.connectors.source import Batch
 from slackwater.connectors.target import TargetTable
 from slackwater.core.dead_letter_schema import LETTER
 from slackwater.core.schema import YEARS, Field, ValueLimits
-from slackwater.engine.epoch_driver import DriverCallbacks
+from slackwater.engine.observer import DriverCallbacks
 from slackwater.errors import BadRowError
 from slackwater.operators import registry as compiling
 from slackwater.operators import unstorable_rows

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from slackwater.engine.epoch_driver import DriverCallbacks, EpochDriver
+from slackwater.engine.epoch_driver import EpochDriver
+from slackwater.engine.observer import DriverCallbacks
 from slackwater.engine.stage_runner import StageRunner
 from slackwater.runner.components import create_target_writers
 from slackwater.state.commit import ClockRecord, Commit, SourceRecord, StageState

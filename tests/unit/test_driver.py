@@ -15,8 +15,8 @@ from slackwater.connectors.files.target import FilesTarget
 from slackwater.connectors.source import Batch
 from slackwater.connectors.target import TargetTable
 from slackwater.core.schema import Field
-from slackwater.engine.epoch_driver import DriverCallbacks, EpochDriver
-from slackwater.engine.observer import PendingPublish
+from slackwater.engine.epoch_driver import EpochDriver
+from slackwater.engine.observer import DriverCallbacks, PendingPublish
 from slackwater.errors import PublishError, StartError, StateError
 from slackwater.operators.registry import compile_window
 from slackwater.state.commit import BatchId

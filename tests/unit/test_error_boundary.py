@@ -34,7 +34,7 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def raise_within_boundary(error: Exception, session: Any = None, committed: str = "") -> Exception:
     try:
-        with error_boundary.error_boundary("clicks", lambda: session, lambda: committed):
+        with error_boundary.ErrorBoundary("clicks", lambda: session, lambda: committed):
             try:
                 raise KeyError("a trace of another library")
             except KeyError as cause:
@@ -179,7 +179,7 @@ def test_py4j_errors_are_not_logged_twice_and_its_loggers_stay_as_they_were() ->
     bridge.addHandler(handler)
     before = (list(bridge.filters), bridge.level, bridge.propagate, bridge.disabled)
     try:
-        with error_boundary.error_boundary("clicks"):
+        with error_boundary.ErrorBoundary("clicks"):
             bridge.error("There was an exception while executing the Python Proxy on the Python Side.")
             bridge.warning("a warning stays")
         bridge.error("after it")
@@ -192,7 +192,7 @@ def test_py4j_errors_are_not_logged_twice_and_its_loggers_stay_as_they_were() ->
 ROOT = """
 import logging
 from slackwater.runner import error_boundary
-with error_boundary.error_boundary("clicks"):
+with error_boundary.ErrorBoundary("clicks"):
     logging.getLogger("mine").warning("of the user")
     code = compile("import logging; logging.error('of the bridge')", "/lib/py4j/java_gateway.py", "exec")
     exec(code)

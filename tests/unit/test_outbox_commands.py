@@ -17,7 +17,8 @@ from slackwater.connectors.source import Batch
 from slackwater.core.dead_letter_schema import LetterFilter
 from slackwater.core.schema import Field
 from slackwater.dead_letters import letter_reader
-from slackwater.engine.epoch_driver import DriverCallbacks, EpochDriver
+from slackwater.engine.epoch_driver import EpochDriver
+from slackwater.engine.observer import DriverCallbacks
 from slackwater.errors import PublishError
 from slackwater.operators import registry as compiling
 from slackwater.runner.components import create_letter_writer

@@ -18,7 +18,7 @@ from slackwater.connectors.kafka.rows import KafkaRows
 from slackwater.connectors.kafka.target import KafkaTarget
 from slackwater.connectors.target import TargetTable
 from slackwater.core.schema import Field
-from slackwater.engine.epoch_driver import DriverCallbacks
+from slackwater.engine.observer import DriverCallbacks
 from slackwater.engine.publishing import split_deletes
 from slackwater.engine.startup_recovery import first_commit
 from slackwater.errors import StartError

@@ -31,7 +31,7 @@ from slackwater.core.schema import find_value_limits
 from slackwater.engine import next_commit
 from slackwater.engine.engine_interface import NO_STATS, IngestOutcome
 from slackwater.engine.kill_points import PhaseTimer
-from slackwater.engine.observer import DriverCallbacks as DriverCallbacks
+from slackwater.engine.observer import DriverCallbacks
 from slackwater.engine.publishing import Publisher, bind_targets
 from slackwater.engine.stage_runner import NO_ROWS, EpochContext, StageInput, StageOutput, StageResult, StageRunner
 from slackwater.engine.startup_recovery import StartupRecovery

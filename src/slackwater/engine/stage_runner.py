@@ -284,10 +284,11 @@ class StageRunner:
         early = self.operator.updates and (context.flush or self.may_emit_early(before, context.clock_us))
         folded = outcome.reports if outcome is not None else ()
         reports = [r.emitted for r in folded if r.emitted is not None]  # emitted in the same pass as the rows
-        passed = {r.shard for r in reports}
-        due = self.due_tasks(state, context.epoch, before.watermark_us, context.flush, early)
-        if remaining := [task for task in due if task.shard not in passed]:
-            reports += self.engine.emit(remaining)
+        if len(reports) < state.shards:
+            passed = {r.shard for r in reports}
+            due = self.due_tasks(state, context.epoch, before.watermark_us, context.flush, early)
+            if remaining := [task for task in due if task.shard not in passed]:
+                reports += self.engine.emit(remaining)
         row_policies.log_overflows(self.pipeline, context.epoch, reports)
         after = next_commit.apply_emission(state, reports, self.operator, context.clock_us, early, before.watermark_us)
         output = (*(o for r in folded for o in r.outputs), *(o for r in reports for o in r.outputs))

@@ -38,11 +38,14 @@ def find_connection_problems(pipeline: Pipeline) -> list[SlackwaterError]:
             attempt(partial(connector_for(connection).check_source, spec))
     store = pipeline.state_store
     if store is not None and store.kind == "postgres":
-        attempt(lambda: _check_database(str(store.url), "state store"))
+        from slackwater.state.postgres import client
+
+        attempt(lambda: client.open_connection(str(store.url), "state store").close())
     elif store is not None and store.kind == "files" and not is_local(store.path or ""):
         attempt(lambda: create_store(pipeline).runner())
     for key, target in _target_specs(pipeline).items():
-        attempt(partial(_check_target, pipeline, key, target))
+        if (connection := resolve_connection(target.connection, pipeline.connections)) is not None:
+            attempt(partial(connector_for(connection).check_target, target, key))
     connections = [
         resolve_connection(target_pipeline.target.connection, pipeline.connections)
         for target_pipeline in pipeline.per_target.values()
@@ -57,11 +60,11 @@ def find_connection_notes(pipeline: Pipeline) -> list[str]:
     from slackwater.connectors.files import file_change_tracker
     from slackwater.state.store_access import create_store
 
-    notes = [
-        line
-        for key, spec in _target_specs(pipeline).items()
-        if (line := _creation_note(pipeline, key, spec)) is not None
-    ]
+    notes = []
+    for key, target in _target_specs(pipeline).items():
+        connection = resolve_connection(target.connection, pipeline.connections)
+        if connection is not None and (note := connector_for(connection).will_create(target, key)) is not None:
+            notes.append(note)
     if pipeline.state_store is None or not pipeline.state_store.durable:
         return notes
     store = create_store(pipeline)
@@ -94,24 +97,6 @@ def _target_specs(pipeline: Pipeline) -> dict[str, TargetSpec]:
         for n, target_pipeline in pipeline.per_target.items()
     }
     return specs if pipeline.dead_letter is None else {**specs, "dead_letter": pipeline.dead_letter}
-
-
-def _creation_note(pipeline: Pipeline, key: str, spec: TargetSpec) -> str | None:
-    """Return a note if a start would create the target, else None."""
-    connection = resolve_connection(spec.connection, pipeline.connections)
-    return None if connection is None else connector_for(connection).will_create(spec, key)
-
-
-def _check_target(pipeline: Pipeline, key: str, spec: TargetSpec) -> None:
-    connection = resolve_connection(spec.connection, pipeline.connections)
-    if connection is not None:
-        connector_for(connection).check_target(spec, key)
-
-
-def _check_database(url: str, label: str) -> None:
-    from slackwater.state.postgres import client
-
-    client.open_connection(url, label).close()
 
 
 def _check_tables(pipeline: Pipeline) -> None:

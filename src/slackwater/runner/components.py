@@ -242,7 +242,8 @@ def create_target_writers(
         table = TargetTable(
             target_pipeline.writer, tuple(logic.output), logic.identity, state_id, tuple(new_columns.get(name, ()))
         )
-        targets[name] = _target(target_pipeline.target, target_pipeline, table)
+        spec = target_pipeline.target
+        targets[name] = _connector(spec, target_pipeline).target(spec, target_pipeline, table)
     return targets
 
 
@@ -254,26 +255,12 @@ def create_targets(pipeline: Pipeline) -> None:
         _connector(pipeline.dead_letter, pipeline).create_target(pipeline.dead_letter, pipeline)
 
 
-def create_letter_writer(pipeline: Pipeline, state_id: str = "") -> TargetWriter | None:
-    """Create the writer for dead letters; None if the config has no target for them."""
+def create_letter_writer(pipeline: Pipeline, state_id: str = "", marker: str = "letters") -> TargetWriter | None:
+    """Create the writer for dead letters; None if the config has no target for them. `marker`: the suffix of its marker."""
     if pipeline.dead_letter is None:
         return None
-    return _target(
-        pipeline.dead_letter, pipeline, TargetTable(f"{pipeline.name}-letters", LETTER, None, state_id, ADDED)
-    )
-
-
-def create_skipped_rows_target(pipeline: Pipeline, state_id: str = "") -> TargetWriter | None:
-    """Create the writer, with a separate marker, for the rows that `outbox skip` moves to the dead letters."""
-    if pipeline.dead_letter is None:
-        return None
-    return _target(
-        pipeline.dead_letter, pipeline, TargetTable(f"{pipeline.name}-letters-aside", LETTER, None, state_id, ADDED)
-    )
-
-
-def _target(spec: TargetSpec, pipeline: Pipeline, table: TargetTable) -> TargetWriter:
-    return _connector(spec, pipeline).target(spec, pipeline, table)
+    table = TargetTable(f"{pipeline.name}-{marker}", LETTER, None, state_id, ADDED)
+    return _connector(pipeline.dead_letter, pipeline).target(pipeline.dead_letter, pipeline, table)
 
 
 def _connector(spec: TargetSpec, pipeline: Pipeline) -> Connector[Any]:

@@ -35,26 +35,23 @@ _ANALYSIS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 _SECONDS = 3.0  # how long to wait for a killed process to end, or for a connection
 
 
-def error_boundary(
-    pipeline: str, session: Callable[[], SparkSession | None] = lambda: None, committed: Callable[[], str] = lambda: ""
-) -> AbstractContextManager[None]:
-    """Return a context manager that replaces errors as the table in the module docstring describes.
+class ErrorBoundary(AbstractContextManager[None]):
+    """A context manager that replaces errors as the table in the module docstring describes.
+
+    It is not a generator, because contextlib would restore the traceback, including Py4J's frames.
 
     Args:
         pipeline: The name of the pipeline.
         session: Returns the Spark session; None before Spark has started.
         committed: Returns a sentence about the last commit.
     """
-    return _ErrorBoundary(pipeline, session, committed)
 
-
-class _ErrorBoundary(AbstractContextManager[None]):
-    """The context manager behind `error_boundary`.
-
-    It is not a generator, because contextlib would restore the traceback, including Py4J's frames.
-    """
-
-    def __init__(self, pipeline: str, session: Callable[[], SparkSession | None], committed: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        pipeline: str,
+        session: Callable[[], SparkSession | None] = lambda: None,
+        committed: Callable[[], str] = lambda: "",
+    ) -> None:
         self._pipeline, self._session, self._committed = pipeline, session, committed
         self._keeps_traces = bool(os.environ.get("SLACKWATER_DEBUG"))
         self._restore_logging: Callable[[], None] = lambda: None

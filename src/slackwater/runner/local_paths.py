@@ -106,6 +106,3 @@ def _absolute(path: str) -> Path:
 
 def _path_text(path: str) -> str:
     return format_value(path) if isinstance(path, EnvString) else f'"{_absolute(path)}"'
-
-
-__all__ = ["check_moved_directories", "missing_directories", "unwritable_directories"]

@@ -12,7 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,12 +24,12 @@ from slackwater.connectors.lookup_views import LookupViews
 from slackwater.connectors.target import TargetWriter
 from slackwater.core.schema import Field
 from slackwater.engine import kill_points
-from slackwater.engine.epoch_driver import DriverCallbacks, EpochDriver
-from slackwater.engine.observer import RunSchema
+from slackwater.engine.epoch_driver import EpochDriver
+from slackwater.engine.observer import DriverCallbacks, RunSchema
 from slackwater.errors import StartError
 from slackwater.evolution import added_columns
 from slackwater.operators.base import Operator
-from slackwater.runner import error_boundary, existing_output, run_log
+from slackwater.runner import existing_output, run_log
 from slackwater.runner.components import (
     bind_stages,
     create_letter_writer,
@@ -38,6 +38,7 @@ from slackwater.runner.components import (
     create_target_writers,
     spark_settings,
 )
+from slackwater.runner.error_boundary import ErrorBoundary, hide_stack_traces
 from slackwater.runner.run_log import RunNotifier
 from slackwater.spark.engine import SparkEngine
 from slackwater.spark.sessions import spark_session
@@ -91,9 +92,9 @@ class PipelineRunner:
         latest: Commit | None = getattr(self._driver, "state", self._latest)
         return -1 if latest is None else latest.epoch
 
-    def error_boundary(self) -> AbstractContextManager[None]:
-        """Return a context manager that replaces errors with one-line errors; see `runner.error_boundary`."""
-        return error_boundary.error_boundary(self.pipeline.name, lambda: self.spark, self._committed)
+    def error_boundary(self) -> ErrorBoundary:
+        """Return a context manager that replaces errors with one-line errors."""
+        return ErrorBoundary(self.pipeline.name, lambda: self.spark, self._committed)
 
     def _committed(self) -> str:
         """Describe the last commit: of this run or, before its first commit, of the state at the start."""
@@ -204,7 +205,7 @@ class PipelineRunner:
             )
         if self.stop.is_set():
             return None
-        self._opened.callback(error_boundary.hide_stack_traces(self.spark))
+        self._opened.callback(hide_stack_traces(self.spark))
         self.reporter.observers.on_spark()
         return self.spark
 

@@ -25,7 +25,7 @@ from slackwater.errors import StartError, Topic
 from slackwater.evolution.marker_mismatch import with_skipped_targets
 from slackwater.operators.dead_letters import UNPUBLISHED, storable_letters
 from slackwater.runner import existing_output, run_log
-from slackwater.runner.components import create_letter_writer, create_skipped_rows_target
+from slackwater.runner.components import create_letter_writer
 from slackwater.runner.pipeline_runner import PipelineRunner
 from slackwater.runner.run_log import RunNotifier
 from slackwater.state.commit import LETTERS, Commit
@@ -185,12 +185,9 @@ def _results_as_letters(rows: pl.DataFrame, pipeline: str, epoch: int) -> pl.Dat
 
 def _write_letters(pipeline: Pipeline, commit: Commit, pending: PendingOutput, letters: pl.DataFrame | None) -> str:
     """Write rows and dead letters under separate markers, so that a repetition after a crash does not write twice."""
-    of_rows, of_letters = (
-        create_skipped_rows_target(pipeline, commit.state_id),
-        create_letter_writer(pipeline, commit.state_id),
-    )
-    assert of_rows is not None
-    assert of_letters is not None
+    of_letters = create_letter_writer(pipeline, commit.state_id)
+    of_rows = create_letter_writer(pipeline, commit.state_id, "letters-aside")
+    assert of_rows is not None and of_letters is not None, "checked by skip_publish"
     rows = [
         _results_as_letters(stage_rows, pipeline.name, commit.epoch)
         for stage_rows in pending.rows.values()

@@ -23,8 +23,9 @@ from slackwater.core.time import parse_duration_ms
 from slackwater.dead_letters import replay
 from slackwater.dead_letters.replay import ReplayResult
 from slackwater.engine import next_commit
-from slackwater.engine.epoch_driver import DriverCallbacks, EpochDriver
+from slackwater.engine.epoch_driver import EpochDriver
 from slackwater.engine.kill_points import KILL_POINTS
+from slackwater.engine.observer import DriverCallbacks
 from slackwater.engine.row_policies import ClockSkewWarnings
 from slackwater.engine.stage_runner import StageRunner
 from slackwater.errors import ConfigError, StartError, Topic

@@ -29,7 +29,8 @@ from slackwater.config.state_differences import REBUILD
 from slackwater.connectors.iceberg.tables import IcebergTables
 from slackwater.connectors.source import Batch
 from slackwater.core.offsets import KafkaOffsets
-from slackwater.engine.epoch_driver import DriverCallbacks, EpochDriver
+from slackwater.engine.epoch_driver import EpochDriver
+from slackwater.engine.observer import DriverCallbacks
 from slackwater.engine.row_policies import ClockSkewWarnings
 from slackwater.engine.stage_runner import StageRunner
 from slackwater.errors import SlackwaterError
