@@ -1,4 +1,4 @@
-"""All errors that Slackwater raises deliberately, as one class hierarchy, and the topics that document them.
+"""The errors that Slackwater raises deliberately, and the topics that document them.
 
     SlackwaterError
     ├── ConfigError          the description of a pipeline is invalid (raised before Spark starts); one line per problem
@@ -148,7 +148,7 @@ class StartError(SlackwaterError):
 
 
 class LockHeldError(StartError):
-    """Another runner holds the pipeline's lock. The message names that runner."""
+    """Another runner holds the lock of the pipeline. The message names this runner."""
 
     topic = Topic.LOCK_HELD
 
@@ -172,7 +172,7 @@ class CapExceededError(SlackwaterError):
 
 
 class ValueRangeError(SlackwaterError):
-    """An emitted value does not fit the declared type of its column."""
+    """A result does not fit the declared type of its column."""
 
     topic = Topic.VALUE_RANGE
 

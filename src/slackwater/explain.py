@@ -161,7 +161,7 @@ def _event_time(pipeline: Pipeline) -> ExplainedStage:
 
 
 def _record_time(pipeline: Pipeline) -> ExplainedStage:
-    """Describe the event time of rows in a stateless stage, which does not wait for a watermark."""
+    """Describe the event time in a stateless stage, which does not wait for a watermark."""
     title = "_event_ts if the source provides it, else the epoch's clock"
     lines = ("no row waits, and no row is late", f"bad rows: {pipeline.transform.on_error}; undecodable")
     return ExplainedStage("event time", "Spark", title, lines)

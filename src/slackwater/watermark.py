@@ -110,7 +110,7 @@ class SourceClock:
 
     @property
     def idle_flags(self) -> tuple[tuple[str, bool], ...]:
-        """Each partition's name and whether it is idle; the name "" stands for the source itself."""
+        """The name of each partition, and whether it is idle. The name "" stands for the source itself."""
         return (("", self.idle), *((name, p.idle) for name, p in self.partitions.items()))
 
     @property

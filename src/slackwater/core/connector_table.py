@@ -53,7 +53,7 @@ class ConnectorTable(Mapping[str, Any]):
         return len(list(iter(self)))
 
     def installed_kinds(self) -> list[str]:
-        """Return the built-in kinds and those of all installed packages. This reads the entry points."""
+        """Return the built-in kinds and the kinds of all installed packages. This reads the entry points."""
         return list(dict.fromkeys([*self, *self._entry_points()]))
 
     def load_installed(self) -> list[Any]:

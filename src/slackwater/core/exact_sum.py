@@ -252,7 +252,7 @@ def sum_limbs(
 
 @compiled
 def add_squares(values: Floats, sums: Floats, rests: Floats) -> tuple[Int64s, Int64s, Int64s]:
-    """Write squares to `sums` and `rests`. Return the positions with limbs, all limbs, and where the limbs of each end."""
+    """Write squares to `sums` and `rests`. Return the positions with limbs, all limbs, and where each's limbs end."""
     count = 0
     for i in range(len(values)):
         size = abs(values[i])

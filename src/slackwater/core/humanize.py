@@ -151,7 +151,7 @@ def format_exact_time(us: int | None) -> str:
 
 
 def format_datetime(moment: dt.datetime) -> str:
-    """Format a time as `2024-03-01 09:02:00`, with a fraction if it has one, without its zone."""
+    """Format a time as `2024-03-01 09:02:00`, or as `2024-03-01 09:02:00.5`, without the zone."""
     fraction = f".{moment.microsecond:06d}".rstrip("0") if moment.microsecond else ""
     return f"{moment:%Y-%m-%d %H:%M:%S}{fraction}"
 

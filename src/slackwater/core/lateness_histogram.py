@@ -1,4 +1,4 @@
-"""Histogram of late rows by the additional lateness that would have kept them, in powers of two.
+"""Histogram of late rows by the additional lateness with which they would not have been late, in powers of two.
 
 more lateness   0    125 ms   250 ms   500 ms    1 s      2 s   …
 step                 0        1        2         3        4         1 s more would have kept a row in step 3
@@ -90,7 +90,7 @@ NOTHING = LatenessStats(0, 0, 1.0, (), None)
 
 
 def compute_lateness_stats(counters: Mapping[str, Any], waits_us: int = 0) -> LatenessStats:
-    """Compute statistics from a commit's counts, as written by `update_histogram`. Return NOTHING if there are none.
+    """Compute statistics from the counts of a commit, as returned by `update_histogram`. Return NOTHING without counts.
 
     `waits_us`: how much of each recorded lateness does not come from `lateness_ms` (see `next_commit.final_wait_us`).
     """

@@ -116,7 +116,7 @@ def has_map(kind: pl.DataType) -> bool:
 
 
 def _map_entries_type(kind: pl.Map) -> pl.List:
-    """Return the type of a map's entries: a list of structs of `key` and `value`."""
+    """Return the type of the entries of a map: a list of structs of `key` and `value`."""
     return pl.List(pl.Struct({"key": kind.key, "value": kind.value}))
 
 

@@ -221,9 +221,6 @@ ANYTHING = ValueLimits()
 
 
 def find_value_limits(holder: object) -> ValueLimits:
-    """Return the limits that a target or store declares as its attribute `capacity`.
-
-    Without this attribute, any value is allowed.
-    """
+    """Return the attribute `capacity` of a target or store. Without this attribute, any value is allowed."""
     limits = getattr(holder, "capacity", ANYTHING)
     return limits if isinstance(limits, ValueLimits) else ANYTHING

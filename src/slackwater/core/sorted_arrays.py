@@ -50,7 +50,7 @@ def repeat_positions(counts: Int64s) -> tuple[Int64s, Int64s]:
 
 
 def sorted_by_key(frame: pl.DataFrame, keys: Sequence[str], last: str = "__last") -> tuple[pl.DataFrame, Int64s]:
-    """Return the frame sorted by (`__kh`, key, `__start`, `last`), and the number of each row's key in that order."""
+    """Return the frame sorted by (`__kh`, key, `__start`, `last`), and the number of the key of each row, from 0."""
     columns = (frame[column].to_numpy() for column in ("__start", last))
     order, _, heads = order_by_key(frame["__kh"].to_numpy(), frame.select(keys), *columns)
     return frame[order], np.repeat(np.arange(len(heads) - 1), np.diff(heads))

@@ -48,7 +48,7 @@ class NoFaultInjector:
 
 @dataclass(frozen=True)
 class KillDriver:
-    """A function that a worker calls at each step. At `step`, it kills the worker, and the driver on the same machine."""
+    """A function that a worker calls at each step. At `step`, it kills the worker and the driver, on the same machine."""
 
     step: str
     driver: int
@@ -110,5 +110,5 @@ class PhaseTimer:
 
     @property
     def total(self) -> float:
-        """Return the seconds since the epoch began, including its planning."""
+        """Return the seconds since the epoch began, including the planning."""
         return time.monotonic() - self.began

@@ -29,7 +29,7 @@ from slackwater.watermark import NO_WATERMARK, SourceClock, output_watermark
 
 
 def add_time_spans(outcome: IngestOutcome, clocks: Mapping[str, SourceClock]) -> IngestOutcome:
-    """Add spans of the newest event times to the statistics of each source whose clock needs them to detect jumps."""
+    """Add spans of the newest event times to the statistics of each source whose clock must detect jumps."""
     sources = dict(outcome.sources)
     for name, stats in outcome.sources.items():
         jump = clocks[name].jump_us
@@ -71,7 +71,7 @@ def _counters(commit: Commit, values: Mapping[str, Any]) -> Counters:
 
 
 def _add_counters(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Add up counters, including nested ones."""
+    """Add up two mappings of counters, including nested mappings."""
     total = dict(one)
     for name, value in other.items():
         if isinstance(value, Mapping):

@@ -77,10 +77,10 @@ class Observer:
         """
 
     def on_pending(self, epoch: PendingPublish | None) -> None:
-        """Called when an epoch is about to be published, by the run that committed it or by the next start.
+        """Called before an epoch is published, by the run that committed the epoch or by the next start.
 
-        Called again after each target that fails, and after each success while other targets are still missing. None
-        means that everything is published.
+        Called again after each target that fails, and after each success while some targets have not received the
+        output yet. None means that everything is published.
         """
 
     def on_commit(self, status: Status) -> None:

@@ -34,7 +34,7 @@ SUPERSEDED = "supersede"  # `__reason` of an emitted row that no longer exists; 
 def split_deletes(
     operator: Operator, staged: Sequence[pl.DataFrame], upserts: bool
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Split an epoch's staged output into rows to write (output columns) and identities to delete, both sorted.
+    """Split the staged output of an epoch into rows to write and identities of rows to delete, both sorted.
 
         __reason    user  window_start  session_id  n
         supersede   u     09:05         77          NULL   ─▶ to delete (user, window_start, session_id)
@@ -133,7 +133,7 @@ class Publisher:
     # -- a start -------------------------------------------------------------------------------------------------
 
     def roll_forward(self, latest: Commit) -> None:
-        """Publish the pending output of a previous run's latest commit.
+        """Publish the pending output of the latest commit of a previous run.
 
         Raises StartError if this config would publish it elsewhere, or if a target could not be opened.
         """
@@ -169,7 +169,7 @@ class Publisher:
         return commit.staged and self.store.published_epoch() < commit.epoch
 
     def publish_pending(self, commit: Commit) -> None:
-        """Publish the output of a commit that is still pending. Each epoch begins with this, to keep epochs in order."""
+        """Publish the output of a commit that is still pending. Each epoch begins with this, to keep the order."""
         if self.is_pending(commit):
             self._publish(commit, lambda name: nullcontext())
 

@@ -1,4 +1,4 @@
-"""Apply the policies for bad, late, lost and refused rows, and log these rows with their location.
+"""Apply the policies for bad, late, lost and refused rows, and log these rows.
 
 `check_group_limit` enforces `max_groups_per_window` over all shards, and `divide_group_limit` divides the limit among
 the shards. `ClockSkewWarnings` warns of event times that jump ahead. It never changes how a row is treated.
@@ -144,7 +144,7 @@ def _reject(pipeline: Pipeline, problem: str, samples: Sequence[str], remedy: st
 
 
 def _check_letters(pipeline: Pipeline, epoch: int, outcome: IngestOutcome) -> None:
-    """Raise EpochError if the number of late rows differs from the number of their dead letters.
+    """Raise EpochError if the number of late rows differs from the number of dead letters for late rows.
 
     For some windows, the batch is read a second time to write the dead letters, and may have changed in between.
     """

@@ -88,7 +88,7 @@ class StageInput:
 
     @property
     def overtaken(self) -> dict[str, Sequence[str]]:
-        """Return the partitions, by source, that the watermark passed while they were idle and that are still behind."""
+        """Return the partitions, by source, that the watermark passed while they were idle and that lag behind it."""
         overtaken = {n: c.overtaken_partitions(self.before.watermark_us) for n, c in self.clocks.items()}
         return {n: partitions for n, partitions in overtaken.items() if partitions}
 
@@ -147,7 +147,7 @@ class StageRunner:
     # -- an epoch ------------------------------------------------------------------------------------------------
 
     def advance(self, stage_input: StageInput, timer: PhaseTimer) -> StageResult:
-        """Add an epoch's rows, advance the watermark and stage what is due.
+        """Add the rows of an epoch, advance the watermark, and stage the results that are due.
 
         Raises SlackwaterError if the epoch must not be committed.
         """
@@ -175,7 +175,7 @@ class StageRunner:
         return replace(done, idle=self._is_idle(clocks, stage_input.upstream))
 
     def raise_watermark(self, done: StageResult, watermark: int, context: EpochContext) -> StageResult:
-        """Raise the watermark of an epoch's result to that of a flush (`watermark`), and stage what becomes due."""
+        """Raise the watermark of a result to the `watermark` of a flush, and stage the results that become due."""
         before = done.state
         if before.watermark_us < watermark:
             more = self._emit(before, before.model_copy(update={"watermark_us": watermark}), context, None)
@@ -203,7 +203,7 @@ class StageRunner:
         return replace(batch, payload=payload, stage_names=frozenset(stage_input.upstream)), late
 
     def _read(self, stage_input: StageInput, batch: Batch, tasks: Sequence[ShardTask]) -> IngestOutcome:
-        """Add a batch's rows to the shards, apply the policies for unusable rows, and log those rows."""
+        """Add the rows of a batch to the shards. Apply the policies for unusable rows, and log these rows."""
         before, epoch = stage_input.before, stage_input.context.epoch
         outcome = self.engine.ingest(batch, tasks, stage_input.context.clock_us, stage_input.overtaken)
         row_policies.enforce_row_policies(self.pipeline, before, epoch, outcome)
@@ -264,7 +264,7 @@ class StageRunner:
         return output_watermark(before.promised_us if since is None else since, watermark, hold)
 
     def _watermark_before_read(self, stage_input: StageInput, batch: Batch) -> EpochWatermark | None:
-        """Return the watermark after this epoch's rows, if it is known before they are read, else None.
+        """Return the watermark after the rows of this epoch if it is known before they are read; otherwise None.
 
         Rows from other stages do not affect it, and some sources provide statistics beforehand.
         """
@@ -365,14 +365,14 @@ class StageRunner:
         return [t for t in tasks if self.operator.may_be_due(t.state.metas, since, t.watermark, early)]
 
     def becomes_due(self, state: StageState, epoch: int, watermark: int) -> bool:
-        """Return whether anything becomes due up to a watermark. Reads the shards that may have due windows."""
+        """Return whether a result becomes due up to a watermark. Reads the shards that may have due results."""
         ahead = state.model_copy(update={"watermark_us": watermark})
         return any(
             self.operator.is_due(task) for task in self.due_tasks(ahead, epoch, state.watermark_us, False, False)
         )
 
     def may_emit_early(self, state: StageState, clock_us: int) -> bool:
-        """Return whether it is time to emit open windows again (emit = "updates"), or the wall clock was set back."""
+        """Return whether it is time to emit open windows again (emit = "updates"). True if the clock was set back."""
         return not 0 <= clock_us - state.emitted_us < self.operator.early_us
 
 

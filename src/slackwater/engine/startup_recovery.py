@@ -133,7 +133,7 @@ def _drop_unread_holds(stages: Sequence[StageRunner], after: Sequence[StageState
 
 
 def _catch_up_new_stages(stages: Sequence[StageRunner], state: Commit, pairs: StageMatch) -> Commit:
-    """Give new stages the clocks of their sources, and the watermark that their inputs have reached.
+    """Give new stages the clocks of their sources and the watermark of their inputs.
 
     The output watermark of a stage that no other stage has read until now is derived from its current state.
     """

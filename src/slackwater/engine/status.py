@@ -147,7 +147,7 @@ class Status:
     read_results: Callable[[str | None], pl.DataFrame] | None = field(default=None, repr=False, compare=False)
 
     def results(self, target: str | None = None) -> pl.DataFrame:
-        """Read the current content of the run's target. If there are several targets, `target` selects one.
+        """Read the rows that are currently in a target. `target`: its name, required if there are several targets.
 
         This works only on the status that `run` returns. Raises StartError for a target that cannot be read, such as
         the console.

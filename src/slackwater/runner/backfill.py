@@ -303,7 +303,7 @@ class FilesRangeReader:
 
 
 class PlannedRangeReader:
-    """Reads everything that a table contains at the start, from its first row, in the batches of a normal run."""
+    """Reads all rows that a table contains at the start, in the batches of a normal run."""
 
     def __init__(
         self, session: SparkSession, store: StateStore, source: SelfPlannedSource, record: SourceRecord

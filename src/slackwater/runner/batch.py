@@ -132,8 +132,13 @@ def batch_join(
 ) -> DataFrame:
     """Join two batch DataFrames. The result has the columns and rows that a pipeline would write.
 
-    No row is late, and every outer row without a partner is emitted. `join.left_sql` and `join.right_sql` read the view
-    `source`. `max_rows_per_key` does not apply. Order, memory and the other arguments are as in `batch`.
+    No row is late, and every outer row without a partner is emitted. `max_rows_per_key` does not apply. The order of the
+    rows, the memory, the errors and the other arguments are as in `batch`.
+
+    Args:
+        left: The rows of the left side.
+        right: The rows of the right side.
+        join: The join, as in a pipeline. `left_sql` and `right_sql` read the view `source`.
     """
     join = join.model_copy(update={"late_data": "drop", "allowed_lateness_ms": None, "crash_recovery": None})
     frames = {join.left_source: left, join.right_source: right}
@@ -150,7 +155,7 @@ def batch_join(
 
 @dataclass(frozen=True)
 class _Planner:
-    """Plans the steps of a batch run, which are those that the streaming engine plans for an epoch."""
+    """Plans the steps of a batch run, as the streaming engine does for an epoch."""
 
     rows: RowQueryBuilder
     clock_us: int

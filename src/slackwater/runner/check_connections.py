@@ -91,7 +91,7 @@ def find_connection_notes(pipeline: Pipeline) -> list[str]:
 
 
 def _target_specs(pipeline: Pipeline) -> dict[str, TargetSpec]:
-    """Return the targets and the target of dead letters, by the config key that describes them."""
+    """Return all targets, including the target of dead letters, by config key."""
     specs = {
         f'target "{n}"' if pipeline.targets else "target": target_pipeline.target
         for n, target_pipeline in pipeline.per_target.items()

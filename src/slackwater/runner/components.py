@@ -202,7 +202,7 @@ def _paths_to_one_input(stage_pipeline: Pipeline) -> list[list[InputPath]]:
 
 
 def _time_sql(stage_pipeline: Pipeline, session: SparkSession, source: Source, frame: DataFrame) -> str:
-    """Return the SQL expression for the event time of a source's rows."""
+    """Return the SQL expression for the event time of the rows of a source."""
     if source.is_stage_output and not all(s.is_stage_output for s in stage_pipeline.sources):
         return quote_identifier("_event_ts")
     connection = resolve_connection(source.connection, stage_pipeline.connections)
@@ -225,7 +225,7 @@ def _origin_sql(stage: BoundStage, session: SparkSession) -> dict[str, tuple[str
 def create_target_writers(
     pipeline: Pipeline, operators: Mapping[str, Operator], state_id: str = "", latest: Commit | None = None
 ) -> dict[str, TargetWriter]:
-    """Create the writers for the config's targets, by name.
+    """Create the writers for the targets of the config. Return the writers by name of the target.
 
     Args:
         pipeline: The pipeline.
@@ -256,7 +256,7 @@ def create_targets(pipeline: Pipeline) -> None:
 
 
 def create_letter_writer(pipeline: Pipeline, state_id: str = "", marker: str = "letters") -> TargetWriter | None:
-    """Create the writer for dead letters; None if the config has no target for them. `marker`: the suffix of its marker."""
+    """Create the writer for dead letters; None if the config has no target for them. `marker`: ends the marker's name."""
     if pipeline.dead_letter is None:
         return None
     table = TargetTable(f"{pipeline.name}-{marker}", LETTER, None, state_id, ADDED)

@@ -34,7 +34,7 @@ def replay_dead_letters(
     spark: SparkSession | None = None,
     on_notice: Callable[[str, str], None] | None = None,
 ) -> ReplayResult:
-    """Apply dead letters in separate epochs, while holding the runner's lock.
+    """Apply dead letters in separate epochs. The store is locked meanwhile.
 
     Args:
         pipeline: The pipeline.

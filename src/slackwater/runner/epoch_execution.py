@@ -122,7 +122,7 @@ class ChangedFileReporter:
         return {name: tracker.entries.values() for name, tracker in self._trackers.items()}
 
     def remember(self, names: Iterable[str]) -> None:
-        """Add the files of these sources that the latest epoch has read."""
+        """Add the files that the latest epoch has read from these sources."""
         for name in names:
             if name in self._sources:
                 latest = FileOffsets(self._offsets(name).lists[-1:])

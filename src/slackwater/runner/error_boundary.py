@@ -92,7 +92,7 @@ def _user_error(error: Exception, pipeline: str, spark: SparkSession | None, com
 
 
 def describe_service_error(error: Exception) -> str | None:
-    """Return one line for an error of a service or the operating system; None for any other error."""
+    """Return one line for an error of a service or of the operating system. Return None for any other error."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror + (f': "{error.filename}"' if error.filename is not None else "")
     service = type(error).__module__.partition(".")[0]

@@ -212,7 +212,7 @@ def find_mismatches(
 
 
 def mismatch_error(pipeline: Pipeline, commit: Commit, mismatches: Sequence[MarkerMismatch]) -> StateError | None:
-    """Return the error of a start with these mismatches, which lists the user's choices; None without mismatches."""
+    """Return an error that describes the mismatches and lists the choices of the user; None without mismatches."""
     if not mismatches:
         return None
     facts = "; ".join(mismatch.text(commit) for mismatch in mismatches)
@@ -290,7 +290,7 @@ def _put_newer_aside(mismatch: MarkerMismatch) -> str:
 
 
 def _previous_outputs(pipeline: Pipeline) -> list[tuple[str, HasPreviousOutput]]:
-    """Return the targets to which a new state would add rows next to those of an earlier state, each with its title."""
+    """Return (title, target) for each target in which a new state would add rows to the output of an earlier state."""
     targets: list[tuple[str, HasPreviousOutput]] = []
     if pipeline.formerly is not None:  # the output under the pipeline's previous name
         targets += _previous_outputs(pipeline.model_copy(update={"name": pipeline.formerly, "formerly": None}))

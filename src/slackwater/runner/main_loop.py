@@ -67,7 +67,7 @@ class PollingLoop:
         self._unanswered = False
 
     def follow(self, thread_class: Callable[..., threading.Thread] | None = None) -> None:
-        """Run the loop in a separate thread until it ends, and raise its error.
+        """Run the loop in a separate thread until the input or the run ends. Raise the error of the loop, if any.
 
         If the caller is interrupted, the epoch in progress still finishes. Meanwhile, the thread of the caller checks that
         Spark's process is alive, because an idle loop would not notice its end.
@@ -186,7 +186,7 @@ def run_streaming_query(epochs: EpochExecutor, available_now: bool) -> None:
 
 
 class _StreamingQuery:
-    """One streaming query, from its start to its end."""
+    """Starts, watches and ends one streaming query."""
 
     def __init__(self, epochs: EpochExecutor, available_now: bool) -> None:
         # configuration
@@ -329,7 +329,7 @@ class PollInterval:
             self._change(new_pause_ms)
 
     def polled_until(self, now: float) -> float:
-        """Return the time up to which the sources have certainly been polled. `now`: the current time (seconds)."""
+        """Return the time up to which the sources have surely been polled. `now`: the current time in seconds."""
         return now - self.pause_ms / 1000
 
     def check_seconds(self, quiet_s: float) -> float:

@@ -179,7 +179,7 @@ class PipelineRunner:
         return None if self.stop.is_set() else RunComponents(private_session, streams, list(engines.values()), driver)
 
     def _open_targets(self, targets: Mapping[str, TargetWriter], letters: TargetWriter | None) -> dict[str, StartError]:
-        """Open the targets, and return the errors of those that cannot be opened, by name.
+        """Open the targets. Return the errors of the targets that cannot be opened, by name.
 
         These errors make the start fail, but only after the other targets have received their pending output.
         """

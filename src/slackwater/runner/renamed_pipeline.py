@@ -32,7 +32,7 @@ def pipeline_under_former_name(pipeline: Pipeline, store: StateStore) -> Pipelin
 
 
 def take_over_renamed_state(pipeline: Pipeline, store: StateStore) -> str | None:
-    """Rename the state from the pipeline's previous name to its current name.
+    """Rename the state of a pipeline from the previous name of the pipeline to the current name.
 
     Return a line about the rename; None if the previous name has no state. Raises StateError or LockHeldError.
     """

@@ -39,7 +39,7 @@ log = logging.getLogger("slackwater")
 
 
 def start_line(pipeline: Pipeline, latest: Commit | None) -> str:
-    """Return the first log line of a run: the version, the pipeline, its state, its sources, and where the results go."""
+    """Return the first log line of a run: version, pipeline, state, sources, and the location of the results."""
     epoch = "new" if latest is None else f"at epoch {latest.epoch}, committed {format_stamp(latest.committed_us)}"
     sources = "; ".join(
         f'"{s.name}": {_source_text(pipeline, s)}, {_position_text(pipeline, s, latest)}' for s in pipeline.sources
@@ -181,7 +181,7 @@ class _RunLogFormatter(logging.Formatter):
 
 
 class RunNotifier:
-    """Passes notices and statuses on to callbacks and observers. `last`: the status after the latest commit of the run."""
+    """Passes notices and statuses on to callbacks and observers. `last`: the status after the latest commit."""
 
     def __init__(
         self,
@@ -236,7 +236,7 @@ _REASON_TEXTS = {
 
 
 def summarize_results(status: Status, flush: str = FLUSH) -> Iterator[str]:
-    """Yield a line about the pipeline's results. If there are several stages, one line per stage, with its name."""
+    """Yield a line about the results of a pipeline. For several stages, yield one line per stage, with its name."""
     if not status.stages[1:]:
         yield _result_line(
             status.window_kind, status.counters.emitted, _open_text(status), _cap_text(status.config, None), flush

@@ -40,7 +40,7 @@ log = logging.getLogger("slackwater")
 
 
 class PendingOutput(NamedTuple):
-    """The output of the pending epoch, for targets that do not have it yet.
+    """The output of the pending epoch for the targets that have not received it yet.
 
     Args:
         committed_us: When the epoch was committed (µs UTC).
