@@ -20,8 +20,7 @@ from slackwater.connectors.source import Batch
 from slackwater.core.dead_letter_schema import LETTER
 from slackwater.core.schema import ANYTHING, Field
 from slackwater.core.time import parse_duration_ms
-from slackwater.dead_letters import replay
-from slackwater.dead_letters.replay import ReplayResult
+from slackwater.dead_letters.replay import ReplayResult, replay_letters
 from slackwater.engine import next_commit
 from slackwater.engine.epoch_driver import EpochDriver
 from slackwater.engine.kill_points import KILL_POINTS
@@ -238,7 +237,7 @@ class LocalPipeline:
         def replay_once() -> None:
             letters = self._letter_target.table
             payload = partial(self._bound.replay_rows, now_us=self.now_us)
-            self._result.replays.append(replay.replay_letters(self._driver, letters, payload, dry, limit))
+            self._result.replays.append(replay_letters(self._driver, letters, payload, dry, limit))
 
         self._run_with_restart(replay_once)
         return self._result.replays[-1]
