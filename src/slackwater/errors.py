@@ -241,6 +241,6 @@ class NewColumnsError(EpochError):
 def raise_unregistered(kind: object, function: str) -> NoReturn:
     """Raise TypeError because a generic function has no implementation for the type of `kind`.
 
-    `function`: the import path of the function, such as "slackwater.operators.panes.function".
+    `function`: the import path of the function, such as "slackwater.operators.window_operators.function".
     """
     raise TypeError(f"{function} is not registered for {type(kind).__qualname__}")

@@ -19,7 +19,7 @@ from slackwater.state.files.store import FilesStore
 from slackwater.state.postgres import runners
 from slackwater.state.postgres import store as postgres_store
 from slackwater.state.protocol import StateStore
-from slackwater.windows.aggregations import accumulators_from_results, bind_aggregation
+from slackwater.windows.aggregations import bind_aggregation, find_unrestorable_aggregations
 
 Make = Callable[[], StateStore]
 SECOND = 1_000_000
@@ -173,7 +173,7 @@ def test_the_halves_of_a_sum_stay_small_however_many_rows_there_are() -> None:
 def test_a_stored_null_may_be_a_sum_that_did_not_fit_and_cannot_be_corrected() -> None:
     field = Field("v", "bigint")
     aggregations = [bind_aggregation(a, field if a.column else None) for a in totals("v")]
-    assert accumulators_from_results.find_unrestorable_aggregations(aggregations) == []
-    assert accumulators_from_results.find_unrestorable_aggregations(
+    assert find_unrestorable_aggregations(aggregations) == []
+    assert find_unrestorable_aggregations(
         [bind_aggregation(a, field if a.column else None) for a in totals("v", "null")]
     ) == ['"total" (sum)']

@@ -19,7 +19,7 @@ from slackwater.connectors.postgres.target import PostgresTarget
 from slackwater.connectors.target import ReadableTarget, TargetTable
 from slackwater.core.schema import Field
 from slackwater.errors import StartError
-from slackwater.windows.aggregations import accumulators_from_results, bind_aggregation
+from slackwater.windows.aggregations import bind_aggregation, find_unrestorable_aggregations, restore_accumulators
 
 AT = dt.datetime(2024, 3, 1, 9, tzinfo=dt.UTC)
 US = int(AT.timestamp()) * 10**6
@@ -132,8 +132,8 @@ def test_accumulators_from_finished_values_finish_to_the_same_again(kind: str) -
     lifted = rows.select(e for a in aggs for e in a.lift(rows, "__ts"))
     lifted = lifted.cast({n: t for a in aggs for n, t in a.accumulators.items()})
     finished = pl.DataFrame([a.finish(lifted).alias(a.name) for a in aggs])
-    assert accumulators_from_results.find_unrestorable_aggregations(aggs) == []
-    again = accumulators_from_results.restore_accumulators(aggs, finished)
+    assert find_unrestorable_aggregations(aggs) == []
+    again = restore_accumulators(aggs, finished)
     assert again.schema == lifted.schema
     assert pl.DataFrame([a.finish(again).alias(a.name) for a in aggs]).equals(finished)
 
@@ -143,7 +143,7 @@ def test_what_the_values_do_not_say_is_named() -> None:
     calls = ("sum", "avg", "first", "var", "count_distinct")
     aggs = [bind_aggregation(Aggregation(agg=a, column="v", as_=f"my_{a}"), column) for a in calls]
     lost = ['"my_avg" (avg)', '"my_first" (first)', '"my_var" (var)', '"my_count_distinct" (count_distinct)']
-    assert accumulators_from_results.find_unrestorable_aggregations(aggs) == lost
-    accumulators = accumulators_from_results.restore_accumulators(aggs, pl.DataFrame({"my_sum": [3]}))
+    assert find_unrestorable_aggregations(aggs) == lost
+    accumulators = restore_accumulators(aggs, pl.DataFrame({"my_sum": [3]}))
     assert accumulators["my_avg.hi"].to_list() == [None]
     assert accumulators.select("my_sum.n", "my_sum.lo").rows() == [(1, 3)]

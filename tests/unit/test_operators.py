@@ -32,7 +32,6 @@ from slackwater.operators.dedup import DedupOperator
 from slackwater.operators.interval_join import IntervalJoinOperator
 from slackwater.operators.keyed import KeyedOperator
 from slackwater.operators.keyed_function import KeyedFunctionOperator
-from slackwater.operators.panes import PaneOperator
 from slackwater.operators.registry import (
     OPERATOR_TYPES,
     compile_join,
@@ -42,9 +41,9 @@ from slackwater.operators.registry import (
     find_type_by_kind,
 )
 from slackwater.operators.reports import EmitReport, IngestReport, SideReport, StageCounts
-from slackwater.operators.sessions import SessionOperator
 from slackwater.operators.stateless import StatelessOperator
 from slackwater.operators.timed_state_rows import NO_TIMER
+from slackwater.operators.window_operators import PaneOperator, SessionOperator
 from slackwater.spark.worker_tasks import PackedTasks
 from slackwater.state.commit import SegmentMeta, StageState
 from slackwater.state.protocol import NoState

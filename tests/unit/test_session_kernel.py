@@ -17,8 +17,8 @@ from slackwater.config.window import Aggregation, Window
 from slackwater.core import compiled_sort, jit
 from slackwater.core.schema import Field
 from slackwater.operators.registry import bind_window
+from slackwater.windows.session_intervals import session_heads
 from slackwater.windows.session_kernel import compile_loops, rows_behind_watermark, session_rules
-from slackwater.windows.session_layout import session_heads
 
 LOOPS = [
     loop

@@ -20,7 +20,7 @@ from slackwater.operators.reports import EmitReport
 from slackwater.operators.window_base import WindowOperator
 from slackwater.state.commit import OutputMeta
 from slackwater.windows import gone_window_corrections as windows
-from slackwater.windows.aggregations import accumulators_from_results, normalize_columns
+from slackwater.windows.aggregations import find_unrestorable_aggregations, normalize_columns, restore_accumulators
 from slackwater.windows.compiled_window import CompiledWindow
 
 
@@ -114,7 +114,7 @@ def _unmergeable_reason(operator: WindowOperator) -> str | None:
     """Return why stored windows cannot be merged with more rows; None if they can."""
     if operator.ends:
         return "its session left the state, and the last event of a session with a gap per row is not stored"
-    lost = accumulators_from_results.find_unrestorable_aggregations(operator.aggs)
+    lost = find_unrestorable_aggregations(operator.aggs)
     if not lost:
         return None
     return f"its window left the state, and the accumulators of {', '.join(lost)} are not stored"
@@ -131,6 +131,6 @@ def _stored_windows(logic: CompiledWindow, target: ReadableTarget, ranges: pl.Da
         end.alias("__end"),
         (pl.col("_revision") if window.emit_metadata else pl.lit(1, pl.Int64)).alias("__rev"),
     )
-    parts = [rows.select(logic.key_names), times, accumulators_from_results.restore_accumulators(logic.aggs, rows)]
+    parts = [rows.select(logic.key_names), times, restore_accumulators(logic.aggs, rows)]
     frame = pl.concat([p for p in parts if p.width], how="horizontal")
     return frame.select(key_hash(frame, logic.keys), pl.all())

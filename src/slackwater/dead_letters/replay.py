@@ -31,9 +31,8 @@ from slackwater.operators.base import Operator
 from slackwater.operators.dead_letters import BAD_GAP, LATE, ORIGIN_FIELDS, UNPUBLISHED
 from slackwater.operators.interval_join import IntervalJoinOperator
 from slackwater.operators.keyed import KeyedOperator
-from slackwater.operators.panes import PaneOperator
-from slackwater.operators.sessions import SessionOperator
 from slackwater.operators.stateless import StatelessOperator
+from slackwater.operators.window_operators import PaneOperator, SessionOperator
 
 Payload = Callable[[pl.DataFrame], Mapping[str, Any]]  # dead letters with `__letter` -> rows by source, for the engine
 

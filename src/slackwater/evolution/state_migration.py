@@ -29,11 +29,10 @@ from slackwater.joins.join_buffers import BufferChange
 from slackwater.operators.base import NonWindowOperator, Operator
 from slackwater.operators.interval_join import IntervalJoinOperator
 from slackwater.operators.keyed import KeyedOperator, StoredKeyedOperator
-from slackwater.operators.panes import PaneOperator
 from slackwater.operators.reports import StageCounts
-from slackwater.operators.sessions import SessionOperator
 from slackwater.operators.stateless import StatelessOperator
 from slackwater.operators.window_base import WindowOperator
+from slackwater.operators.window_operators import PaneOperator, SessionOperator
 from slackwater.state.commit import SegmentMeta, StageState
 from slackwater.state.protocol import StateStore
 from slackwater.windows import state_conversion

@@ -155,9 +155,8 @@ def build_join_side(
     """
     low, high = (lower_us, upper_us) if which == LEFT else (-upper_us, -lower_us)
     columns = list(dict.fromkeys([*keys, *fields]))
-    return JoinSide(
-        which, source, tuple(keys), tuple(columns), tuple(output), low, high, max(high, 0) + allowed_us, outer
-    )
+    keep = max(high, 0) + allowed_us
+    return JoinSide(which, source, tuple(keys), tuple(columns), tuple(output), low, high, keep, outer)
 
 
 @dataclass(frozen=True)
@@ -189,9 +188,5 @@ class ShuffleColumns:
     def select_side(self, rows: pl.DataFrame, which: int, more: Sequence[str]) -> pl.DataFrame:
         """Select the rows of one side from shuffled rows, with the original column names and the columns in `more`."""
         side_rows = rows.filter(rows["__side"] == which)
-        return pl.DataFrame(
-            [
-                *(side_rows[c] for c in more),
-                *(side_rows[slot].cast(f.polars).alias(f.name) for slot, f in self.by_side[which]),
-            ]
-        )
+        original = (side_rows[slot].cast(f.polars).alias(f.name) for slot, f in self.by_side[which])
+        return pl.DataFrame([*(side_rows[c] for c in more), *original])

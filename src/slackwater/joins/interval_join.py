@@ -71,7 +71,7 @@ class NewRows:
 
 
 class RowsPerKeyExceededError(Exception):
-    """Raised when a key has more rows than `max_rows_per_key`. `rows`: their number. `key`: the key as text."""
+    """Raised when a key has more than `max_rows_per_key` rows. `rows`: the number of rows. `key`: the key as text."""
 
     def __init__(self, side: JoinSide, rows: int, key: str) -> None:
         super().__init__(f"{plural(rows, 'row')} of {key}")
@@ -174,12 +174,8 @@ class _JoinEpoch:
                 good &= ~self.buffers.evicted(other.which, partners["__kh"].to_numpy(), partners["__id"].to_numpy())
             if not good.all():
                 selected = np.flatnonzero(good)
-                which, positions, rows, partners = (
-                    which[selected],
-                    positions[selected],
-                    rows[selected],
-                    partners[selected],
-                )
+                which, positions = which[selected], positions[selected]
+                rows, partners = rows[selected], partners[selected]
             if not rows.height:
                 continue
             count += rows.height

@@ -59,7 +59,7 @@ def row_references(kh: Int64s = NONE, ts: Int64s = NONE, id_: Int64s = NONE) -> 
 
 
 class Buffers(Protocol):
-    """The buffered rows of both sides in one shard, as committed or including the staged changes of this epoch."""
+    """The buffered rows of both sides in one shard, as committed or with the staged changes of the current epoch."""
 
     def runs(self, which: int, hashes: Int64s, low: int, high: int) -> Sequence[SortedRows]:
         """Return sorted runs that contain all rows of a side with one of these hashes and a time from `low` to `high`.
@@ -140,9 +140,7 @@ def sort_order(kh: Int64s, ts: Int64s) -> Int64s:
     hashes = kh[order]
     repeats = hashes[1:] == hashes[:-1]
     if repeats.any():
-        tied = positions_to_mask(len(kh), np.flatnonzero(repeats)) | positions_to_mask(
-            len(kh), np.flatnonzero(repeats) + 1
-        )
+        tied = np.append(repeats, False) | np.append(False, repeats)
         some = order[tied]
         order[tied] = some[np.lexsort((some, ts[some], hashes[tied]))]
     return order
@@ -169,7 +167,7 @@ def matching_ranges(run: SortedRows, kh: Int64s, low: Int64s, high: Int64s) -> t
 
 
 def bisect_ranges(values: Int64s, begin: Int64s, end: Int64s, thresholds: Int64s, after_equals: bool) -> Int64s:
-    """Search a threshold in each of several ranges of ascending values.
+    """Find a threshold in each of several ranges of ascending values.
 
     Args:
         values: The values of all ranges.
@@ -204,10 +202,3 @@ def matching_pairs(begin: Int64s, end: Int64s, most: int) -> Iterator[tuple[Int6
         flat = np.arange(start, min(start + most, total))
         query = np.searchsorted(upto, flat, "right")
         yield query, begin[query] + flat - (upto[query] - counts[query])
-
-
-def positions_to_mask(length: int, positions: Int64s) -> NDArray[np.bool_]:
-    """Return a mask of this length that is true at the given positions."""
-    flags = np.zeros(length, dtype=bool)
-    flags[positions] = True
-    return flags

@@ -22,10 +22,9 @@ from slackwater.joins.join_buffers import row_references
 from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoinOperator
 from slackwater.operators.keyed import KeyedOperator
-from slackwater.operators.panes import PaneOperator
-from slackwater.operators.sessions import SessionOperator
 from slackwater.operators.stateless import StatelessOperator
 from slackwater.operators.window_base import WindowOperator
+from slackwater.operators.window_operators import PaneOperator, SessionOperator
 from slackwater.state.commit import SegmentMeta, StageState
 from slackwater.state.files.join_buffers import describe_segment
 from slackwater.windows import pane_windows

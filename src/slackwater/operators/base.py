@@ -1,11 +1,12 @@
 """The interface of an operator, which runs one stage on one shard for the driver and the engines.
 
-    PaneOperator(CompiledPaneWindow, WindowOperator)        operators/panes.py           tumbling and hopping windows
-    SessionOperator(CompiledSessionWindow, WindowOperator)  operators/sessions.py        session windows
-    IntervalJoinOperator(CompiledJoin, NonWindowOperator)   operators/interval_join.py   stream-stream joins
-    KeyedOperator(TimedStateLayout, StateRowOperator, …)    operators/keyed.py           rows of state with timers
-    DedupOperator(KeyedOperator)                            operators/dedup.py           dropping duplicates
-    StatelessOperator(NoState, NonWindowOperator)           operators/stateless.py       SQL alone
+    PaneOperator(CompiledPaneWindow, WindowOperator)        window_operators.py   tumbling and hopping windows
+    SessionOperator(CompiledSessionWindow, WindowOperator)  window_operators.py   session windows
+    IntervalJoinOperator(CompiledJoin, NonWindowOperator)   interval_join.py      stream-stream joins
+    KeyedOperator(TimedStateLayout, StateRowOperator, …)    keyed.py              base of operators with rows of state
+    KeyedFunctionOperator(KeyedOperator)                    keyed_function.py     a user's class
+    DedupOperator(KeyedOperator)                            dedup.py              dropping duplicates
+    StatelessOperator(NoState, NonWindowOperator)           stateless.py          SQL alone
 
 A window or join operator combines pure logic from `windows` or `joins` with its execution on a shard. Details that only
 one package needs, such as the columns of a store, are defined there, by dispatch on the class of the operator
@@ -222,7 +223,7 @@ class NonWindowOperator(Operator):
 
 
 class StateRowOperator(KeyedStateLayout, Operator):
-    """Base class of operators whose state consists of state rows (see `windows.state_rows`): windows, keyed stages."""
+    """Base class of window and keyed operators, whose state consists of state rows (see `windows.state_rows`)."""
 
     def may_be_due(self, metas: Sequence[SegmentMeta], since: int, watermark: int, early: bool) -> bool:
         due = self.due_between(since, watermark, early)
@@ -266,7 +267,7 @@ class ShardTask:
     """A task for one shard in one epoch: to ingest rows or to emit results."""
 
     operator: Operator
-    state: ShardState  # as of the previous commit, or of the previous step
+    state: ShardState  # as of the previous commit, or of the previous task of this epoch
     shard: int
     watermark: int  # µs; the watermark of the previous epoch (ingest), or the new watermark (emit)
     since: int  # µs; the watermark of the previous epoch

@@ -51,7 +51,7 @@ class KeyedOperator(TimedStateLayout, StateRowOperator, NonWindowOperator):
     keys: tuple[Field, ...]
     fields: tuple[Field, ...]
 
-    KIND: ClassVar[str]  # kind in the fingerprint; also the reason for which rows are emitted
+    KIND: ClassVar[str]  # kind in the fingerprint, and the reason of every emitted row
     TAKES_LATE_ROWS: ClassVar[bool] = False  # whether rows behind the watermark are used, not late
     EXPIRES_ROWS_ALONE: ClassVar[bool] = False  # whether one call of `expire` may get different timers of a key
 
@@ -222,9 +222,8 @@ class KeyedOperator(TimedStateLayout, StateRowOperator, NonWindowOperator):
         state = rest.join(added.select("__h").unique(), on="__h", how="semi", maintain_order="left")
         segments = task.state.metas
         if state.height:
-            segments = task.state.stage(
-                self, state.sort("__h", *self.key_names, maintain_order=True), units, task.since
-            )
+            state = state.sort("__h", *self.key_names, maintain_order=True)
+            segments = task.state.stage(self, state, units, task.since)
         outputs = self._write_output(task, frames)
         emitted, counts = sum(o.rows for o in outputs), zip(self.count_rows(rest), self.count_rows(live), strict=True)
         groups, windows = (after - before for after, before in counts)
@@ -288,7 +287,7 @@ class KeyedOperator(TimedStateLayout, StateRowOperator, NonWindowOperator):
     def fingerprint(self) -> dict[str, Any]:
         return {
             "kind": self.kind,
-            "keys": [f"{k.name} {k.type}" for k in self.keys],  # in this order, since the hash depends on it
+            "keys": [f"{k.name} {k.type}" for k in self.keys],  # the hash depends on the order of the keys
             "state": [f"{f.name} {f.type}" for f in self.state_fields],
         }
 

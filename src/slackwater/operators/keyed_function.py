@@ -136,7 +136,7 @@ class KeyedFunctionOperator(KeyedOperator):
 
 
 def _find_line(function: KeyedFunction, error: Exception) -> str:
-    """Return the location of an error in the user's module: the last line of the traceback that is in it."""
+    """Return the location of an error: the last line of its traceback that is in the user's module."""
     file = inspect.getsourcefile(type(function))
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     return f"line {lines[-1]} of {file}" if lines else str(file)

@@ -25,9 +25,8 @@ from slackwater.operators.dedup import DedupOperator
 from slackwater.operators.interval_join import IntervalJoinOperator
 from slackwater.operators.keyed import StoredKeyedOperator, find_result_problem, find_scalar_problem
 from slackwater.operators.keyed_function import KeyedFunctionOperator
-from slackwater.operators.panes import PaneOperator
-from slackwater.operators.sessions import SessionOperator
 from slackwater.operators.stateless import StatelessOperator
+from slackwater.operators.window_operators import PaneOperator, SessionOperator
 from slackwater.state.commit import StageState
 from slackwater.windows.aggregations import AggregationKind, bind_aggregation
 

@@ -20,10 +20,9 @@ from slackwater.errors import raise_unregistered
 from slackwater.operators.base import NonWindowOperator, Operator
 from slackwater.operators.interval_join import IntervalJoinOperator
 from slackwater.operators.keyed import KeyedOperator
-from slackwater.operators.panes import PaneOperator
-from slackwater.operators.sessions import SessionOperator
 from slackwater.operators.stateless import StatelessOperator
 from slackwater.operators.window_base import WindowOperator
+from slackwater.operators.window_operators import PaneOperator, SessionOperator
 
 ZERO, RANGE, KEY = "U+0000", "time out of range", "key too large"
 REASONS = {
@@ -142,7 +141,8 @@ def _(operator: KeyedOperator, which: int, capacity: ValueLimits) -> _StoredFiel
 
 @_stored_fields.register
 def _(operator: StatelessOperator, which: int, capacity: ValueLimits) -> _StoredFields:
-    return _StoredFields(operator.fields, (), 0, is_timed=False)  # a selected event time is one of its fields
+    # if the SQL selects the event time, it is one of `fields`
+    return _StoredFields(operator.fields, (), 0, is_timed=False)
 
 
 @singledispatch
@@ -201,19 +201,14 @@ def _nul_check(field: Field) -> StorabilityCheck | None:
 
 def _time_range_check(field: Field, first: int, last: int) -> StorabilityCheck | None:
     name, column = quote_identifier(field.name), pl.col(field.name)
-    if field.type == "timestamp":
-        sql = f"unix_micros({name}) NOT BETWEEN {first}L AND {last}L"
-        return StorabilityCheck(RANGE, sql, ~column.dt.timestamp("us").is_between(first, last).fill_null(True))
-    if field.type == "timestamp_ntz":
-        sql = f"unix_micros(CAST({name} AS TIMESTAMP)) NOT BETWEEN {first}L AND {last}L"
+    if field.type in ("timestamp", "timestamp_ntz"):
+        time = name if field.type == "timestamp" else f"CAST({name} AS TIMESTAMP)"
+        sql = f"unix_micros({time}) NOT BETWEEN {first}L AND {last}L"
         return StorabilityCheck(RANGE, sql, ~column.dt.timestamp("us").is_between(first, last).fill_null(True))
     if field.type == "date":
         low, high = first // 86_400_000_000, last // 86_400_000_000
-        return StorabilityCheck(
-            RANGE,
-            f"unix_date({name}) NOT BETWEEN {low} AND {high}",
-            ~column.to_physical().is_between(low, high).fill_null(True),
-        )
+        sql = f"unix_date({name}) NOT BETWEEN {low} AND {high}"
+        return StorabilityCheck(RANGE, sql, ~column.to_physical().is_between(low, high).fill_null(True))
     return None
 
 

@@ -87,7 +87,7 @@ class WindowOperator(CompiledWindow, StateRowOperator):
         return {
             "kind": self.window.kind,
             **{key: int(value) if isinstance(value, int) else value for key, value in values.items()},
-            "keys": [f"{k.name} {k.type}" for k in self.keys],  # in this order, since the hash depends on it
+            "keys": [f"{k.name} {k.type}" for k in self.keys],  # the hash depends on the order of the keys
             "aggregations": {a.name: a.fingerprint() for a in self.aggs},
         }
 

@@ -16,10 +16,9 @@ from slackwater.errors import StartError, Topic, raise_unregistered
 from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoinOperator
 from slackwater.operators.keyed import KeyedOperator
-from slackwater.operators.panes import PaneOperator
-from slackwater.operators.sessions import SessionOperator
 from slackwater.operators.stateless import StatelessOperator
 from slackwater.operators.window_base import WindowOperator
+from slackwater.operators.window_operators import PaneOperator, SessionOperator
 from slackwater.query import state_inspection
 from slackwater.query.locate_state import narrow_snapshot
 from slackwater.query.why_report import (

@@ -16,9 +16,8 @@ from slackwater.joins.compiled_join import ShuffleColumns
 from slackwater.joins.join_buffers import NoBuffers
 from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoinOperator
-from slackwater.operators.panes import PaneOperator
-from slackwater.operators.sessions import SessionOperator
 from slackwater.operators.window_base import WindowOperator
+from slackwater.operators.window_operators import PaneOperator, SessionOperator
 from slackwater.spark.operator_rows import to_ingest_rows
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows import pane_emission, pane_windows, session_emission

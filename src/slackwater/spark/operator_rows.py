@@ -13,10 +13,9 @@ from slackwater.errors import raise_unregistered
 from slackwater.operators.base import NonWindowOperator, Operator
 from slackwater.operators.interval_join import IntervalJoinOperator
 from slackwater.operators.keyed import KeyedOperator
-from slackwater.operators.panes import PaneOperator
-from slackwater.operators.sessions import SessionOperator
 from slackwater.operators.stateless import StatelessOperator
 from slackwater.operators.window_base import WindowOperator
+from slackwater.operators.window_operators import PaneOperator, SessionOperator
 from slackwater.spark import epoch_sql, shard_partitioning
 from slackwater.windows import pane_windows
 from slackwater.windows.aggregations import AggregationKind

@@ -26,11 +26,10 @@ from slackwater.operators.base import NonWindowOperator, Operator, ShardCount, S
 from slackwater.operators.dead_letters import ORIGIN, OUTSIDE, build_bad_row_letters, write_late_letters
 from slackwater.operators.interval_join import IntervalJoinOperator
 from slackwater.operators.keyed import KeyedOperator
-from slackwater.operators.panes import PaneOperator
 from slackwater.operators.reports import EmitReport, LetterFile
-from slackwater.operators.sessions import SessionOperator
 from slackwater.operators.stateless import StatelessOperator
 from slackwater.operators.window_base import WindowOperator
+from slackwater.operators.window_operators import PaneOperator, SessionOperator
 from slackwater.testing.stub_sources import NUMBER
 from slackwater.watermark import CONFIRMS, SourceActivity, Span
 from slackwater.windows import pane_windows

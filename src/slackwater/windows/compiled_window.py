@@ -25,13 +25,13 @@ METADATA = [Field("_revision", "bigint"), Field("_final_at", "timestamp"), Field
 
 
 def allowed_lateness_us(window: Window) -> int:
-    """Return the time (µs) after its close during which a window can be corrected."""
+    """Return the time (µs) for which a window can be corrected after it closes."""
     return 1000 * effective_allowed_lateness_ms(window)
 
 
 @dataclass(frozen=True)
 class ResultCounts:
-    """Row counts of one shard and epoch, and the changes in its numbers of groups and open windows."""
+    """Row counts of one shard and epoch, and the changes in the numbers of groups and open windows."""
 
     used: int = 0
     late: int = 0
@@ -44,7 +44,7 @@ class ResultCounts:
 
 @dataclass(frozen=True)
 class IngestResult:
-    """Result of merging an epoch's rows into the touched units. A unit consists of all state rows with equal `__h`."""
+    """Result of merging an epoch's rows into the units that they touch. A unit is all state rows with equal `__h`."""
 
     state: pl.DataFrame  # the new rows of all touched units
     counts: ResultCounts
@@ -79,7 +79,7 @@ class CompiledWindow(KeyedStateLayout):
 
     @cached_property
     def allowed_us(self) -> int:
-        """Return the allowed lateness (µs): the time after its close during which a window can be corrected."""
+        """Return the allowed lateness (µs): how long a window can be corrected after it closes."""
         return allowed_lateness_us(self.window)
 
     @cached_property
@@ -205,7 +205,7 @@ class CompiledWindow(KeyedStateLayout):
         if len(heads) < parts.height:
             columns = {c.name: c for a in self.aggs for c in a.merge_adjacent(parts, heads)}
             remaining = [a for a in self.aggs if not set(a.accumulators) <= set(columns)]
-            revisions = [c for c in self.revisions if c in parts.columns]  # new rows have none
+            revisions = [c for c in self.revisions if c in parts.columns]  # new rows have no revisions
             if remaining or revisions:
                 rest = [*revisions, *(c for a in remaining for c in a.accumulators)]
                 size = np.diff(heads, append=parts.height)

@@ -29,10 +29,10 @@ from slackwater.windows.session_intervals import (
     IntervalBatch,
     build_floor_rows,
     count_open_sessions,
+    find_runs,
     first_per_key,
     mark_emitted,
 )
-from slackwater.windows.session_layout import find_runs
 from slackwater.windows.state_rows import (
     EMITTED,
     FLOOR,
@@ -200,7 +200,7 @@ def _(
     stored ── not in the state ───┼─▶ as if retained forever: ingest  ─▶ emit ─┬─────┘
     rows ── of runs below the cap ┘                                            └─▶ upserts, superseded
     """
-    from slackwater.windows import session_ingest  # its loops are compiled
+    from slackwater.windows import session_ingest  # imported on use, because it imports Numba
 
     horizon = logic.horizon(watermark)
     retaining = _retain_forever(logic)

@@ -169,11 +169,6 @@ def lift_rows(logic: CompiledPaneWindow, rows: pl.DataFrame) -> pl.DataFrame:
     return logic.merge_runs(lifted.select(*logic.accumulators)[order], heads, [*carried, *counts])
 
 
-def late_before(logic: CompiledPaneWindow, watermark: int) -> int:
-    """Return the end of the last window that has left the state. Earlier rows are late for at least one window."""
-    return last_closed(logic, logic.horizon(watermark)) + logic.duration_us
-
-
 def missed_windows(logic: CompiledPaneWindow, ts: Int64s, watermark: int) -> tuple[Int64s, Int64s]:
     """Return, for each time, the start of its first window, and how many of its windows have left the state."""
     first = first_window(logic, ts)
@@ -346,6 +341,5 @@ def record_missed_emissions(
     index, nth = repeat_positions(times)
     row = positions[index]
     rows = {"__row": row, "__start": first[row] + nth * hop, "__rev": NOT_EMITTED, "__holds": False}
-    return write_revisions(
-        panes, pl.concat([read_revisions(panes, first, hop), pl.DataFrame(rows, schema=NOTE_COLUMNS)]), first, hop
-    )
+    notes = pl.concat([read_revisions(panes, first, hop), pl.DataFrame(rows, schema=NOTE_COLUMNS)])
+    return write_revisions(panes, notes, first, hop)

@@ -40,12 +40,15 @@ from slackwater.windows.session_intervals import (
     CompiledSessionWindow,
     IntervalBatch,
     build_floor_rows,
+    build_layout,
+    find_runs,
     first_per_key,
+    is_gone,
     mark_emitted,
+    number_sessions,
     reduce_per_key,
     select_rows,
 )
-from slackwater.windows.session_layout import build_layout, find_runs, number_sessions
 from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FAR, FRAGMENT, OPEN, TOMBSTONE, WHOLE, Int64s
 
 Hold = tuple[int | None, int, int]
@@ -151,7 +154,7 @@ def _settle(logic: CompiledSessionWindow, units: pl.DataFrame, since: int, water
     """Merge the sessions of these units, emit the sessions that are due, and return the new rows of the units."""
     cap, horizon = logic.cap_us, logic.horizon(watermark)
     whole = IntervalBatch.from_frame(logic, mark_emitted(logic, units, since))
-    held = ~whole.is_gone(logic.horizon(since))
+    held = ~is_gone(whole.kind, whole.due, logic.horizon(since))
     floors = whole.floors(logic.reach_us, logic.horizon(since))
     unit = select_rows(whole, held)
     now = build_layout(logic, unit)
@@ -163,7 +166,7 @@ def _settle(logic: CompiledSessionWindow, units: pl.DataFrame, since: int, water
     key = unit.key[heads]
     np.maximum.at(floors, key[gone], np.where(is_cut, start + cap - 1, reach)[gone])
 
-    # without corrections, reducing the gap delayed an earlier close to this epoch
+    # without corrections, only a smaller gap can move the close of a session before `since`
     open_before = ~is_cut & ((since <= reach) | (logic.retain_us == 0 and not logic.updates))
     reasons = np.where(is_cut & over, "cap", np.where(over, np.where(open_before, "close", "late"), "update"))
     parts = unit.frame.select(*logic.revisions, *logic.accumulators)
@@ -221,7 +224,7 @@ def _remaining_state(
 
     `whole`: all intervals of these units. `rest`: the intervals that stay in the state.
     """
-    from slackwater.windows import session_ingest  # its loops are compiled
+    from slackwater.windows import session_ingest  # imported on use, because it imports Numba
 
     reach, horizon = logic.reach_us, logic.horizon(watermark)
     first = np.full(whole.keys, FAR)

@@ -27,10 +27,10 @@ from slackwater.windows.session_intervals import (
     first_per_key,
     is_gone,
     mark_emitted,
+    mark_still_emitted,
 )
 from slackwater.windows.session_kernel import session_rules
 from slackwater.windows.session_kernel.rows_behind_watermark import assign_rows_behind_watermark
-from slackwater.windows.session_layout import mark_still_emitted
 from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FRAGMENT, ROW, WHOLE, Int64s
 
 
@@ -50,9 +50,8 @@ def ingest_session_rows(
     session_input = SessionInput.from_frames(logic, rows, mark_emitted(logic, state, watermark), times.horizon)
     judged = session_rules.build_runs(session_input.intervals, times, np.zeros(session_input.keys, dtype=bool))
     if room is not None and np.count_nonzero(judged.new) > room:
-        judged = session_rules.build_runs(
-            session_input.intervals, times, _keys_over_limit(logic, session_input, judged, room)
-        )
+        shut = _keys_over_limit(logic, session_input, judged, room)
+        judged = session_rules.build_runs(session_input.intervals, times, shut)
     if judged.needs_placement:
         judged = assign_rows_behind_watermark(session_input.intervals, times, judged)
     positions, key, run, fragment = judged.positions, judged.key, judged.run, judged.fragment
@@ -62,32 +61,20 @@ def ingest_session_rows(
         selected = touched[key]
         positions, key, run, fragment = positions[selected], key[selected], run[selected], fragment[selected]
         has_open &= touched
-    fragments = session_rules.build_fragments(
-        session_input.intervals,
-        times,
-        positions,
-        run,
-        fragment,
-        session_input.still_emitted(logic, positions, key, fragment),
-    )
+    emitted = session_input.still_emitted(logic, positions, key, fragment)
+    fragments = session_rules.build_fragments(session_input.intervals, times, positions, run, fragment, emitted)
     parts = [*logic.revisions, *logic.accumulators]
     accumulators = pl.concat(
         [session_input.state.select(parts), logic.add_revision_columns(session_input.rows).select(parts)], rechunk=True
     )
     first = positions[fragments.first]
-    fragment_rows = _rows(
-        logic,
-        fragments,
-        accumulators[session_input.order[positions]],
-        session_input.key_columns_at(first),
-        session_input.hashes[first],
-    )
+    keys, hashes = session_input.key_columns_at(first), session_input.hashes[first]
+    fragment_rows = _rows(logic, fragments, accumulators[session_input.order[positions]], keys, hashes)
     late = session_input.late_rows(logic, np.flatnonzero(judged.verdict == session_rules.LATE))
     refused = int(np.count_nonzero(judged.verdict == session_rules.REFUSED))
+    floor_rows = _floors(logic, session_input, np.where(touched, judged.floor, session_rules.NONE))
     return IngestResult(
-        state=_by_hash(
-            fragment_rows, _floors(logic, session_input, np.where(touched, judged.floor, session_rules.NONE))
-        ),
+        state=_by_hash(fragment_rows, floor_rows),
         counts=ResultCounts(
             used=rows.height - late.height - refused,
             late=late.height,
@@ -192,19 +179,14 @@ class SessionInput:
 def build_session_state(
     logic: CompiledSessionWindow, unit: IntervalBatch, floors: Int64s, watermark: int
 ) -> pl.DataFrame:
-    """Build the new state rows of the keys in `unit`, which has only open and retained intervals.
+    """Build the new state rows of the keys in `unit`, which is not empty and has only open and retained intervals.
 
     `floors` has the floor (µs) of each key, or NO_WATERMARK.
     """
     heads = first_per_key(unit.key)
     floor_rows = build_floor_rows(logic, unit.frame[heads], floors[unit.key[heads]])
-    return pl.concat([build_session_state_rows(logic, unit, watermark), floor_rows])
-
-
-def build_session_state_rows(logic: CompiledSessionWindow, unit: IntervalBatch, watermark: int) -> pl.DataFrame:
-    """Build the state rows of a non-empty batch of open and retained intervals."""
     count, times = len(unit.key), logic.times(watermark)
-    keys = np.append(find_run_starts(unit.key), count)
+    keys = np.append(heads, count)
     # the compiled loops need writable arrays
     start, last, end = (np.array(column) for column in (unit.start, unit.last, unit.end))
     intervals = session_rules.SortedIntervals(keys, np.full(count, session_rules.HELD, dtype=np.int8), start, last, end)
@@ -214,7 +196,8 @@ def build_session_state_rows(logic: CompiledSessionWindow, unit: IntervalBatch, 
     )
     parts = unit.frame.select(*logic.revisions, *logic.accumulators)
     first = unit.frame.select("__kh", *logic.key_names)[fragments.first]
-    return _rows(logic, fragments, parts, [first[k] for k in logic.key_names], first["__kh"].to_numpy())
+    rows = _rows(logic, fragments, parts, [first[k] for k in logic.key_names], first["__kh"].to_numpy())
+    return pl.concat([rows, floor_rows])
 
 
 def _keys_over_limit(

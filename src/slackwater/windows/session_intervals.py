@@ -1,4 +1,4 @@
-"""The compiled session window, and the intervals of the keys that an epoch touches, as arrays.
+"""The compiled session window, the intervals of the keys that an epoch touches, and how they form sessions.
 
 A session window consists of the intervals of a key that the gap joins. It is cut at the cap:
 
@@ -153,7 +153,7 @@ class CompiledSessionWindow(CompiledWindow):
         """Drop expired sessions, and floors that no longer make rows late."""
         if state.is_empty():
             return state
-        from slackwater.windows.session_kernel import session_rules  # compiled
+        from slackwater.windows.session_kernel import session_rules  # imports Numba
 
         times = self.times(watermark)
         kind, due, start, last = (state[c].to_numpy() for c in ("__kind", "__due", "__start", "__last"))
@@ -167,7 +167,7 @@ class CompiledSessionWindow(CompiledWindow):
 
     def times(self, watermark: int) -> SessionTimes:
         """Return the times that decide which rows of an epoch are late. `watermark`: that of the previous epoch."""
-        from slackwater.windows.session_kernel.session_rules import SessionTimes  # compiled
+        from slackwater.windows.session_kernel.session_rules import SessionTimes  # imports Numba
 
         return SessionTimes(watermark, self.horizon(watermark), self.rows_from_us, self.reach_us, self.cap_us)
 
@@ -202,16 +202,12 @@ class IntervalBatch:
         """Return a mask of the intervals that the target contains unchanged."""
         return (self.kind == EMITTED) | (self.kind == EMITTED_FRAGMENT)
 
-    def is_gone(self, horizon: int) -> Bools:
-        """Return a mask of the floors, and of the whole sessions that close at or before the horizon."""
-        return is_gone(self.kind, self.due, horizon)
-
     def floors(self, reach: int, horizon: int) -> Int64s:
         """Return the floor (µs) of each key, or NO_WATERMARK if the floor no longer makes rows late.
 
         `reach`: the largest gap that a row can have.
         """
-        gone = self.is_gone(horizon)
+        gone = is_gone(self.kind, self.due, horizon)
         is_open = ~gone & (self.kind != ROW)
         floor = reduce_per_key(np.maximum, np.where(gone, self.end, NO_WATERMARK), self.key)
         first = reduce_per_key(np.minimum, np.where(is_open, self.start, FAR), self.key)
@@ -237,12 +233,12 @@ def mark_emitted(logic: CompiledSessionWindow, state: pl.DataFrame, watermark: i
 
 
 def first_per_key(key: Int64s) -> Int64s:
-    """Return the position of the first interval of each key. `key` has the number of each interval's key, in order."""
+    """Return the position of the first interval of each key. `key`: the key number of each interval, in order."""
     return np.flatnonzero(np.diff(key, prepend=-1))
 
 
 def reduce_per_key(ufunc: np.ufunc, values: Int64s | Bools, key: Int64s) -> Int64s:
-    """Reduce `values` to one value per key. `key` has the number of each interval's key, from 0 and in order."""
+    """Reduce `values` to one value per key. `key`: the key number of each interval, from 0 and in order."""
     result: Int64s = ufunc.reduceat(values, first_per_key(key)) if len(key) else values  # type: ignore[assignment]
     return result
 
@@ -282,3 +278,99 @@ def count_open_sessions(logic: CompiledSessionWindow, state: pl.DataFrame, water
     whole = pl.col("__kind").is_in([WHOLE, EMITTED]) & (pl.col("__due") > logic.horizon(watermark))
     still = state.filter(whole | pl.col("__kind").is_in([FRAGMENT, EMITTED_FRAGMENT]))
     return still.select("__kh", *logic.key_names).unique().height, still.height
+
+
+# -- layout of sessions ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SessionLayout:
+    """The sessions that a set of intervals would form if no more rows arrived. All times are in µs.
+
+    `session` has one element per interval. The other arrays have one element per session.
+    """
+
+    session: Int64s  # the session number of each interval
+    heads: Int64s  # the position of the first interval
+    start: Int64s
+    reach: Int64s  # the latest time that the rows cover, including their gaps
+    is_cut: Bools  # whether the next session of the run begins at or before `reach`
+    end: Int64s  # the end of the window: `reach`, or for a cut session at most the cap and the start of the next one
+
+
+def build_layout(logic: CompiledSessionWindow, unit: IntervalBatch) -> SessionLayout:
+    """Build the layout of a non-empty batch of intervals, from their keys and times."""
+    cap = logic.cap_us
+    run, session = number_sessions(unit, cap)
+    heads = first_per_key(session)
+    start, reach = unit.start[heads], np.maximum.reduceat(unit.end, heads)
+    is_cut = np.append((run[heads][1:] == run[heads][:-1]) & (start[1:] <= reach[:-1]), False)
+    following = np.append(start[1:], FAR)  # because of a late row, the next session may begin before start + cap
+    end = np.where(is_cut, np.minimum(np.minimum(reach, start + cap), following), reach)
+    return SessionLayout(session, heads, start, reach, is_cut, end)
+
+
+def number_sessions(unit: IntervalBatch, cap: int) -> tuple[Int64s, Int64s]:
+    """Return the run number and the session number of each interval, as if no more rows arrived."""
+    run = find_runs(unit.key, unit.start, unit.end)
+    return run, np.cumsum(session_heads(unit.start, unit.last, unit.end, run, cap)) - 1
+
+
+def find_runs(key: Int64s, start: Int64s, end: Int64s) -> Int64s:
+    """Return the run number of each interval."""
+    from slackwater.windows.session_kernel.session_rules import number_runs  # the loops need writable arrays
+
+    return number_runs(np.array(key), np.array(start), np.array(end))
+
+
+def session_heads(start: Int64s, last: Int64s, end: Int64s, run: Int64s, cap: int) -> Bools:
+    """Return a mask of the intervals at which sessions begin (see `session_rules.cut_sessions`)."""
+    from slackwater.windows.session_kernel.session_rules import cut_sessions  # the loops need writable arrays
+
+    return cut_sessions(np.array(run), np.array(start), np.array(last), np.array(end), cap)
+
+
+def mark_still_emitted(logic: CompiledSessionWindow, unit: IntervalBatch, fragment: Int64s) -> IntervalBatch:
+    """Clear the emitted mark of the stored intervals whose session differs from the one in the target.
+
+    A session is unchanged if it consists of the same intervals as before, ends at the same time, and becomes final at
+    the same time. A new row may also move the cuts of sessions that it does not belong to. `fragment` has the number of
+    the fragment that each stored or new interval becomes part of.
+
+        gap 20, cap 22     125       140       150
+        emitted                      [──────────]170       one session, emitted: start 140, end 170
+        a row               ●
+        now                 [─────────)147      [)170      140 moved to the new session; 150 is now a separate
+                                                           session, which is emitted although it has no new row
+    """
+    if not unit.emitted.any():
+        return unit
+    stored = np.flatnonzero(unit.kind != ROW)
+    heads = first_per_key(fragment)
+    fragments = replace(
+        unit,
+        key=unit.key[heads],
+        start=unit.start[heads],
+        last=np.maximum.reduceat(unit.last, heads),
+        end=np.maximum.reduceat(unit.end, heads),
+    )
+    key, start, last, end = unit.key[stored], unit.start[stored], unit.last[stored], unit.end[stored]
+    before = build_layout(logic, replace(unit, key=key, start=start, last=last, end=end))
+    after = build_layout(logic, fragments)
+    now = after.session[fragment[stored]]  # the new session of each stored interval
+    first, final = now[before.heads], np.maximum.reduceat(now, before.heads)
+    same = (first == final) & (np.bincount(now, minlength=len(after.start))[first] == np.bincount(before.session))
+    same &= before.end == after.end[first]
+    if logic.allowed_us:  # a cut session becomes final at its end
+        same &= before.is_cut == after.is_cut[first]
+    moved = np.zeros(len(unit.key), dtype=bool)
+    moved[stored] = ~same[before.session]
+    return unmark(unit, moved)
+
+
+def unmark(unit: IntervalBatch, changed: Bools) -> IntervalBatch:
+    """Clear the emitted mark of the changed intervals."""
+    if not changed.any():
+        return unit
+    kind = np.where(changed & (unit.kind == EMITTED), WHOLE, unit.kind)
+    return replace(unit, kind=np.where(changed & (kind == EMITTED_FRAGMENT), FRAGMENT, kind).astype(np.int8))

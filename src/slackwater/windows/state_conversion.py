@@ -34,11 +34,14 @@ from slackwater.windows.session_intervals import (
     CompiledSessionWindow,
     IntervalBatch,
     build_floor_rows,
+    build_layout,
     first_per_key,
+    is_gone,
     mark_emitted,
+    number_sessions,
     select_rows,
+    unmark,
 )
-from slackwater.windows.session_layout import build_layout, number_sessions, unmark
 from slackwater.windows.state_rows import EMITTED, WHOLE, Int64s
 
 
@@ -97,7 +100,7 @@ def _regroup_sessions(
     whole = IntervalBatch.from_frame(former, mark_emitted(former, rows, watermark))
     horizon = former.horizon(watermark)
     floors = whole.floors(former.reach_us, horizon)
-    unit = select_rows(whole, ~whole.is_gone(horizon))
+    unit = select_rows(whole, ~is_gone(whole.kind, whole.due, horizon))
     parts = [logic.empty_state()]
     if len(unit.key):
         parts.append(_regroup_intervals(former, logic, unit, floors, watermark))
@@ -113,7 +116,7 @@ def _regroup_intervals(
     former: CompiledSessionWindow, logic: CompiledSessionWindow, unit: IntervalBatch, floors: Int64s, watermark: int
 ) -> pl.DataFrame:
     """Regroup intervals by the new gap and cap, and return their state rows."""
-    from slackwater.windows import session_ingest  # its loops are compiled
+    from slackwater.windows import session_ingest  # imported on use, because it imports Numba
 
     was = build_layout(former, unit)
     before, end = was.session, was.end[was.session]
@@ -134,8 +137,8 @@ def _unmark_changed(unit: IntervalBatch, before: Int64s, after: Int64s, ends: Bo
 
     Args:
         unit: The intervals.
-        before: The number of each interval's session before the change.
-        after: The number of each interval's session after the change.
+        before: The session number of each interval before the change.
+        after: The session number of each interval after the change.
         ends: A mask of the intervals of open sessions whose end has changed.
     """
     heads = first_per_key(after)

@@ -15,8 +15,7 @@ from slackwater.errors import StartError, Topic, raise_unregistered
 from slackwater.evolution.compare_stage import kind_name
 from slackwater.evolution.operator_from_state import restore_window
 from slackwater.operators.base import Operator
-from slackwater.operators.panes import PaneOperator
-from slackwater.operators.sessions import SessionOperator
+from slackwater.operators.window_operators import PaneOperator, SessionOperator
 from slackwater.query import state_inspection
 from slackwater.query.open_windows import compute_current_windows
 from slackwater.query.why_report import KeyHistory

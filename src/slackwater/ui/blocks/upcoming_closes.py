@@ -26,9 +26,8 @@ from slackwater.core.sorted_arrays import Int64s, distinct_values, is_in_sorted
 from slackwater.errors import raise_unregistered
 from slackwater.evolution.operator_from_state import restore_operator
 from slackwater.operators.base import NonWindowOperator, Operator
-from slackwater.operators.panes import PaneOperator
-from slackwater.operators.sessions import SessionOperator
 from slackwater.operators.window_base import WindowOperator
+from slackwater.operators.window_operators import PaneOperator, SessionOperator
 from slackwater.query import state_inspection
 from slackwater.state.protocol import Snapshot, StateReader
 from slackwater.ui import svg

@@ -65,17 +65,18 @@ class CustomAggregation(AggregationKind):
             for (name, kind), column in zip(self.aggregator.inputs.items(), self.columns, strict=True)
         }
         with self._wrap_errors("lift"):
+            lifting = build_accumulator_expressions(self.aggregator, "lift", inputs)
             # selecting `event_us` makes Polars broadcast a constant to one value per row
-            lifted = rows.select(
-                event_us, *self._with_part_names(build_accumulator_expressions(self.aggregator, "lift", inputs))
-            )
+            lifted = rows.select(event_us, *self._with_part_names(lifting))
             return lifted.drop(event_us).cast(self.accumulators).get_columns()  # type: ignore[arg-type]
 
     def merge(self) -> Sequence[pl.Expr]:
-        keys = ({k: pl.col(k).first() for k in self.keys},) if self.aggregator.wants_keys else ()
-        return self._with_part_names(
-            build_accumulator_expressions(self.aggregator, "merge", self._accumulator_columns(), *keys)
-        )
+        return self._merge_expressions({k: pl.col(k).first() for k in self.keys})
+
+    def _merge_expressions(self, keys: Mapping[str, pl.Expr]) -> list[pl.Expr]:
+        arguments = (keys,) if self.aggregator.wants_keys else ()
+        columns = self._accumulator_columns()
+        return self._with_part_names(build_accumulator_expressions(self.aggregator, "merge", columns, *arguments))
 
     def neutral(self) -> pl.DataFrame:
         """Return the accumulators of zero rows.
@@ -97,10 +98,7 @@ class CustomAggregation(AggregationKind):
 
     def _merged(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Merge all rows as one group whose keys are NULL."""
-        keys = ({k: pl.lit(None) for k in self.keys},) if self.aggregator.wants_keys else ()
-        exprs = self._with_part_names(
-            build_accumulator_expressions(self.aggregator, "merge", self._accumulator_columns(), *keys)
-        )
+        exprs = self._merge_expressions({k: pl.lit(None) for k in self.keys})
         return frame.select(exprs).cast(self.accumulators)  # type: ignore[arg-type]
 
     def to_stored_form(self, frame: pl.DataFrame) -> pl.DataFrame:

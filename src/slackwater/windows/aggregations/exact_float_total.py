@@ -101,18 +101,15 @@ class ExactTotal:
         plain = np.where(finite, value, 0.0)
         limbs, ends = exact_sum.grid_totals(np.array(counts), plain, matrix, exponents, sums, rests)
         sums[~finite] = value[~finite]
-        return [
-            pl.Series(self.sum, sums),
-            pl.Series(self.rest, rests),
-            self._limbs(len(value), np.arange(len(value)), limbs, ends),
-        ]
+        limb_lists = self._limbs(len(value), np.arange(len(value)), limbs, ends)
+        return [pl.Series(self.sum, sums), pl.Series(self.rest, rests), limb_lists]
 
     def times(self, counts: pl.Series, values: pl.Series) -> list[pl.Series]:
         """Return the product of each value and its count as a total."""
         return self.from_grid(counts, values, [])
 
     def add(self, totals: Sequence[Sequence[pl.Series]]) -> list[pl.Series]:
-        """Add several columns of totals, row by row."""
+        """Add totals row by row. `totals`: the three columns of each summand."""
         frame = pl.concat([pl.DataFrame(list(columns)) for columns in totals])
         height = frame.height // len(totals)
         if not height:
@@ -125,9 +122,8 @@ class ExactTotal:
         if not len(limbs):
             return self.empty(height)
         offsets = np.concatenate([[0], ends]).astype(np.int64)
-        lists = pl.Series(
-            self.limbs, pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(limbs)), dtype=TYPES["limbs"]
-        )
+        arrow = pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(limbs))
+        lists = pl.Series(self.limbs, arrow, dtype=TYPES["limbs"])
         list_index = np.full(height, len(ends))
         some = np.flatnonzero(np.diff(offsets))
         list_index[groups[some]] = some

@@ -178,7 +178,7 @@ class Moments(_Moments):
     def _extreme(self, n: int, total: Fraction | None, squares: Fraction | None) -> float:
         if total is None:
             return float("nan")
-        if squares is None:  # stored by an earlier version
+        if squares is None:  # only states of earlier versions contain infinite squares
             return float("inf")
         variance = (n * squares - total * total) / (n * (n - 1))
         if self.spec.agg == "var":

@@ -95,7 +95,7 @@ class AggregationKind(ABC):
         return f"{self.name}.{part}"
 
     def problem(self) -> str | None:
-        """Return why the columns do not suit the aggregation, as the end of a message; None if they do."""
+        """Return why the aggregation does not accept its columns, as the end of a message; None if it does."""
         for column in self.columns:
             if not column.is_scalar:
                 return f'column "{column.name}" has type {column.type}, which has no order'

@@ -49,9 +49,8 @@ class ApproximateDistinct(AggregationKind):
         return {"set": pl.List(pl.Int32())}
 
     def parts_sql(self, event_us: str) -> Mapping[str, str]:
-        return {
-            "set": f"collect_set({coupon_sql(quote_identifier(self.inputs[0].field.name), self.spec.hll_precision)})"
-        }
+        coupon = coupon_sql(quote_identifier(self.inputs[0].field.name), self.spec.hll_precision)
+        return {"set": f"collect_set({coupon})"}
 
     def lift(self, rows: pl.DataFrame, event_us: str) -> Sequence[pl.Series]:
         coupons = hash_coupons(rows[self.inputs[0].field.name], self.spec.hll_precision)
@@ -81,9 +80,8 @@ def hash_coupons(hashes: pl.Series, precision: int) -> pl.Series:
     lowest = rest & (~rest + np.uint64(1))
     rank = np.where(rest == 0, 64 - precision, np.bitwise_count(lowest - np.uint64(1))) + 1
     slot = (values & np.uint64((1 << precision) - 1)).astype(np.int64)
-    return pl.Series(hashes.name, (slot << RANK_BITS) + rank.astype(np.int64), dtype=pl.Int32).set(
-        hashes.is_null(), None
-    )
+    coupons = pl.Series(hashes.name, (slot << RANK_BITS) + rank.astype(np.int64), dtype=pl.Int32)
+    return coupons.set(hashes.is_null(), None)
 
 
 def merge_sketches(lists: pl.Expr) -> pl.Expr:
@@ -94,7 +92,7 @@ def merge_sketches(lists: pl.Expr) -> pl.Expr:
 
 
 def estimate_distinct(sketches: pl.Series, precision: int) -> pl.Series:
-    """Estimate the number of distinct values (Int64) of each sketch (List(Int32)). An empty sketch has 0."""
+    """Estimate the number of distinct values (Int64) of each sketch (List(Int32)). An empty one counts 0."""
     groups, registers, ranks = sketches.len(), 1 << precision, 64 - precision + 1
     lengths = sketches.list.len().fill_null(0).to_numpy().astype(np.int64)
     exploded = sketches.explode().drop_nulls().to_numpy().astype(np.int64)

@@ -272,7 +272,7 @@ def summarize_keys(intervals: SortedIntervals, positions: Int64s, key: Int64s) -
 
 @compiled
 def number_runs(key: Int64s, start: Int64s, end: Int64s) -> Int64s:
-    """Return the number of each interval's run. The intervals must be sorted by key and time.
+    """Return the run number of each interval. The intervals must be sorted by key and time.
 
     A run begins at an interval that starts after all earlier intervals of its key have ended. Intervals that touch
     belong to one run.
