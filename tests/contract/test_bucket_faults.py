@@ -82,7 +82,7 @@ def test_a_runner_keeps_a_lease_whose_renewal_was_stored_and_got_no_answer(
     store = open_runner(make)
     done = add_epoch(store, None, "a")
     store_and_cut(proxy, "/lock")
-    wait_until(lambda: "the lease will be renewed later" in caplog.text)
+    wait_until(lambda: "the next attempt to renew the lease" in caplog.text)
     mend(proxy)
     store._lock._until = 0.0  # the lease expires
     add_epoch(store, done, "b")

@@ -24,8 +24,8 @@ from slackwater.cli.main import app
 from slackwater.errors import EpochError, FencedError, LockHeldError, StartError, StateError
 from slackwater.maintenance import verify_state
 from slackwater.maintenance.sizes import measure_sizes
+from slackwater.state.files.segments import file_ref
 from slackwater.state.files.store import FilesStore
-from slackwater.storage import base as storage
 from slackwater.storage import object_client, object_store, object_store_lease
 
 Make = Callable[[], Any]
@@ -414,7 +414,7 @@ def test_a_copy_that_was_damaged_is_fetched_again(make: Make, tmp_path: Path, mo
     done = add_epoch(store, None, "a")
     store.close()
     file = done.stages[0].segments[0][0]
-    copy = store.storage.local_path(storage.file_ref(file))
+    copy = store.storage.local_path(file_ref(file))
     copy.write_bytes(copy.read_bytes()[:-9])
     monkeypatch.setattr(object_store, "_clients", {})
     with make().peek() as snapshot:
@@ -457,7 +457,7 @@ def test_a_cache_that_others_can_write_is_refused(make: Make, tmp_path: Path, mo
     store.open()
     with pytest.raises(
         StateError,
-        match="belongs to another user, or another user can write to it; remove it, or set SLACKWATER_CACHE_DIR",
+        match="belongs to another user, or other users can write to it; remove it, or set SLACKWATER_CACHE_DIR",
     ):
         store.write_list(0, ["x"])
     store.close()

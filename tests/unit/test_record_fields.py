@@ -85,7 +85,7 @@ REFUSALS: dict[str, tuple[NodePath, Any, str]] = {
     "no type": (
         ("stages", 1, "fingerprint", "keys", 0),
         "user strnig",
-        '1 field does not fit (stages.1.fingerprint.keys.0: found "user strnig", it is not a column with its type)',
+        '1 field does not fit (stages.1.fingerprint.keys.0: found "user strnig", it is not the name and the type of a column)',
     ),
     "a counter of another version": (
         ("stages", 0, "counters", "evil"),

@@ -14,7 +14,7 @@ from slackwater.errors import PublishError, StartError
 from slackwater.evolution import compare
 from slackwater.runner.skip_publish import _read_pending
 from slackwater.state.commit import Commit
-from slackwater.state.files.progress_files import ProgressFiles
+from slackwater.state.files.commit_log import ProgressFiles
 from slackwater.storage.local import LocalStorage
 from slackwater.testing.pipeline import LocalPipeline
 

@@ -28,9 +28,10 @@ from slackwater.maintenance.verify_report import Problem, VerifyReport, format_r
 from slackwater.operators.base import Operator
 from slackwater.state.commit import Commit, OutputMeta, SegmentMeta, StageState
 from slackwater.state.files.commit_log import list_file
+from slackwater.state.files.segments import file_ref
 from slackwater.state.files.store import FilesStore
 from slackwater.storage.arrow_files import frame_of, open_arrow
-from slackwater.storage.base import FileRef, Storage, file_ref
+from slackwater.storage.base import FileRef, Storage
 from slackwater.windows.state_rows import KeyedStateLayout
 
 COPY = "a copy of the state directory"

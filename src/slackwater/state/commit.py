@@ -1,9 +1,10 @@
-"""The record of one commit: the state of each stage, the offsets of the sources, and the output to publish.
+"""The record of a commit: the state of each stage, the offsets of the sources, and the output to publish.
 
-Commit ─┬─ stages   name, description, input clocks, watermark, segments per shard, counters
-        ├─ sources  the offsets at which reading continues
-        ├─ output   staged results and dead letters, published in the transaction of the commit or after it
-        └─ targets  for each target: its stage, its location, and whether it already holds this epoch
+Commit ─┬─ stages           name, description, input clocks, watermark, segments per shard, counters
+        ├─ sources          the offsets at which reading continues
+        ├─ output, letters  staged results and dead letters, published in the transaction of the commit or after it
+        ├─ targets          the stage and the location of each target
+        └─ reached          the targets that already hold this epoch
 """
 
 from __future__ import annotations
@@ -12,15 +13,7 @@ import uuid
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any
 
-from pydantic import (
-    Field,
-    PlainSerializer,
-    PlainValidator,
-    StrictBool,
-    StrictInt,
-    ValidationError,
-    model_validator,
-)
+from pydantic import Field, PlainSerializer, PlainValidator, StrictBool, StrictInt, ValidationError, model_validator
 
 from slackwater.core.offset_base import Offsets
 from slackwater.core.offsets import offsets_to_json, parse_offsets
@@ -45,7 +38,7 @@ from slackwater.state.migrations import FORMAT as FORMAT
 from slackwater.watermark import NO_WATERMARK, SourceClock
 
 Hold = tuple[StrictInt | None, Time, Time]  # see `windows.session_emission`
-LETTERS = "[dead_letter]"  # represents dead letters among the names of targets; no target can have this name
+LETTERS = "[dead_letter]"  # stands for dead letters among the names of targets; no target can have this name
 
 
 def _encode_offsets(offsets: Offsets | None) -> Mapping[str, Any] | None:
@@ -53,20 +46,20 @@ def _encode_offsets(offsets: Offsets | None) -> Mapping[str, Any] | None:
 
 
 class SegmentMeta(CommitModel):
-    """The metadata of one immutable file with state rows of one shard. Times are microseconds since 1970, UTC.
+    """The metadata of a segment: an immutable file with state rows of one shard. Times are microseconds since 1970, UTC.
 
-    Postgres uses the same metadata: there, `file` is the token of staged rows, or empty for rows in the state table.
+    In Postgres, `file` is the token of staged rows, or empty for rows in the state table.
     """
 
     file: Name
     rows: Amount
     bytes: Amount
-    first_due: Time  # smallest watermark at which one of its rows may be emitted
-    last_due: Time  # largest such watermark: no row is due later
-    close: Time  # watermark that closes the last of its open windows
-    dead: Time  # watermark from which all of its rows have expired
+    first_due: Time  # the lowest watermark at which a row may be emitted
+    last_due: Time  # the highest watermark at which a row may be emitted
+    close: Time  # the watermark that closes the last open window
+    dead: Time  # the watermark from which on all rows have expired
     checksum: Id = ""  # see `storage.arrow_files.file_checksum`
-    # joins: the side; "left+" lists left rows with a partner, "left-" left rows that were evicted
+    # joins: "left" for rows of the left side, "left+" for ids of matched rows, "left-" for ids of evicted rows
     kind: SegmentKind = ""
     most: Amount = 0  # joins: the largest number of rows with the same key
 
@@ -78,7 +71,7 @@ class SegmentMeta(CommitModel):
 
 
 class OutputMeta(CommitModel):
-    """An Arrow file of staged output: the columns of the results and `__reason`. `stage`: empty for dead letters."""
+    """The metadata of staged output: result columns and `__reason` in Arrow format. `stage` is "" for dead letters."""
 
     file: Name
     rows: Amount
@@ -87,9 +80,12 @@ class OutputMeta(CommitModel):
 
 
 class TargetMarker(CommitModel):
-    """The marker that a target stores with its rows: the last written epoch, and the ids of the state and the commit.
+    """The marker that a target stores with its rows.
 
-    `state` is the commit's `lineage`. `commit` is empty if an earlier version wrote the marker.
+    Args:
+        state: The `lineage` of the commit that wrote last.
+        epoch: The last epoch that was written.
+        commit: The id of that commit; empty if an earlier version wrote the marker.
     """
 
     state: Id
@@ -104,12 +100,13 @@ class TargetDestination(CommitModel):
     """Where and how the results of a stage are written. A committed epoch can be published only there.
 
     Args:
+        stage: The name of the stage.
         writer: The name under which the target stores its marker.
-        place: The path, the table and the topic of the target; at most one of them is set.
+        place: The path, the table and the topic of the target, of which at most one is set.
         columns: The columns of the results; None if unknown.
         upserts: Whether results replace earlier rows; None if unknown.
-        marks: If this commit has rows for the target, the previous marker and the marker of this commit. Otherwise, the
-            last marker written. Empty in states of earlier versions.
+        marks: The last marker written. If this commit has rows for the target, its own marker follows. Empty in states
+            of earlier versions.
     """
 
     stage: str
@@ -121,24 +118,30 @@ class TargetDestination(CommitModel):
 
 
 class PartitionRecord(CommitModel):
-    """The clock of one partition of a source."""
+    """The clock of one partition of a source; see `watermark.SourceClock`."""
 
     max_event_us: Time | None = None
     quiet_us: Amount = 0
     idle: StrictBool = False
-    spans: tuple[tuple[Time, Time, Amount], ...] = ()  # used with `max_jump_ms`, see `watermark`
+    spans: tuple[tuple[Time, Time, Amount], ...] = ()  # only with `max_jump_ms`
 
 
 class ClockRecord(PartitionRecord):
-    """The clock of one input of a stage at the end of an epoch, with the counts of all rows and of usable rows."""
+    """The clock of one input of a stage at the end of an epoch, and the numbers of all rows and of usable rows."""
 
     partitions: Mapping[str, PartitionRecord] = Field(default_factory=dict)
     rows: Amount = 0
     usable: Amount = 0
-    newest_at: str | None = None  # where the row with the newest event time was read, for display
+    newest_at: str | None = None  # for display: where the row with the newest event time was read
 
     def clock(self, lateness_us: int, idleness_us: int, jump_us: int | None = None) -> SourceClock:
-        """Return the clock with these settings, in microseconds: lateness, idleness and the largest jump."""
+        """Return the clock of the input, with settings from the config.
+
+        Args:
+            lateness_us: The lateness, in microseconds.
+            idleness_us: The time without rows after which a partition is idle, in microseconds.
+            jump_us: The largest jump of event times, in microseconds; None for no limit.
+        """
         partitions = {
             name: SourceClock(
                 lateness_us, idleness_us, p.max_event_us, p.quiet_us, p.idle, jump_us=jump_us, spans=p.spans
@@ -150,24 +153,24 @@ class ClockRecord(PartitionRecord):
 
 
 class SourceRecord(CommitModel):
-    """The committed offsets of one source, and the schema that the source had when it was first read.
+    """The committed offsets of one source, and its schema when it was first read.
 
-    `offsets` is None if only Spark's checkpoint records how far the source was read.
+    `offsets` is None if only Spark's checkpoint records them.
     """
 
     offsets: Annotated[Offsets | None, PlainValidator(parse_offsets), PlainSerializer(_encode_offsets)] = None
-    columns: str | None = None  # schema as Spark's JSON
+    columns: str | None = None  # the schema, in Spark's JSON format
 
 
 class BatchId(CommitModel):
-    """A Spark batch: the id of its checkpoint, and its number."""
+    """The id of Spark's checkpoint, and the number of a batch in it."""
 
     checkpoint: Id
     batch: Amount
 
 
 class TableRecord(CommitModel):
-    """The Postgres table with the state of a stage: its number of rows, and its columns with their types."""
+    """What a commit records about the Postgres table of a stage: the number of rows, and the types of the columns."""
 
     rows: Amount
     columns: Mapping[str, str] = Field(default_factory=dict)
@@ -180,31 +183,29 @@ class StageState(CommitModel):
     # identity
     fingerprint: Fingerprint
     emission: Emission = Field(default_factory=dict)  # emission settings that the state depends on
-    # its window or join, so that the state can be read without a config
+    # its window, join or other step, so that the state can be read without a config
     described: Description = Field(default_factory=dict)
     # hashes of texts that may contain secrets: SQL, queries of sources
     texts: Mapping[str, str] = Field(default_factory=dict)
     # progress in event time
     clocks: Mapping[str, ClockRecord] = Field(default_factory=dict)  # by input: a source or a stage
     watermark_us: Time = NO_WATERMARK
-    # no later result has an earlier event time; None in states older than this field
-    output_watermark_us: Time | None = None
+    output_watermark_us: Time | None = None  # None in states that are older than this field
     flushed_us: Time = NO_WATERMARK  # the watermark that --flush set
-    gone_us: Time = NO_WATERMARK  # horizon that earlier configs reached, see `windows.compiled_window`
+    gone_us: Time = NO_WATERMARK  # the horizon that earlier configs reached, see `windows.compiled_window`
     rows_from_us: Time = NO_WATERMARK
     revised: StrictBool = False
     # contents
     segments: tuple[tuple[SegmentMeta, ...], ...]  # per shard, oldest first
-    groups: tuple[Amount, ...]  # per shard: keys with open sessions
-    windows: tuple[Amount, ...]  # per shard: open sessions
-    # keys per shard, by start of a pane that has not expired
+    groups: tuple[Amount, ...]  # per shard: number of keys with open sessions
+    windows: tuple[Amount, ...]  # per shard: number of open sessions
+    # number of keys per shard, by the start of each pane that has not expired
     panes: Mapping[PaneStart, tuple[Amount, ...]] = Field(default_factory=dict)
-    # watermark holds per shard; None if no stage reads this one
-    holds: tuple[tuple[Hold, ...], ...] | None = None
-    table: TableRecord | None = None  # Postgres only; None before the first commit that records it
+    holds: tuple[tuple[Hold, ...], ...] | None = None  # watermark holds per shard; None if no stage reads this one
+    table: TableRecord | None = None  # Postgres only; None in states that are older than this field
     # emission and counters
-    emitted_us: Time = 0  # emit = "updates": processing time at which changed windows were last emitted
-    waiting: StrictBool = False  # emit = "updates": some windows have changed since
+    emitted_us: Time = 0  # emit = "updates": the processing time at which changed windows were last emitted
+    waiting: StrictBool = False  # emit = "updates": whether windows have changed since then
     counters: Counted = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -212,11 +213,11 @@ class StageState(CommitModel):
         shards = len(self.segments)
         for name, counts in (("groups", self.groups), ("windows", self.windows)):
             if len(counts) != shards:
-                raise ValueError(f"{name} are of {len(counts)} shards, expected {shards}")
+                raise ValueError(f"{name} has {len(counts)} shards, expected {shards}")
         if any(len(groups) != shards for groups in self.panes.values()):
-            raise ValueError(f"the groups of a pane are not of {shards} shards")
+            raise ValueError(f"a pane does not have {shards} shards")
         if self.holds is not None and len(self.holds) != shards:
-            raise ValueError(f"holds are of {len(self.holds)} shards, expected {shards}")
+            raise ValueError(f"holds has {len(self.holds)} shards, expected {shards}")
         return self
 
     @property
@@ -230,7 +231,7 @@ class StageState(CommitModel):
 
     @property
     def is_flushed(self) -> bool:
-        """Return whether --flush set the current watermark and no event has advanced it since."""
+        """Return whether --flush set the current watermark, and no event has advanced it since."""
         return NO_WATERMARK < self.flushed_us == self.watermark_us
 
     @property
@@ -244,28 +245,27 @@ class Commit(CommitModel):
 
     format: StrictInt = Field(default=FORMAT, ge=1, le=FORMAT)
     pipeline: str
-    state_id: Id = ""  # set at the first start: lets targets recognize that a state was started over
-    branch: Id = ""  # set when a restored copy is continued separately: replaces `state_id` for targets
-    commit_id: Id = ""  # distinguishes commits of the same epoch in diverged histories
+    state_id: Id = ""  # set at the first start, so that targets recognize a state that was started over
+    branch: Id = ""  # set when a restored copy continues separately: replaces `state_id` for targets
+    commit_id: Id = ""  # distinguishes commits of the same epoch after histories have diverged
     epoch: Annotated[StrictInt, Field(ge=-1, lt=10**18)]
     committed_us: Time
     shards: Annotated[StrictInt, Field(ge=1, le=1 << 20)]
-    stages: Annotated[
-        tuple[StageState, ...], Field(min_length=1, max_length=1000)
-    ]  # in topological order: a stage follows the stages that it reads
+    # in topological order: each stage follows the stages that it reads
+    stages: Annotated[tuple[StageState, ...], Field(min_length=1, max_length=1000)]
     sources: Mapping[str, SourceRecord] = Field(default_factory=dict)
     batch: BatchId | None = None  # the latest Spark batch in the state
     output: tuple[OutputMeta, ...] = ()
     letters: tuple[OutputMeta, ...] = ()
     targets: Mapping[str, TargetDestination] = Field(default_factory=dict)  # by name; empty before the first epoch
-    letters_to: Annotated[tuple[str | None, ...], Field(max_length=3)] | None = None  # destination of dead letters
-    letters_marks: Markers = ()  # see `TargetDestination.marks`
-    reached: tuple[str, ...] = ()  # targets that already hold this epoch; LETTERS represents dead letters
+    # destination of dead letters, in the form of `TargetDestination.place`, and their markers
+    letters_to: Annotated[tuple[str | None, ...], Field(max_length=3)] | None = None
+    letters_marks: Markers = ()
+    reached: tuple[str, ...] = ()  # names of targets that already hold this epoch; may include LETTERS
     emitted: Amount = 0
-    replayed: tuple[Name, ...] = ()  # names of the lists of replayed dead letters, see `dead_letters.replay`
-    tried: tuple[
-        Name, ...
-    ] = ()  # name of the list of failed replays and their attempts, see `dead_letters.attempt_ledger`
+    replayed: tuple[Name, ...] = ()  # names of lists of replayed dead letters, see `dead_letters.replay`
+    # names of lists of dead letters whose replay failed, see `dead_letters.attempt_ledger`
+    tried: tuple[Name, ...] = ()
     counters: Counted = Field(default_factory=dict)  # counters that do not belong to a stage
 
     @model_validator(mode="before")
@@ -274,15 +274,15 @@ class Commit(CommitModel):
         try:
             return migrations.with_targets(record) if isinstance(record, dict) else record
         except (LookupError, TypeError, AttributeError):
-            raise ValueError("its targets are not as an earlier version wrote them") from None
+            raise ValueError("the targets do not fit the format of an earlier version") from None
 
     @model_validator(mode="after")
     def _check_shards(self) -> Commit:
         for stage in self.stages:
             if stage.shards != self.shards:
-                raise ValueError(f"segments are of {stage.shards} shards, expected {self.shards}")
+                raise ValueError(f"segments has {stage.shards} shards, expected {self.shards}")
         if len({stage.name for stage in self.stages}) != len(self.stages):
-            raise ValueError("two stages have one name")
+            raise ValueError("two stages have the same name")
         return self
 
     @property
@@ -302,7 +302,7 @@ class Commit(CommitModel):
 
     @property
     def published_stages(self) -> list[StageState]:
-        """Return the stages whose results are written to a target, or only the last stage if no target is recorded."""
+        """Return the stages whose results are written to targets, or the last stage if no target is recorded."""
         target_stages = {t.stage for t in self.targets.values()}
         return [s for s in self.stages if s.name in target_stages] or [self.stages[-1]]
 
@@ -316,16 +316,13 @@ class Commit(CommitModel):
         staged = {o.stage for o in self.output}
         return [*([LETTERS] if self.letters else []), *(n for n, t in self.targets.items() if t.stage in staged)]
 
-    def rows_of(self, part: str) -> int:
-        """Return the number of rows that this epoch has for `part`, which is one of `recipients`."""
-        outputs = self.letters if part == LETTERS else self.output_of(self.targets[part].stage)
+    def rows_of(self, recipient: str) -> int:
+        """Return the number of rows in this epoch for a target, or of dead letters for LETTERS."""
+        outputs = self.letters if recipient == LETTERS else self.output_of(self.targets[recipient].stage)
         return sum(o.rows for o in outputs)
 
     def missing(self, reached: Collection[str]) -> list[str]:
-        """Return the recipients that do not hold this epoch yet.
-
-        `reached`: the recipients that received it after the commit.
-        """
+        """Return the recipients that do not hold this epoch yet. `reached`: those that received it after the commit."""
         return [name for name in self.recipients if name not in self.reached and name not in reached]
 
     @property
@@ -345,18 +342,18 @@ class Commit(CommitModel):
 
     @property
     def clocks(self) -> dict[str, ClockRecord]:
-        """Return the clock of each source, as recorded by the first stage that reads it."""
+        """Return the clock of each source, by name. It is the clock of the first stage that reads the source."""
         clocks = {n: c for s in reversed(self.stages) for n, c in s.clocks.items()}
         return {n: clocks.get(n, ClockRecord()) for n in self.sources}
 
     @property
     def offset_lists(self) -> list[str]:
-        """Return the names of the lists that the sources' offsets refer to."""
+        """Return the names of the lists to which the offsets of the sources refer."""
         return [name for s in self.sources.values() if s.offsets is not None for name in s.offsets.lists]
 
     @property
     def lists(self) -> list[str]:
-        """Return the names of all lists that the commit refers to, without duplicates."""
+        """Return the names of all lists to which the commit refers, without duplicates."""
         return list(dict.fromkeys([*self.offset_lists, *self.replayed, *self.tried]))
 
     @property
@@ -366,24 +363,32 @@ class Commit(CommitModel):
 
     @property
     def state_bytes(self) -> int:
+        """Return the size of all segments in bytes."""
         return sum(m.bytes for m in self.metas)
 
     def successor(self, **changed: Any) -> Commit:
-        """Return the commit of the next epoch: the same state without output, except for the fields `changed`."""
+        """Return a commit of the next epoch with the same state and no output. `changed`: fields with other values."""
         nothing = {"output": (), "letters": (), "reached": (), "emitted": 0}
         following = {"epoch": self.epoch + 1, "commit_id": new_commit_id(), **nothing}
         return self.model_copy(update={**following, **changed})
 
 
 def new_commit_id() -> str:
+    """Return a random id for `Commit.commit_id`."""
     return uuid.uuid4().hex
 
 
 def parse_commit(record: Mapping[str, Any], version: int, label: str) -> Commit:
-    """Parse the record of a commit in the format `version`.
+    """Parse the record of a commit.
 
-    Raises RecordError if a value is invalid, and StateError if the format cannot be migrated. `label` names the record
-    in messages.
+    Args:
+        record: The record, as parsed JSON.
+        version: The number of its format.
+        label: The name of the record in messages.
+
+    Raises:
+        RecordError: A value is not valid.
+        StateError: The format cannot be migrated.
     """
     try:
         check_json(record)

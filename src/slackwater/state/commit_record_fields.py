@@ -1,7 +1,7 @@
-"""Types of the fields of a commit record: numbers, names, counters, fingerprints and descriptions.
+"""Types of the fields in commit records: numbers, names, counters, fingerprints and descriptions.
 
-A state directory or a database row may be damaged, or written by another program, even if its checksum is right.
-Therefore, every value is checked against these types when the record is read.
+When a record is read, each value is checked against its type. A record can be invalid even if its checksum is correct,
+because another program may have written it.
 """
 
 from __future__ import annotations
@@ -26,24 +26,23 @@ from pydantic import (
 )
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
-LIMIT = 1 << 62  # largest time; the values that represent infinity are smaller
-MAX_DEPTH = 40  # of nested lists and mappings
+LIMIT = 1 << 62  # largest time in microseconds; values that represent infinity are smaller
+MAX_DEPTH = 40  # largest depth of nested lists and mappings
 CLOSED = ConfigDict(extra="forbid")
 
 Time = Annotated[StrictInt, Field(ge=-LIMIT, le=LIMIT)]  # microseconds
 Duration = Annotated[StrictInt, Field(ge=0, le=LIMIT)]
 Amount = Annotated[StrictInt, Field(ge=0, lt=1 << 63)]
-Name = Annotated[
-    str, Field(pattern=r"^$|^([a-z]+/)?[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=255)
-]  # of a file or a staged row
+# name of a file or a list, or token of staged rows
+Name = Annotated[str, Field(pattern=r"^$|^([a-z]+/)?[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=255)]
 Id = Annotated[str, Field(pattern=r"^[\w-]*$", max_length=64)]
-PaneStart = Annotated[int, Field(ge=-LIMIT, le=LIMIT)]  # a mapping key, which JSON stores as text
+PaneStart = Annotated[int, Field(ge=-LIMIT, le=LIMIT)]  # a time as a mapping key, which JSON stores as text
 SegmentKind = Annotated[str, Field(pattern=r"^((left|right)[+-]?)?$")]
 Side = Literal["left", "right"]
 
 
 class CommitModel(BaseModel):
-    """Base class of all parts of a commit record. Instances are immutable, and unknown fields are rejected."""
+    """Base class for all parts of a commit record. Instances are immutable, and unknown fields are rejected."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -53,7 +52,7 @@ class RecordError(ValueError):
 
 
 def _check_type(text: str) -> str:
-    from slackwater.core import schema  # imports Polars; commands that do not read state start without it
+    from slackwater.core import schema  # not at the top: some commands need no state, and thus no Polars
 
     if not schema.is_column_type(text):
         raise ValueError("it is not a column type")
@@ -66,7 +65,7 @@ def _check_column(text: str) -> str:
     try:
         schema.parse_field(text)
     except TypeError:
-        raise ValueError("it is not a column with its type") from None
+        raise ValueError("it is not the name and the type of a column") from None
     return text
 
 
@@ -75,9 +74,9 @@ Column = Annotated[str, AfterValidator(_check_column)]
 
 
 def check_json(value: Any, path: tuple[str, ...] = ()) -> None:
-    """Raise RecordError unless `value` is JSON with finite numbers, 64-bit integers and valid Unicode.
+    """Raise RecordError unless a value is JSON with finite numbers, 64-bit integers and valid Unicode.
 
-    `path`: the path of the value in the record of a commit.
+    `path`: the path of the value in the record.
     """
     if isinstance(value, Mapping):
         for key, item in value.items():
@@ -115,7 +114,7 @@ def _is_encodable(text: str) -> bool:
 
 @with_config(CLOSED)
 class LatenessCounters(TypedDict, total=False):
-    """Counters of late rows by how late they were; see `core.lateness_histogram`."""
+    """A histogram of how late rows were, in stored form; see `core.lateness_histogram`."""
 
     rows: Amount
     late: dict[Annotated[str, Field(pattern=r"^([0-9]|[1-3][0-9]|4[0-5]|never)$")], Amount]
@@ -124,9 +123,9 @@ class LatenessCounters(TypedDict, total=False):
 
 @with_config(CLOSED)
 class CounterTable(TypedDict, total=False):
-    """The counters of a stage, or of the whole pipeline, in a commit. `engine.status.Counters` explains each counter.
+    """The counters of a stage or a pipeline in a commit.
 
-    Declare each new counter in both classes.
+    `engine.status.Counters` explains the counters. A new counter must be declared in both classes.
     """
 
     rows_in: Amount
@@ -159,7 +158,7 @@ Lasting = Annotated[StrictInt, Field(ge=0, le=LIMIT // 1000)]  # milliseconds
 
 @with_config(CLOSED)
 class WindowFingerprint(TypedDict):
-    """The settings that the state rows of a window depend on."""
+    """The settings of a window that its state rows depend on."""
 
     kind: Literal["tumbling", "hopping", "session"]
     duration_ms: Lasting | None
@@ -176,9 +175,7 @@ OfSides = Annotated[list[list[Column]], Field(min_length=2, max_length=2)]
 
 @with_config(CLOSED)
 class JoinFingerprint(TypedDict):
-    """The settings that the buffered rows of a join depend on.
-
-    `keys` and `columns` have one entry for the left and one for the right side."""
+    """The settings of a join that its buffered rows depend on. `keys` and `columns`: of the left and the right side."""
 
     kind: Literal["join"]
     outer: list[Side]
@@ -189,7 +186,7 @@ class JoinFingerprint(TypedDict):
 
 @with_config(ConfigDict(extra="allow"))
 class OtherFingerprint(TypedDict, total=False):
-    """The settings that the state of a keyed or stateless stage depends on."""
+    """The settings of a keyed or stateless stage that its state depends on."""
 
     kind: str
     keys: list[Column]
@@ -214,7 +211,7 @@ _Fingerprint = Annotated[
 
 @with_config(CLOSED)
 class EmissionTable(TypedDict, total=False):
-    """The emission settings that the state depends on."""
+    """The emission settings that the state of a stage depends on."""
 
     updates: StrictBool
     retain_us: Duration
@@ -222,7 +219,7 @@ class EmissionTable(TypedDict, total=False):
 
 @with_config(ConfigDict(extra="allow"))
 class WindowDescription(TypedDict, total=False):
-    """The table of a config that declares a window, without its SQL."""
+    """The config of a window, without its SQL."""
 
     aggregations: list[dict[str, Any]]
 
@@ -231,7 +228,7 @@ class WindowDescription(TypedDict, total=False):
 class DescriptionTable(TypedDict, total=False):
     """The config of a stage without its SQL, and the types of the columns that the stage reads.
 
-    `assumed`: the keys whose values were assumed, because an older format did not store them.
+    `assumed`: names of settings whose values were assumed, because an older format did not store them.
     """
 
     window: WindowDescription
@@ -242,7 +239,7 @@ class DescriptionTable(TypedDict, total=False):
 
 
 def _checked_as(shape: Any) -> Any:
-    """Return an annotation that makes Pydantic validate a mapping against `shape`. Type checkers ignore it."""
+    """Return an annotation with which Pydantic validates a mapping against `shape`, while type checkers ignore it."""
     return GetPydanticSchema(lambda _, handler: handler(shape))
 
 
@@ -278,7 +275,7 @@ _EXPECTED = {
 
 
 def describe_invalid_field(error: ValidationError) -> str:
-    """Describe the first invalid field of a record: its path, its value and the expected value."""
+    """Return a phrase about the first invalid field of a record: its path, its value and the expected value."""
     first, count = error.errors(include_url=False)[0], error.error_count()
     path = _field_path([str(part) for part in first["loc"] if not str(part).startswith("<")])
     value = "nothing" if first["type"] == "missing" else _format_value(first["input"])
@@ -290,13 +287,13 @@ def describe_invalid_field(error: ValidationError) -> str:
 
 
 def _field_path(path: Sequence[str]) -> str:
-    """Format the path of a field of a commit's record as the prefix of a message; empty for the whole record."""
+    """Format the path of a field as the prefix of a message; empty for the whole record."""
     text = " ".join(".".join(path)[:200].split())
     return f"{text.encode(errors='replace').decode()}: " if path else ""
 
 
 def _format_value(value: Any) -> str:
-    """Format a value of a record for a message, on one short line."""
+    """Format a value as one short line for a message."""
     if isinstance(value, Mapping):
         return "a table"
     if isinstance(value, list | tuple):

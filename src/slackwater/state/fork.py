@@ -1,11 +1,11 @@
-"""Forks: a fork copies a pipeline's state, so that another pipeline can continue from the same offsets.
+"""Fork the state of a pipeline: copy it, so that another pipeline continues from the same offsets.
 
     user-sessions    … 40 ─ 41 ─ 42 ─ 43 ─▶ its target
                              └─ fork
     sessions-2              41 ─ 42 ─▶ another target, without the results emitted up to 41
 
-Epochs keep their numbers because dead letters refer to them. The fork has a new state id, by which targets distinguish
-it from the original.
+Epochs keep their numbers, because dead letters refer to them. The fork has a new state id, by which targets tell it from
+the original.
 """
 
 from __future__ import annotations
@@ -21,14 +21,21 @@ from slackwater.errors import StartError, StateError, Topic
 from slackwater.state.commit import Commit, SourceRecord, new_commit_id
 from slackwater.state.protocol import StateStore
 
-PATIENCE_S = 5.0  # how long to wait for a runner to publish its latest commit
+PATIENCE_S = 5.0  # seconds to wait for a runner to publish its latest commit
 
 
 def fork_store(store: StateStore, name: str, epoch: int | None = None) -> Commit:
-    """Copy a state to the pipeline `name`, even while the original is running. Return the commit of the copy.
+    """Copy a state to a new pipeline, and return the commit of the copy. The original may be running.
 
-    Only the lock of the new pipeline is taken. Raises StartError for an invalid name, StateError for unpublished
-    output, and all errors of `StateStore.fork`.
+    Args:
+        store: The store of the original.
+        name: The name of the new pipeline.
+        epoch: The epoch of the commit to copy; None for the latest.
+
+    Raises:
+        StartError: The name is not valid.
+        StateError: Output is unpublished, the commit does not exist, or the name has a state.
+        LockHeldError: A pipeline of this name is running.
     """
     if not re.fullmatch(NAME, name):
         raise StartError(
@@ -51,7 +58,7 @@ def fork_store(store: StateStore, name: str, epoch: int | None = None) -> Commit
 
 
 def pending_epoch_error(pipeline: str, epoch: int) -> StateError:
-    """Return the error for a commit whose output is not published yet."""
+    """Return the error for an epoch whose output is not published yet."""
     return StateError(
         f"{pipeline}: epoch {epoch} was committed, but its output is not published yet; start the runner once to "
         "publish it, then repeat the command",
@@ -60,18 +67,26 @@ def pending_epoch_error(pipeline: str, epoch: int) -> StateError:
 
 
 def name_taken_error(name: str, epoch: int, place: str) -> StateError:
-    """Return the error for a name that already has a state."""
+    """Return the error for a name that already has a state.
+
+    Args:
+        name: The name of the new pipeline.
+        epoch: The latest epoch of its state.
+        place: The location of the state with a preposition, such as "in /data/state".
+    """
     return StateError(f'"{name}" already has a state (epoch {epoch} {place}); choose another name', Topic.NAME_IN_USE)
 
 
 def forked_commit(
     commit: Commit, name: str, rename_list: Callable[[str], str] = lambda name: name, renames: bool = False
 ) -> Commit:
-    """Return a copy of the commit for the pipeline `name`, without output.
+    """Return a copy of a commit for another pipeline, without output.
 
     Args:
+        commit: The original.
+        name: The name of the other pipeline.
         rename_list: A function that maps the name of a list to its name in the copy.
-        renames: Whether the copy replaces this pipeline under a new name, and thus keeps its targets.
+        renames: Whether the copy replaces the original under a new name, and thus keeps its targets.
     """
     held = {n: t.model_copy(update={"marks": t.marks[-1:]}) for n, t in commit.targets.items()} if renames else {}
     update = {
@@ -101,8 +116,8 @@ def _rename_lists(source: SourceRecord, rename_list: Callable[[str], str]) -> So
 
 
 def checkpoint_sources(commit: Commit) -> list[str]:
-    """Return the sources that only Spark's checkpoint can resume.
+    """Return the names of the sources that only Spark's checkpoint can resume.
 
-    A fork does not copy the checkpoint, so a fork with such sources cannot run.
+    A fork cannot continue to read them, because it does not copy the checkpoint.
     """
     return [n for n, s in commit.sources.items() if s.offsets is None and commit.clocks[n].rows]

@@ -1,9 +1,9 @@
-"""Migrations of state from earlier formats: one chain of pure functions over commit records, which all stores use.
+"""Migrate state from earlier formats, with pure functions from commit record to commit record that all stores use.
 
-    record in format 1 ── step 1 ──▶ format 2 ── step 2 ──▶ …        always forward, without gaps
+    record in format 1 ── migration 1 ──▶ format 2 ── migration 2 ──▶ …        always forward, without gaps
 
-A store reads an old record through the chain, and its next commit uses the new format. A migration also provides the
-statements that alter Postgres tables. Files do not need any, because every segment stores its own schema.
+A store migrates an old record when it reads it, and its next commit uses the current format. Migrations also provide SQL
+statements to alter Postgres tables. Files stay unchanged, because each segment stores its schema.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any, Protocol
 from slackwater.errors import StateError, Topic
 
 Record = dict[str, Any]  # a commit as parsed JSON
-UNBOUNDED = 2**31 - 1
-UNNAMED = ("stage 1", "stage 2")  # names of the unnamed stages in format 2
+UNBOUNDED = 2**31 - 1  # stands for a limit that the old format did not store
+UNNAMED = ("stage 1", "stage 2")  # names for the unnamed stages of format 2
 
 
 class StateTables(Protocol):
-    """The tables of one stage, as quoted SQL names."""
+    """The quoted SQL names of the tables of one stage."""
 
     @property
     def state(self) -> str: ...
@@ -28,7 +28,13 @@ class StateTables(Protocol):
 
 @dataclass(frozen=True)
 class Migration:
-    """One step from a state format to the next: a description, the change to a commit's record, and SQL for tables."""
+    """A migration from one state format to the next.
+
+    Args:
+        description: What the new format does, as a phrase after its number.
+        change: A function that migrates the record of a commit.
+        tables: A function that returns the SQL statements to alter the tables of a stage.
+    """
 
     description: str
     change: Callable[[Record], Record]
@@ -41,20 +47,17 @@ _PLAIN = ("count", "sum", "min", "max", "avg", "first", "last", "stddev", "var")
 
 
 def migrate_to_2(record: Record) -> Record:
-    """Add the fields `emission` and `described`, which describes the window of the fingerprint.
+    """Add the field `emission`, and the field `described`, which describes the window in the fingerprint.
 
-    Values that the fingerprint does not determine are assumed, and listed in `described["assumed"]`. The next start
-    replaces them with the config's values.
+    Values that the fingerprint does not contain are assumed, and listed in `described["assumed"]`. The next start
+    replaces them with values from the config.
     """
     emission = {"updates": False, "retain_us": 0} | record.get("emission", {})
     return {**record, "emission": emission, "described": record.get("described") or _describe_window(record, emission)}
 
 
 def _for_both_stages(change: Callable[[Record], Record]) -> Callable[[Record], Record]:
-    """Return a function that applies `change` to a record and to its second stage.
-
-    Records before format 3 contain the second stage as `then`.
-    """
+    """Return a function that applies `change` to a record and to its second stage, which it contains as `then`."""
 
     def both(record: Record) -> Record:
         then = record.get("then")
@@ -65,9 +68,9 @@ def _for_both_stages(change: Callable[[Record], Record]) -> Callable[[Record], R
 
 
 def _describe_window(record: Record, emission: Mapping[str, Any]) -> Record:
-    """Return a description of the window and those columns that the fingerprint in the record determines.
+    """Return a description of the window in the fingerprint of a record, and of the columns that it reads.
 
-    The description is empty for a join, or if the fingerprint does not determine an aggregation.
+    The description is empty for a join, and if the fingerprint lacks settings of an aggregation.
     """
     written = record["fingerprint"]
     if written.get("kind") not in ("tumbling", "hopping", "session"):
@@ -104,9 +107,9 @@ def _typed(text: str) -> tuple[str, str]:
 
 
 def _aggregation(text: str) -> tuple[Record, dict[str, str]] | None:
-    """Parse a string such as `sum amount bigint` to an aggregation and its columns.
+    """Parse a text such as "sum amount bigint" to an aggregation and the types of its columns.
 
-    Return None if the string does not contain all settings of the aggregation.
+    Return None if the text does not contain all settings of the aggregation.
     """
     agg, _, rest = text.partition(" ")
     if (agg, rest) == ("count", "*"):
@@ -125,7 +128,7 @@ def _aggregation(text: str) -> tuple[Record, dict[str, str]] | None:
 
 
 def _row_version(version: int) -> Callable[[StateTables], Sequence[str]]:
-    """Return a function that returns SQL statements to set the format number of new rows."""
+    """Return a function for `Migration.tables` that sets the format number of new rows."""
     return lambda tables: [
         f"ALTER TABLE IF EXISTS {tables.state} ALTER COLUMN state_version SET DEFAULT {version}",
     ]
@@ -133,7 +136,7 @@ def _row_version(version: int) -> Callable[[StateTables], Sequence[str]]:
 
 # -- format 3: a commit holds its stages ---------------------------------------------------------------------------------
 
-# fields that formats 2 and 3 share: those of a stage, and those of the commit
+# fields of stages and commits that formats 2 and 3 share, and counters that belong to the commit in format 3
 _OF_STAGE = [
     "fingerprint",
     "emission",
@@ -167,11 +170,10 @@ _COUNTED_OF_COMMIT = ("replayed", "files_changed")
 
 
 def migrate_to_3(record: Record) -> Record:
-    """Move the stages of a commit into one list.
+    """Move the stages of a commit to one list. In format 2, the first stage contains the second one as `then`.
 
-    The second stage was nested in the first as `then`. Sources keep their offsets, and each stage gets the clocks of
-    its inputs. The first of two stages takes the name by which the second one reads it. Other stages get the default
-    name.
+    Each stage gets the clocks of its inputs, while sources keep their offsets. The first of two stages gets the name by
+    which the second one reads it. A single stage gets the name "transform".
     """
     then = record.get("then")
     name = "transform" if then is None else next(iter(then.get("sources", {})), UNNAMED[0])
@@ -199,9 +201,9 @@ def _stage(name: str, record: Record) -> Record:
 
 
 def with_targets(record: Record) -> Record:
-    """Convert a record of early format 3, which had one `destination` for the last stage's results and dead letters.
+    """Convert a record of an unreleased version, which had one field `destination` instead of `targets`.
 
-    No released version wrote such records.
+    It described the target of the last stage and the destination of dead letters.
     """
     if "destination" not in record:
         return record
@@ -232,13 +234,14 @@ STEPS: Mapping[int, Migration] = {
 FORMAT = max(STEPS) + 1
 
 
-# -- the chain -------------------------------------------------------------------------------------------------------
+# -- running migrations ----------------------------------------------------------------------------------------------
 
 
 def migration_route(version: int, label: str) -> list[int]:
-    """Return the format numbers whose migrations lead from `version` to the current format.
+    """Return the numbers of the formats from `version` on that must be migrated, ascending.
 
-    Raises StateError if there is no such route. `label` names the state in messages.
+    Raises StateError if a migration is missing or the format is newer than this version. `label` names the state in
+    messages.
     """
     versions = list(range(max(version, 0), FORMAT))  # a damaged record may contain any number
     if not 0 < version <= FORMAT or any(v not in STEPS for v in versions):
@@ -251,7 +254,13 @@ def migration_route(version: int, label: str) -> list[int]:
 
 
 def migrate_record(record: Record, version: int, label: str) -> Record:
-    """Return a record in the current format. Raises StateError if it cannot be migrated."""
+    """Convert a record to the current format. Raises StateError if it cannot be migrated.
+
+    Args:
+        record: The record in its stored format.
+        version: The number of its format.
+        label: The name of the record in messages.
+    """
     for number in migration_route(version, label):
         try:
             record = {**STEPS[number].change(record), "format": number + 1}
@@ -265,5 +274,5 @@ def migrate_record(record: Record, version: int, label: str) -> Record:
 
 
 def migration_statements(version: int, stages: Sequence[StateTables]) -> list[str]:
-    """Return the SQL statements that bring the tables of these stages from format `version` to the current one."""
+    """Return the SQL statements that migrate the tables of these stages from format `version` to the current one."""
     return [s for number in range(version, FORMAT) for tables in stages for s in STEPS[number].tables(tables)]

@@ -4,8 +4,8 @@ Commits have two phases: workers write in parallel, and then the driver makes th
 
     workers   shard.stage(rows) ─▶ SegmentMeta       not visible yet
     driver    store.commit(Commit)                   one atomic step; fenced: the previous epoch must be the latest
-    driver    store.mark_delivered(epoch, target)    after one of several targets holds its staged output
-    driver    store.mark_published(epoch)            after the last target holds its output
+    driver    store.mark_delivered(epoch, target)    once one of several targets holds its output
+    driver    store.mark_published(epoch)            once all targets hold their output
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from slackwater.state.commit import Commit, OutputMeta, SegmentMeta
 from slackwater.state.run_history import Run
 from slackwater.windows.state_rows import DueRowFilter, Int64s, KeyedStateLayout
 
-ASIDE = ".before-"  # part of the name of a state that was put aside
-OUTLINE = ("__h", "__kind", "__start", "__due")
+ASIDE = ".before-"  # part of the name of each state that was put aside
+OUTLINE = ("__h", "__kind", "__start", "__due")  # columns that `StateReader.outline` returns
 
 
 class StateLayout(Protocol):
-    """The logic of a stage: a window, a join or `NoState`. Stores choose the storage layout by its class."""
+    """The compiled logic of a stage: a window, a join or `NoState`. Its class determines how stores keep its rows."""
 
     @property
     def pipeline(self) -> str: ...
@@ -43,43 +43,44 @@ class NoState:
 
 
 class StateReader(Protocol):
-    """Reads the state rows of one shard. All rows with the same `__h` form a unit."""
+    """A reader of the state rows of one shard. All rows with the same `__h` form a unit."""
 
     def units(self, hashes: Int64s) -> pl.DataFrame:
         """Return all rows whose `__h` is one of these hashes (sorted, unique)."""
         ...
 
     def due(self, when: DueRowFilter) -> pl.DataFrame:
-        """Return all rows of each unit (rows with the same `__h`) that has at least one due row."""
+        """Return all rows of each unit that has at least one due row."""
         ...
 
     def nearest(self, after: int, count: int) -> Int64s | None:
         """Return the `count` smallest values of `__due` (µs) that are greater than `after`.
 
-        Values of rows that have been replaced may be included. Returns None if the store would have to read all rows.
+        The result may include values of replaced rows. It is None if the store would have to read all rows.
         """
         ...
 
     def scan(self) -> pl.DataFrame:
-        """Return all rows."""
+        """Return all rows of the shard."""
         ...
 
     def outline(self) -> pl.DataFrame:
-        """Return the columns OUTLINE of all rows: what is open and until when, without keys and accumulators."""
+        """Return the columns OUTLINE of all rows of the shard, without keys and accumulators."""
         ...
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One commit and its state rows, for readers that do not hold the runner's lock.
+    """One commit and its state rows, for readers that do not hold the lock.
 
     Args:
-        published: The last epoch whose output reached all targets, or -1 if there is none.
-        rows_of: A function that returns readers; see `reader`.
-        read_list: A function that returns the lines of a list that the commit references.
-        buffers_of: A function that returns buffered rows; see `buffers`.
-        reached: The targets that received this epoch after the commit.
-        check: A function that raises StateError if another program has changed the state's tables.
+        commit: The commit.
+        published: The last epoch whose output all targets hold, or -1 if there is none.
+        rows_of: A function of the shard, the logic and the stage number that returns a reader of state rows.
+        read_list: A function that returns the lines of a list to which the commit refers.
+        buffers_of: A function of the shard, the logic and the stage number that returns the buffers of a join.
+        reached: The names of the targets that received this epoch after the commit.
+        check: A function that raises StateError if another program has changed the tables of the state.
     """
 
     commit: Commit
@@ -92,49 +93,56 @@ class Snapshot:
 
     @property
     def missing(self) -> list[str]:
-        """Return the targets that do not hold this epoch yet (see `Commit.recipients`)."""
+        """Return the recipients that do not hold this epoch yet; see `Commit.recipients`."""
         return [] if self.published >= self.commit.epoch else self.commit.missing(self.reached)
 
     def buffers(self, shard: int, logic: CompiledJoin, stage: int = 0) -> Buffers:
-        """Return the buffered rows of one shard of a join."""
+        """Return the buffers of one shard of a join. `logic`: the join. `stage`: the number of its stage."""
         return self.buffers_of(shard, logic, stage)
 
     def reader(self, shard: int, logic: KeyedStateLayout, stage: int = 0) -> StateReader:
-        """Return a reader for one shard of a stage."""
+        """Return a reader of the state rows of one shard. `logic`: the logic of the stage with number `stage`."""
         return self.rows_of(shard, logic, stage)
 
 
 class StoredRecord(NamedTuple):
-    """The latest commit as stored: its format, and its record before any migration."""
+    """The record of a commit before any migration, and the number of its format."""
 
     version: int
     record: dict[str, Any]
 
 
 class ShardState(Protocol):
-    """The state of one shard as of a commit, or within the epoch in progress. It can be pickled and sent to workers."""
+    """The state of one shard of a stage, for reading and staging rows. Instances can be pickled for workers."""
 
     @property
-    def metas(self) -> tuple[SegmentMeta, ...]: ...
-
-    @property
-    def epoch(self) -> int: ...
-
-    def with_metas(self, metas: tuple[SegmentMeta, ...]) -> ShardState:
-        """Return this shard with these segments instead of its own."""
+    def metas(self) -> tuple[SegmentMeta, ...]:
+        """Return the segments that readers of this shard see."""
         ...
 
-    def reader(self, logic: KeyedStateLayout) -> StateReader: ...
+    @property
+    def epoch(self) -> int:
+        """Return the epoch for which rows are staged."""
+        ...
+
+    def with_metas(self, metas: tuple[SegmentMeta, ...]) -> ShardState:
+        """Return a copy of this shard with other segments."""
+        ...
+
+    def reader(self, logic: KeyedStateLayout) -> StateReader:
+        """Return a reader of the state rows."""
+        ...
 
     def stage(
         self, logic: KeyedStateLayout, rows: pl.DataFrame, before: pl.DataFrame, watermark: int
     ) -> tuple[SegmentMeta, ...]:
         """Stage new versions of units (rows with the same `__h`), and return the segments of the shard.
 
-        Nothing is visible until a commit references the returned segments. This may run twice for the same epoch.
+        The rows become visible when a commit references the returned segments. Two calls for one epoch do no harm.
 
         Args:
-            rows: New versions, sorted by `__h`; a TOMBSTONE row deletes a unit.
+            logic: The logic of the stage.
+            rows: The new versions, sorted by `__h`; a TOMBSTONE row deletes a unit.
             before: All previous rows of these units.
             watermark: The current watermark, in microseconds; expired segments may be dropped.
         """
@@ -143,9 +151,12 @@ class ShardState(Protocol):
     def replace_rows(
         self, logic: KeyedStateLayout, rows: pl.DataFrame, before: pl.DataFrame | None = None
     ) -> tuple[SegmentMeta, ...]:
-        """Replace the contents of the shard with `rows`, sorted by `__h`, after a reshard or a migration.
+        """Replace all rows of the shard after a reshard or a migration, and return its segments.
 
-        `before`: the previous rows of these keys, sorted by `__h`; None if they equal `rows`.
+        Args:
+            logic: The logic of the stage.
+            rows: The new rows of the shard, sorted by `__h`.
+            before: The previous rows of these keys, sorted by `__h`; None if the rows have not changed.
         """
         ...
 
@@ -154,58 +165,74 @@ class ShardState(Protocol):
         ...
 
     def buffers(self, logic: CompiledJoin) -> Buffers:
-        """Return the buffered rows of a join."""
+        """Return the buffers of a join."""
         ...
 
     def write_changes(self, logic: CompiledJoin, changes: Changes, watermark: int) -> tuple[SegmentMeta, ...]:
-        """Stage an epoch's changes to the buffers of a join, as `stage` does for state rows.
+        """Stage the changes of an epoch to the buffers of a join, and return the segments of the shard.
 
-        Rows that have expired at `watermark` may be dropped.
+        The changes become visible when a commit references the returned segments.
+
+        Args:
+            logic: The join.
+            changes: The changes by side.
+            watermark: The current watermark, in microseconds; expired rows may be dropped.
         """
         ...
 
     def replace_buffers(self, logic: CompiledJoin, changes: Changes) -> tuple[SegmentMeta, ...]:
-        """Replace the contents of the buffers of a join with the rows of these changes; see `replace_rows`."""
+        """Replace the buffers of a join with the rows of `changes` after a reshard, and return the segments."""
         ...
 
 
 class TransactionalTarget(Protocol):
-    """A target that can write within the store's transaction if both are in the same database."""
+    """A target that can write in the transaction of a commit, because it is in the same database as the state."""
 
     def publish_within(
         self, connection: Any, epoch: int, rows: pl.DataFrame, superseded: pl.DataFrame | None = None, commit: str = ""
-    ) -> None: ...
+    ) -> None:
+        """Write the results of an epoch in the open transaction of a connection.
+
+        Args:
+            connection: The connection of the state store.
+            epoch: The number of the epoch.
+            rows: The results.
+            superseded: Earlier results to delete.
+            commit: The id of the commit, for the marker.
+        """
+        ...
 
 
-Publish = Callable[[Any], None]  # its argument is the store's connection
+Publish = Callable[[Any], None]  # writes output to targets; its argument is the connection of the state store
 
 
 class StateStore(Protocol):
     """Durable state of one pipeline. Methods raise LockHeldError and StateError.
 
-    Call `open` first. Only `peek`, `epochs`, `stored_record`, `runner`, `runs`, `pipelines`, `fork`, and reading rows
-    or outputs work without it.
+    Call `open` first. Only `peek`, `epochs`, `stored_record`, `runner`, `runs`, `pipelines`, `fork`, and methods that
+    read rows or outputs work without it.
     """
 
     @property
     def checkpoint(self) -> Path:
-        """Return the directory of Spark's checkpoints."""
+        """Return the directory for Spark's checkpoints."""
         ...
 
     def peek(self, epoch: int | None = None) -> AbstractContextManager[Snapshot | None]:
-        """Open the latest commit for reading within the block; None if there is no state.
+        """Open a commit for reading within the block. Yield None if there is no state.
 
-        This takes no lock, does not block a runner and changes nothing. Raises StartError or StateError. `epoch`: open
-        the commit of this epoch instead, if it is still kept (see `epochs`).
+        This takes no lock, does not block a runner and changes nothing. Raises StartError or StateError.
+
+        `epoch`: the epoch of the commit, which must be one of `epochs`; None for the latest.
         """
         ...
 
     def epochs(self) -> list[int]:
-        """Return the epochs of the commits that are kept, ascending."""
+        """Return the epochs of all commits that can be opened, ascending."""
         ...
 
     def stored_record(self) -> StoredRecord | None:
-        """Return the latest commit as stored, in any supported format; None if there is none. Raises StateError."""
+        """Return the latest commit in its stored format, or None if there is no commit. Raises StateError."""
         ...
 
     def runner(self) -> str | None:
@@ -213,7 +240,7 @@ class StateStore(Protocol):
         ...
 
     def runs(self) -> tuple[Run, ...]:
-        """Return the recorded runs, oldest first, without damaged entries. Raises StateError if they cannot be read."""
+        """Return the recorded runs, oldest first. Damaged entries are skipped. Raises StateError."""
         ...
 
     def save_run(self, run: Run) -> None:
@@ -221,18 +248,21 @@ class StateStore(Protocol):
         ...
 
     def open(self) -> Commit | None:
-        """Take the lock and return the latest commit; None for a new pipeline."""
+        """Take the lock, and return the latest commit, or None for a new pipeline."""
         ...
 
     def start_over(self) -> str | None:
-        """Take the lock and begin with an empty state. Call this instead of `open`.
+        """Take the lock, and begin with an empty state. Call this instead of `open`.
 
-        An existing state is put aside, whether readable or not. Return its new location, or None if there was none.
+        An existing state, readable or not, is put aside. Return its new location, or None if there was no state.
         """
         ...
 
     def pipelines(self) -> list[str]:
-        """Return the pipelines with a state in this location, except states that were put aside. Raises StartError."""
+        """Return the names of the pipelines with a state in this location. Raises StartError.
+
+        States that were put aside are omitted.
+        """
         ...
 
     def put_aside(self) -> str:
@@ -242,24 +272,35 @@ class StateStore(Protocol):
     def prepare(self, logic: StateLayout, stage: int = 0, begins: bool = False) -> None:
         """Prepare the storage of a stage before the first epoch of a run.
 
-        `begins`: whether the stage is new although the state is not, so that the latest commit does not contain it.
+        Args:
+            logic: The logic of the stage.
+            stage: The number of the stage.
+            begins: Whether the stage is missing from the latest commit, because it is new.
         """
         ...
 
     def drop_stages(self, stages: range) -> None:
-        """Delete the storage of stages that the latest commit no longer contains."""
+        """Delete the storage of the stages with these numbers, which the latest commit no longer contains."""
         ...
 
     def shard(self, shard: int, shards: int, epoch: int, metas: tuple[SegmentMeta, ...], stage: int = 0) -> ShardState:
-        """Return a shard with these segments, for use in an epoch."""
+        """Return a shard for reading and staging rows in an epoch.
+
+        Args:
+            shard: The number of the shard.
+            shards: The number of shards of the state.
+            epoch: The epoch for which rows are staged.
+            metas: The segments of the shard.
+            stage: The number of the stage.
+        """
         ...
 
     def outputs(self, metas: Sequence[OutputMeta]) -> list[pl.DataFrame]:
-        """Read the staged output of several shards, in parallel if the state is in an object store."""
+        """Read staged output, and return one frame per entry."""
         ...
 
     def write_list(self, epoch: int, lines: Sequence[str]) -> str:
-        """Stage a list of text lines for this epoch, and return the name by which a commit refers to it."""
+        """Stage a list of text lines, and return the name by which the commit of this epoch refers to it."""
         ...
 
     def read_list(self, name: str) -> list[str]:
@@ -267,37 +308,44 @@ class StateStore(Protocol):
         ...
 
     def commit(self, commit: Commit, publish: Publish | None = None) -> Commit:
-        """Commit an epoch atomically, and return the commit as it is stored.
+        """Commit an epoch atomically, and return the stored commit.
 
-        If staged rows were merged, the stored commit has other segments than `commit`.
+        If the store merged staged rows, the segments of the stored commit differ from those of `commit`.
 
         Args:
             commit: The commit of the next epoch. `commit.reached` names the targets to which `publish` writes.
-            publish: A function that writes output to targets in the store's transaction. Pass it only if
-                `shares_transaction` is true; other stores ignore it. If a target rejects the rows, the epoch is
-                committed with an empty `reached`, and nothing is written to the targets.
+            publish: A function that writes output to targets in the transaction of the commit. Pass it only if
+                `shares_transaction` is true; other stores ignore it. If a target rejects the rows, nothing is written
+                to the targets, and the epoch is committed with an empty `reached`.
 
         Raises:
-            FencedError: The epoch does not follow the latest one, or another runner committed it or took over.
+            FencedError: The epoch does not follow the latest one, or another runner has taken over.
             EpochError: The epoch was not committed, or its outcome is unknown.
         """
         ...
 
     def fork(self, name: str, epoch: int | None = None, renames: bool = False) -> Commit | None:
-        """Copy the latest commit, or the one of `epoch`, to the state of the pipeline `name`. See `state.fork`.
+        """Copy a commit to a new state of another pipeline, and return the commit of the copy; see `state.fork`.
 
-        Return None if the output of that commit is unpublished, because both pipelines would publish it. Raises
-        StateError if the commit does not exist or `name` already has a state, and LockHeldError if `name` is running.
-        `renames`: whether the copy keeps the targets, because it replaces this pipeline under a new name.
+        Return None if the output of the commit is unpublished, because both pipelines would publish it.
+
+        Args:
+            name: The name of the other pipeline.
+            epoch: The epoch of the commit; None for the latest.
+            renames: Whether the copy replaces this pipeline under a new name, and thus keeps its targets.
+
+        Raises:
+            StateError: The commit does not exist, or `name` already has a state.
+            LockHeldError: The pipeline `name` is running.
         """
         ...
 
     def shares_transaction(self, target: object) -> bool:
-        """Return whether `commit` can publish to this target in the same transaction (see `TransactionalTarget`)."""
+        """Return whether `commit` can publish to this target in its transaction; see `TransactionalTarget`."""
         ...
 
     def published_epoch(self) -> int:
-        """Return the last epoch whose output reached all targets, or -1 if there is none."""
+        """Return the last epoch whose output all targets hold, or -1 if there is none."""
         ...
 
     def mark_published(self, epoch: int) -> None:
@@ -305,7 +353,7 @@ class StateStore(Protocol):
         ...
 
     def delivered_targets(self) -> frozenset[str]:
-        """Return the targets that are recorded to hold the latest epoch."""
+        """Return the names of the targets that are recorded to hold the latest epoch."""
         ...
 
     def mark_delivered(self, epoch: int, target: str) -> None:
@@ -313,15 +361,15 @@ class StateStore(Protocol):
         ...
 
     def discard_attempt(self, epoch: int) -> None:
-        """Delete the staged files of an epoch that failed before its commit. Does nothing if the epoch was committed."""
+        """Delete the staged files of an epoch that failed. Do nothing if the epoch was committed."""
         ...
 
     def collect_garbage(self) -> None:
-        """Delete commits, segments and outputs that are no longer referenced."""
+        """Delete old commits, and the files or rows that no remaining commit references."""
         ...
 
     def remove(self) -> None:
-        """Delete the pipeline's state and release the lock. Requires `open` and `prepare`."""
+        """Delete the state, and release the lock. Call `open` and `prepare` first."""
         ...
 
     def close(self) -> None:
@@ -330,7 +378,13 @@ class StateStore(Protocol):
 
 
 def missing_epoch_error(epoch: int, epochs: Sequence[int], place: str) -> StateError:
-    """Return the error for a commit that is not, or no longer, among the `epochs` kept in `place`."""
+    """Return the error for an epoch whose commit is not stored.
+
+    Args:
+        epoch: The requested epoch.
+        epochs: The epochs that are stored, ascending.
+        place: The location of the state, for the message.
+    """
     available = (
         f"epochs {epochs[0]} to {epochs[-1]}" if epochs[1:] else f"epoch {epochs[0]}" if epochs else "no state yet"
     )

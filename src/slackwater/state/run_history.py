@@ -1,10 +1,10 @@
-"""The history of a pipeline's runs, stored next to its commits: start, end, outcome and error of each run.
+"""The history of runs of a pipeline: start, end, outcome and error of each run.
 
-    at the start, with the lock    ──▶ save_run(run)              no end yet: the run is in progress or was killed
-    before the lock is released    ──▶ save_run(run with its end) replaces the entry above
+    after the lock is taken        ──▶ save_run(run)              without an end: in progress, or killed
+    before the lock is released    ──▶ save_run(run with its end) replaces the first entry
 
-Nothing depends on the history: if it is damaged, it counts as empty, and a run continues if its entry cannot be
-written.
+Pipelines do not depend on the history. A damaged history counts as empty, and a run continues if it cannot write its
+entry.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from slackwater.state.commit_record_fields import Amount, Time
 
 MOST_RUNS = 50  # older entries are deleted
 MOST_TEXT = 500  # characters of an error message
-KILLED = "was killed: it recorded no end"  # outcome of a run without an end if no runner is active
+KILLED = "was killed: it recorded no end"  # shown for a run without an end if no runner is active
 
 Outcome = Literal["finished", "stopped", "restarted", "failed"]
 Epoch = Annotated[StrictInt, Field(ge=-1, lt=10**18)]
@@ -28,9 +28,16 @@ Epoch = Annotated[StrictInt, Field(ge=-1, lt=10**18)]
 class Run(BaseModel):
     """One run of a pipeline. Times are microseconds since 1970, UTC.
 
-    `epoch` is the last epoch committed before the run, or -1 if there is none. The fields for the end are None while the
-    run is in progress, and stay None if the process was killed. `last_epoch` is the last committed epoch at the end.
-    `error` is the reason for a failure.
+    While the run is in progress, and after its process was killed, all fields from `ended_us` on are None.
+
+    Args:
+        started_us: The start time.
+        runner: The name of the process.
+        epoch: The last committed epoch at the start, or -1.
+        ended_us: The end time.
+        outcome: How the run ended.
+        last_epoch: The last committed epoch at the end, or -1.
+        error: The reason for a failure.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -44,28 +51,28 @@ class Run(BaseModel):
     error: Annotated[str, Field(max_length=MOST_TEXT)] | None = None
 
     def is_same(self, other: Run) -> bool:
-        """Return whether `other` is an entry of the same run."""
+        """Return whether both entries describe the same run."""
         return (self.started_us, self.runner) == (other.started_us, other.runner)
 
 
 def one_line(text: str) -> str:
-    """Format a string as one line of at most MOST_TEXT characters."""
+    """Return a text as one line of at most MOST_TEXT characters, without invalid Unicode."""
     line = " ".join(text.split()).encode(errors="replace").decode()
     return line if len(line) <= MOST_TEXT else f"{line[: MOST_TEXT - 1]}…"
 
 
 def add_or_replace_run(runs: Sequence[Run], run: Run) -> tuple[Run, ...]:
-    """Return the history with this run added or replaced, limited to the last MOST_RUNS entries."""
+    """Add a run to a history, or replace its entry. Return the last MOST_RUNS entries."""
     return (*(r for r in runs if not r.is_same(run)), run)[-MOST_RUNS:]
 
 
 def encode_runs(runs: Sequence[Run]) -> str:
-    """Format the history as JSON, one run per line."""
+    """Encode a history as JSON, one run per line."""
     return "".join(run.model_dump_json(exclude_none=True) + "\n" for run in runs)
 
 
 def parse_runs(lines: Sequence[str | dict[str, Any]]) -> tuple[Run, ...]:
-    """Parse runs from lines of JSON or from mappings, and return them oldest first. Damaged entries are skipped."""
+    """Parse runs from lines of JSON or from dictionaries, and return them oldest first. Damaged entries are skipped."""
     runs = list[Run]()
     for line in lines[-10 * MOST_RUNS :]:
         try:

@@ -1,6 +1,6 @@
-"""Access to a state outside of an epoch: create the store of a config, and edit or rename a state that does not run.
+"""Create the store of a config, and edit or rename the state of a pipeline that is not running.
 
-with edit_state(store) as commit:                      the latest commit, locked and published
+with edit_state(store) as commit:                      takes the lock, and checks that all output is published
     store.commit(commit.successor(committed_us=…, …))  commits the next epoch: the same state with changes
 """
 
@@ -18,7 +18,7 @@ from slackwater.state.protocol import StateStore
 
 
 def create_store(pipeline: Pipeline) -> StateStore:
-    """Create the state store of the config, or a temporary one if it has none or asks for an in-memory store."""
+    """Create the state store of a pipeline. It is temporary if the config has no store or an in-memory store."""
     store = pipeline.state_store
     if store is None or store.kind == "in_memory":
         return TemporaryFilesStore(pipeline.name)
@@ -31,12 +31,12 @@ def create_store(pipeline: Pipeline) -> StateStore:
 
 @contextmanager
 def edit_state(store: StateStore) -> Iterator[Commit]:
-    """Lock a state and yield its latest commit.
+    """Take the lock of a state, and yield its latest commit, whose output must be published.
 
     Raises StartError if there is no state, LockHeldError if a runner is active, and StateError if the state is damaged
-    or its output is unpublished: the next commit must not overtake it.
+    or has unpublished output.
     """
-    if store.stored_record() is None:  # `open` would create one
+    if store.stored_record() is None:  # `open` would create a state
         raise missing_state_error()
     latest = store.open()
     try:
@@ -50,23 +50,24 @@ def edit_state(store: StateStore) -> Iterator[Commit]:
 
 
 def missing_state_error() -> StartError:
-    """Return the error for a missing state."""
+    """Return the error for a pipeline without a state."""
     return StartError("there is no state yet; the first epoch creates it: slackwater run", Topic.NO_STATE)
 
 
 def rename_state(store: StateStore, name: str) -> tuple[Commit, str]:
-    """Rename a state to `name`, which must not be in use: fork it under the new name, and put the old state aside.
+    """Rename the pipeline of a state: fork it as `name`, which must have no state, and put the old state aside.
 
-    Return the commit of the new state, and the location of the old one.
+    Return the commit of the new state, and the location of the old state.
 
-    Raises LockHeldError if one of the two pipelines is running. Raises StateError if output is unpublished, or if only
-    Spark's checkpoint can resume a source.
+    Raises:
+        LockHeldError: One of the two pipelines is running.
+        StateError: Output is unpublished, `name` has a state, or only Spark's checkpoint can resume a source.
     """
     with edit_state(store) as commit:
         if sources := checkpoint_sources(commit):
             raise StateError(
-                f'{commit.pipeline}: source "{sources[0]}" resumes from Spark\'s checkpoint, which is stored under the name of the pipeline'
-                "; keep the name, or start over with --rebuild",
+                f'{commit.pipeline}: source "{sources[0]}" resumes from Spark\'s checkpoint, which is stored under the '
+                "name of the pipeline; keep the name, or start over with --rebuild",
                 Topic.PIPELINE_RENAMED,
             )
         renamed = store.fork(name, renames=True)

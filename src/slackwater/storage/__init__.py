@@ -1,6 +1,6 @@
-"""Storage of files: local directories and object stores, with their clients, caches and locks.
+"""Storage of files in local directories and object stores, with clients, caches and locks.
 
-This package knows nothing about states, configs or targets.
+This package does not depend on states, configs or targets.
 
 May import: core, errors, logging, secrets.
 """
@@ -18,7 +18,13 @@ if TYPE_CHECKING:
 
 
 def storage_for(path: str | Path, pipeline: str, options: Mapping[str, str]) -> Storage:
-    """Return the storage of a pipeline below a path or URL. Raises StartError for invalid options."""
+    """Return the storage for the state of a pipeline. Raises StartError for invalid options.
+
+    Args:
+        path: The directory or URL that contains the states of all pipelines.
+        pipeline: The name of the pipeline.
+        options: Settings for access to an object store; not used for a directory.
+    """
     if isinstance(path, Path) or is_local(path):
         from slackwater.storage.local import LocalStorage
 

@@ -1,4 +1,4 @@
-"""Frames as Arrow files: written to disk with a checksum, and read memory-mapped."""
+"""Write frames to Arrow files with checksums, and read such files by mapping them to memory."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from slackwater.errors import EpochError, ExhaustedError, StateError, Topic, is_
 
 
 def write_arrow(path: Path, frame: pl.DataFrame) -> tuple[int, str]:
-    """Write a frame as one uncompressed record batch and sync it to disk. Return its size in bytes and its checksum.
+    """Write a frame as one uncompressed record batch, and sync it to disk.
 
-    Raises EpochError if it cannot be written.
+    Return the size of the file in bytes and its checksum. Raises EpochError if it cannot be written.
     """
     with _open_synced(path) as file:
         counted = _CountingWriter(file)
@@ -28,7 +28,7 @@ def write_arrow(path: Path, frame: pl.DataFrame) -> tuple[int, str]:
 
 
 def encode_frame(frame: pl.DataFrame) -> Any:
-    """Serialize a frame to the Arrow file format and return the buffer."""
+    """Encode a frame in the Arrow file format, and return the PyArrow buffer."""
     sink = pa.BufferOutputStream()
     _encode(frame, sink)
     return sink.getvalue()
@@ -42,7 +42,7 @@ def _encode(frame: pl.DataFrame, sink: Any) -> None:
 
 
 class _CountingWriter:
-    """A file that tracks the size and checksum of what is written to it, without copying column buffers."""
+    """A file wrapper that counts the bytes written and updates their checksum, without copying column buffers."""
 
     closed = False
 
@@ -62,36 +62,37 @@ class _CountingWriter:
 
 
 def rebuild_empty_lists(frame: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows of `frame`, with fresh buffers for list columns whose lists are all empty.
+    """Return the frame with new buffers for each list column in which all lists are empty.
 
-    Polars returns such columns as an empty slice that begins after the end of its buffer. Arrow would then write the
-    following columns at wrong positions.
+    In Polars, the values of such a column may be a slice that begins after the end of its buffer. Arrow would then
+    write the following columns at wrong positions.
     """
     lists = [c for c, t in frame.schema.items() if isinstance(t, pl.List) and not frame[c].list.len().sum()]
-    fresh = (_rebuild_empty(frame[c]) for c in lists)
-    return frame.with_columns(*fresh) if lists else frame
+    return frame.with_columns(*(_rebuild_empty(frame[c]) for c in lists)) if lists else frame
 
 
 def _rebuild_empty(lists: pl.Series) -> pl.Series:
-    """Rebuild a column of empty or NULL lists on fresh buffers."""
+    """Return an equal column with new buffers. All its lists must be empty or NULL."""
     if lists.null_count() == len(lists):
         return pl.Series(lists.name, [None], dtype=lists.dtype).new_from_index(0, len(lists))
     return pl.Series(lists.name, lists.to_list(), dtype=lists.dtype)
 
 
 def write_synced(path: Path, content: Any) -> None:
-    """Write a file and sync it to disk. Raises EpochError if that fails."""
+    """Write a file, and sync it to disk. Raises EpochError if this fails."""
     with _open_synced(path) as file:
         file.write(content)
 
 
 @contextmanager
 def _open_synced(path: Path) -> Iterator[IO[bytes]]:
-    """Open a new file, and sync it to disk at the end. If that fails, delete the file and raise EpochError."""
+    """Open a file for writing, and sync it to disk at the end of the block.
+
+    If an error occurs, delete the file. Raises EpochError instead of OSError.
+    """
     created = False
     try:
-        # do not follow a symbolic link of this name
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW  # never write through a symbolic link
         with os.fdopen(os.open(path, flags, 0o666), "wb") as file:
             created = True
             yield file
@@ -101,7 +102,8 @@ def _open_synced(path: Path) -> Iterator[IO[bytes]]:
     except OSError as error:
         remedy = "give this user write access" if is_forbidden(error) else "free some space"
         raise ExhaustedError.from_error(error) or EpochError(
-            f"state file {path} cannot be written ({error.strerror}); the epoch was not committed: {remedy} and start again"
+            f"state file {path} cannot be written ({error.strerror}); the epoch was not committed; {remedy}, and start "
+            "again"
         ) from None
     finally:
         if created:
@@ -110,12 +112,19 @@ def _open_synced(path: Path) -> Iterator[IO[bytes]]:
 
 
 def file_checksum(content: Any) -> str:
-    """Return the xxh3 checksum of a file's bytes, in hexadecimal."""
+    """Return the 64-bit xxh3 checksum of these bytes as hexadecimal text."""
     return xxhash.xxh3_64_hexdigest(content)
 
 
 def verify_file(path: Path, expected: str, size: int | None = None, shown: str = "") -> None:
-    """Raise StateError if a file is missing, truncated or changed. `shown` replaces the path in messages."""
+    """Raise StateError if a file is missing, unreadable, truncated or changed.
+
+    Args:
+        path: The path of the local file.
+        expected: Its expected checksum.
+        size: Its expected size in bytes; None to skip this check.
+        shown: The name of the file in messages; by default, its path.
+    """
     if damage := find_damage(path, expected, size):
         try:
             path.open("rb").close()
@@ -129,7 +138,13 @@ def verify_file(path: Path, expected: str, size: int | None = None, shown: str =
 
 
 def find_damage(path: Path, expected: str, size: int | None = None) -> str:
-    """Describe how a file is damaged: missing, truncated or changed. Return "" if it is intact."""
+    """Return how a file is damaged, for a message, such as "is missing"; "" if it is intact.
+
+    Args:
+        path: The path of the local file.
+        expected: Its expected checksum.
+        size: Its expected size in bytes; None to skip this check.
+    """
     try:
         with pa.memory_map(str(path)) as source:
             content = source.read_buffer()
@@ -143,8 +158,14 @@ def find_damage(path: Path, expected: str, size: int | None = None) -> str:
 
 
 def read_arrow(path: Path, expected: str, shown: str = "") -> pl.DataFrame:
-    """Read a file written by `write_arrow` and verify its checksum. Raises StateError if it is damaged."""
-    try:  # map it only once: many shards have many small files
+    """Read an Arrow file, and verify its checksum. Raises StateError if the file is damaged.
+
+    Args:
+        path: The path of the local file.
+        expected: Its expected checksum.
+        shown: The name of the file in messages; by default, its path.
+    """
+    try:  # map the file only once, because states can have many small files
         with pa.memory_map(str(path)) as source:
             content = source.read_buffer()
         if file_checksum(content) == expected:
@@ -156,7 +177,10 @@ def read_arrow(path: Path, expected: str, shown: str = "") -> pl.DataFrame:
 
 
 def open_arrow(path: Path, shown: str = "") -> pa.Table:
-    """Memory-map an Arrow file and return its table. Raises StateError if it cannot be read."""
+    """Map an Arrow file to memory, and return its table. Raises StateError if the file cannot be read.
+
+    `shown`: the name of the file in messages; by default, its path.
+    """
     try:
         with pa.memory_map(str(path)) as source:
             return pa.ipc.open_file(source).read_all()
@@ -165,13 +189,15 @@ def open_arrow(path: Path, shown: str = "") -> pa.Table:
             ExhaustedError.from_error(error)
             or permission_error(f"state file {shown or path}", error)
             or StateError(
-                f"state file {shown or path} cannot be read ({type(error).__name__}); restore it from a copy of the state directory",
+                f"state file {shown or path} cannot be read ({type(error).__name__}); "
+                "restore it from a copy of the state directory",
                 Topic.STATE_DAMAGED,
             )
         ) from error
 
 
 def frame_of(table: pa.Table) -> pl.DataFrame:
+    """Convert a PyArrow table to a frame without copying it."""
     frame = pl.from_arrow(table)
     assert isinstance(frame, pl.DataFrame)
     return frame

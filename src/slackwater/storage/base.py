@@ -1,10 +1,10 @@
-"""The protocol for storing a state's files. The files store accesses files only through it.
+"""The protocol through which the files store accesses its files, in a directory or in an object store.
 
                    directory (`local.py`)               prefix of an object store (`object_store.py`)
 immutable file     written, synced, memory-mapped       put; mapped from a copy in a local cache
 commit             hard link: fails if it exists        put if absent
 marker             replaced by a rename                 put if unchanged since it was read
-lock               flock (`file_lock.py`)               lease (`object_store_lease.py`)
+lock               flock (`local.py`)                   lease (`object_store_lease.py`)
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from slackwater.core.humanize import plural
 from slackwater.errors import StateError, Topic
 from slackwater.storage import arrow_files
 
-NAMED = ("segments", "outputs", "offsets")  # folders of files that commits reference
+NAMED = ("segments", "outputs", "offsets")  # folders with the files that commits reference by name
 
 
 class FileRef(NamedTuple):
-    """A file that a commit refers to. `bytes` and `rows` are None if the commit does not record them."""
+    """A reference to an immutable file from a commit. `bytes` and `rows` are None if the commit does not record them."""
 
     file: str
     checksum: str
@@ -32,55 +32,35 @@ class FileRef(NamedTuple):
     rows: int | None = None
 
 
-class StoredFile(Protocol):
-    """What a commit records about a file."""
-
-    @property
-    def file(self) -> str: ...
-
-    @property
-    def checksum(self) -> str: ...
-
-    @property
-    def bytes(self) -> int: ...
-
-    @property
-    def rows(self) -> int: ...
-
-
-def file_ref(meta: StoredFile) -> FileRef:
-    return FileRef(meta.file, meta.checksum, meta.bytes, meta.rows)
-
-
 class VersionedContent(NamedTuple):
-    """The content of a small file, and its version in an object store (empty on disk)."""
+    """The content of a small file and its version. Only object stores have versions; on disk, it is empty."""
 
     content: bytes
     version: str = ""
 
 
 class StorageLock(Protocol):
-    """The lock of a runner. `token` identifies the runner; empty if the storage needs no token."""
+    """The lock of a runner. `token` identifies the runner in its commits; it is empty on disk, where none is needed."""
 
     @property
     def token(self) -> str: ...
 
     def confirm(self, doing: str) -> None:
-        """Raise FencedError if another runner holds the lock. `doing` describes the forbidden action in the message."""
+        """Raise FencedError if this runner has lost the lock. `doing`: the action to refuse, for the message."""
         ...
 
     def close(self) -> None: ...
 
 
 class Storage(Protocol):
-    """The files of one pipeline's state, by relative name such as "segments/x.arrow". It can be pickled for workers.
+    """The files of one state, by relative name such as "segments/x.arrow". Instances can be pickled for workers.
 
-    Failed reads and writes raise OSError or SlackwaterError. A missing file raises FileNotFoundError.
+    Methods raise OSError or SlackwaterError if reading or writing fails, and FileNotFoundError for a missing file.
     """
 
     @property
     def root(self) -> str:
-        """Return the location of the state, for messages."""
+        """Return the location of the state: an absolute path or a URL."""
         ...
 
     @property
@@ -90,11 +70,11 @@ class Storage(Protocol):
 
     @property
     def is_remote(self) -> bool:
-        """Return whether every access is a request to an object store."""
+        """Return whether the files are in an object store, where each access costs a request."""
         ...
 
     def full_name(self, file: str) -> str:
-        """Return the full name of a file, for messages."""
+        """Return the absolute path or URL of a file, for messages."""
         ...
 
     def sibling(self, name: str) -> Storage:
@@ -102,13 +82,13 @@ class Storage(Protocol):
         ...
 
     def names(self) -> list[str]:
-        """Return the pipelines with a state in the same location, including this one."""
+        """Return the names of the pipelines that have a state in the same location."""
         ...
 
     # -- immutable files with unique names
 
     def write(self, file: str, frame: pl.DataFrame) -> tuple[int, str]:
-        """Write a frame as an Arrow file; return its size in bytes and its checksum. Raises EpochError."""
+        """Write a frame as an Arrow file, and return its size in bytes and its checksum. Raises EpochError."""
         ...
 
     def put(self, file: str, content: bytes) -> None:
@@ -116,33 +96,38 @@ class Storage(Protocol):
         ...
 
     def local_path(self, file: FileRef) -> Path:
-        """Return the path of a local file with this content. Once opened, it stays readable. Raises StateError."""
+        """Return the path of a local file with this content, fetching it if necessary.
+
+        An open file stays readable after its deletion. Raises StateError if an object is missing or damaged.
+        """
         ...
 
     def fetch(self, files: Sequence[FileRef]) -> None:
-        """Fetch files to this machine in parallel, unless they are in a file system."""
+        """Fetch files from an object store to this machine, in parallel. On disk, do nothing."""
         ...
 
     def find_damage(self, file: FileRef) -> str:
-        """Describe how a file is damaged: missing, truncated or changed. Return "" if it is intact."""
+        """Return how a file is damaged, for a message, such as "is missing"; "" if it is intact."""
         ...
 
     def check(self, files: Sequence[FileRef]) -> None:
-        """Raise StateError if one of the files is missing or damaged. In an object store, only sizes are checked."""
+        """Raise StateError if a file is missing or damaged. In an object store, only sizes are compared."""
         ...
 
     # -- commits and markers
 
-    def read(self, file: str) -> VersionedContent: ...
+    def read(self, file: str) -> VersionedContent:
+        """Read a small file and its version."""
+        ...
 
     def create(self, file: str, content: bytes) -> bool:
-        """Write a file durably if it does not exist. Return False if it already exists."""
+        """Write a file durably if it does not exist, and return whether it was written."""
         ...
 
     def replace(self, file: str, content: bytes, version: str | None) -> str:
-        """Replace version `version` of a file (None: the file must not exist), and return the new version.
+        """Replace a file, and return its new version. Files on disk are replaced without a check.
 
-        Raises FencedError if the file has another version.
+        Raises FencedError if the version in an object store is not `version` (None: the file does not exist).
         """
         ...
 
@@ -150,9 +135,13 @@ class Storage(Protocol):
         """Return the size in bytes of each file in a folder, by file name."""
         ...
 
-    def has(self, file: str) -> bool: ...
+    def has(self, file: str) -> bool:
+        """Return whether a file exists."""
+        ...
 
-    def delete(self, files: Collection[str]) -> None: ...
+    def delete(self, files: Collection[str]) -> None:
+        """Delete files, ignoring missing ones."""
+        ...
 
     # -- the whole state
 
@@ -161,37 +150,40 @@ class Storage(Protocol):
         ...
 
     def lock(self) -> StorageLock:
-        """Take the lock. Raises LockHeldError if another process holds it, or StateError."""
+        """Take the lock. Raises LockHeldError if another process holds it, and StateError for other problems."""
         ...
 
-    def holder(self) -> str | None: ...
+    def holder(self) -> str | None:
+        """Return the name of the process that holds the lock, or None if it is free."""
+        ...
 
     def is_fresh(self) -> bool:
-        """Return whether nothing is stored at the location."""
+        """Return whether nothing is stored for this pipeline."""
         ...
 
     def copy_from(self, origin: Storage, file: str) -> None:
-        """Copy a file from another state. If it is missing, raise FileNotFoundError with its name as `filename`."""
+        """Copy a file from another state. A FileNotFoundError has the name of the missing file as `filename`."""
         ...
 
     def put_aside(self, name: str) -> str:
-        """Rename the state to an unused name, and return the new location. Requires the lock.
+        """Rename the state to an unused name, and return its new location. The caller must hold the lock.
 
-        Raises StateError if this fails.
+        Raises StateError if renaming fails.
         """
         ...
 
     def remove(self) -> None:
-        """Delete the whole state. In a file system, errors are ignored."""
+        """Delete the whole state. On disk, errors are ignored."""
         ...
 
 
 def open_file(storage: Storage, file: FileRef) -> pa.Table:
-    """Open a file and check its number of rows against the commit. Raises StateError."""
-    table = arrow_files.open_arrow(storage.local_path(file), storage.full_name(file.file))
+    """Open an Arrow file. Raises StateError if it is unreadable or its number of rows differs from the reference."""
+    name = storage.full_name(file.file)
+    table = arrow_files.open_arrow(storage.local_path(file), name)
     if table.num_rows != file.rows:
         raise StateError(
-            f"state file {storage.full_name(file.file)} holds {plural(table.num_rows, 'row')}, but the commit says {file.rows or 0:,}; "
+            f"state file {name} holds {plural(table.num_rows, 'row')}, but the commit says {file.rows or 0:,}; "
             "restore both from a copy of the state directory",
             Topic.STATE_DAMAGED,
         )

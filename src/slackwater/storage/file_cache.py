@@ -1,8 +1,7 @@
-"""Local copies of immutable objects: each object is fetched at most once and can be memory-mapped.
+"""A cache of immutable objects in local files, which can be memory-mapped.
 
-A missing copy is fetched again. A copy is trusted once this process has written it or verified its checksum.
-`SLACKWATER_CACHE_DIR` sets the directory; by default, it is below the temporary directory. `SLACKWATER_CACHE_BYTES`
-limits its size.
+A process trusts a copy that it has written itself, or whose checksum it has verified. `SLACKWATER_CACHE_DIR` sets the
+directory of the cache; by default, it is in the temporary directory. `SLACKWATER_CACHE_BYTES` limits its size.
 """
 
 from __future__ import annotations
@@ -20,29 +19,30 @@ from typing import Any
 from slackwater.errors import ExhaustedError, StateError, Topic
 from slackwater.storage.arrow_files import find_damage
 
-BYTES = 20 << 30
-TRIM_EVERY = 64  # files that a process adds between checks of the total size
+BYTES = 20 << 30  # default limit
+TRIM_EVERY = 64  # number of files that a process adds between two checks of the total size
 
-_added = 0
+_added = 0  # number of files that this process has added
 
 
 class FileCache:
-    """Cached files in one subdirectory of the cache. `name`: the subdirectory; two states never have the same."""
+    """The cached files of one state. `name`: its subdirectory of the cache, which no other state uses."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._sound: set[str] = set()
+        self._sound: set[str] = set()  # files with a correct checksum
 
     @cached_property
     def home(self) -> Path:
-        """Return the cache directory, and create it on first use. Raises StateError if this fails."""
+        """Return the cache directory. It is created on first use. Raises StateError if this fails."""
         return _cache_directory()
 
     def path(self, file: str) -> Path:
+        """Return the path of the copy of a file, which may not exist."""
         return self.home / self._name / file
 
     def has_copy(self, file: str, digest: str) -> bool:
-        """Return whether a copy with this checksum exists, and mark it as recently used."""
+        """Return whether a copy with this checksum exists. If so, mark it as recently used."""
         path = self.path(file)
         if file not in self._sound:
             if not path.exists() or find_damage(path, digest):
@@ -56,19 +56,19 @@ class FileCache:
         return True
 
     def add(self, file: str, content: Any) -> None:
-        """Store a copy of a file whose bytes are known to be correct. Raises StateError if this fails."""
+        """Store a copy of a file, whose content the caller has verified. Raises StateError if this fails."""
         global _added
         path = self.path(file)
         temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
         try:
-            _make_directory(path.parent)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             temporary.write_bytes(content)
             temporary.replace(path)
         except OSError as error:
             with suppress(OSError):
                 temporary.unlink()
             raise ExhaustedError.from_error(error) or StateError(
-                f"state files cannot be cached in {self.home} ({error.strerror}); free some space there, or set "
+                f"the cache {self.home} cannot store a state file ({error.strerror}); free some space there, or set "
                 "SLACKWATER_CACHE_DIR to a directory with more space",
                 Topic.OBJECT_STORE,
             ) from None
@@ -80,14 +80,14 @@ class FileCache:
     def discard(self, files: Iterable[str]) -> None:
         """Delete the copies of these files."""
         for file in files:
-            if ".." in Path(file).parts:  # names come from a listing of the store and cannot be trusted
+            if ".." in Path(file).parts:  # the name may come from a listing, which is not trusted
                 continue
             self._sound.discard(file)
             self.path(file).unlink(missing_ok=True)
 
 
 def trim_cache(home: Path) -> None:
-    """Delete the least recently used copies until the cache is within its limit. Mapped files stay readable."""
+    """Delete the least recently used copies until the cache is within its limit. Files that are mapped stay readable."""
     most = int(os.environ.get("SLACKWATER_CACHE_BYTES") or BYTES)
     files = []
     for path in home.rglob("*"):
@@ -105,9 +105,9 @@ def trim_cache(home: Path) -> None:
 
 
 def _cache_directory() -> Path:
-    """Return a directory to which only this user can write, because its files are mapped as state.
+    """Create the cache directory, and return its path.
 
-    Raises StateError if there is no such directory.
+    Raises StateError if creation fails or other users can write to it: they could change state through cached files.
     """
     configured = os.environ.get("SLACKWATER_CACHE_DIR")
     home = Path(configured) if configured else Path(tempfile.gettempdir()) / f"slackwater-cache-{os.getuid()}"
@@ -116,18 +116,14 @@ def _cache_directory() -> Path:
         status = home.lstat()
     except OSError as error:
         raise StateError(
-            f"the cache of state files {home} cannot be created ({error.strerror}); set SLACKWATER_CACHE_DIR to a "
-            "writable directory",
+            f"the cache directory {home} for state files cannot be created ({error.strerror}); set "
+            "SLACKWATER_CACHE_DIR to a writable directory",
             Topic.OBJECT_STORE,
         ) from None
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise StateError(
-            f"the cache of state files {home} belongs to another user, or another user can write to it; remove it, or "
-            "set SLACKWATER_CACHE_DIR to a directory of your own",
+            f"the cache directory {home} for state files is not safe: it belongs to another user, or other users can "
+            "write to it; remove it, or set SLACKWATER_CACHE_DIR to a directory that only this user can write to",
             Topic.OBJECT_STORE,
         )
     return home
-
-
-def _make_directory(directory: Path) -> None:
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)

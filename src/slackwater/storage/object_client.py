@@ -1,7 +1,8 @@
-"""An object-store client that counts requests. Its error messages suggest a remedy.
+"""A client for object stores that counts requests, retries them, and raises errors that suggest a remedy.
 
-A put whose response was lost may have succeeded, so that its retry is rejected. A rejected writer therefore reads the
-object and compares it with its own bytes. Two writers never put equal bytes, because the bytes include their tokens.
+If the response to a conditional put is lost, the store may reject the retry although the put succeeded. A rejected
+writer therefore reads the object, and compares it with its own bytes. The bytes of two writers differ, because they
+include a token of the writer.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from slackwater.errors import EpochError, SlackwaterError, StartError, StateErro
 from slackwater.secrets import mask_secrets
 
 EXTRA = "needs the package obstore, which is not installed; pip install 'slackwater[objects]'"
-PATIENCE_S = 60.0  # how long a request is retried
-ANSWER_S = 20.0  # timeout of one attempt; it must leave time for retries
+PATIENCE_S = 60.0  # seconds during which a request is retried
+ANSWER_S = 20.0  # timeout of one attempt in seconds; it must leave time for retries
+# options of the HTTP client; all others are options of the store
 CLIENT = ("allow_http", "allow_invalid_certificates", "connect_timeout", "timeout", "pool_idle_timeout", "proxy_url")
-PART = 16 << 20  # bytes per part; objects larger than two parts are fetched in ranges and put in parts
+PART = 16 << 20  # bytes per part or range; objects larger than two parts are transferred in parallel
 _AT_ONCE = 500  # objects per delete request
 
 
@@ -38,12 +40,20 @@ class StoredObject(NamedTuple):
 
 @dataclass
 class ObjectClient:
-    """A client for everything below one URL. Several threads may use it; a forked process must create its own."""
+    """A client for all objects below one URL. It is thread-safe, but a forked process must create a new one.
+
+    Args:
+        url: The URL; the names of objects are relative to it.
+        options: Settings of the store and of the HTTP client. They may contain secrets.
+        label: The purpose of the store, with which messages begin.
+        requests: The number of requests so far, by kind: put, get, list or delete.
+    """
 
     url: str
     options: Mapping[str, str] = field(repr=False)
-    label: str = "state store"  # for messages
+    label: str = "state store"
     requests: Counter[str] = field(default_factory=Counter)
+    # by object: contents that a failed `rewrite` may have stored
     _unanswered: dict[str, list[bytes]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -81,7 +91,7 @@ class ObjectClient:
     # -- requests ------------------------------------------------------------------------------------------------
 
     def put(self, file: str, content: Any) -> None:
-        """Write an object whose name is unique, which makes retries harmless. Raises EpochError."""
+        """Write an object. Its name must be unique, so that retries are harmless. Raises EpochError."""
         self.requests["put"] += 1
         large = len(content) > 2 * PART
 
@@ -92,26 +102,29 @@ class ObjectClient:
             self._retry(put, _is_interrupted)
 
     def create(self, file: str, content: bytes) -> str | None:
-        """Put an object if it does not exist. Return its version, or None if another writer has put it.
+        """Put an object if it does not exist. Return its version, or None if another writer created it.
 
         Raises EpochError.
         """
         return self._conditional(file, content, "create")
 
     def replace(self, file: str, content: bytes, version: str) -> str | None:
-        """Put an object if its current version is `version`.
+        """Put an object if its stored version is `version`.
 
-        Return the new version, or None if the object has another version or is missing. Raises EpochError.
+        Return the new version, or None if the object is missing or has another version. Raises EpochError.
         """
         return self._conditional(file, content, json.loads(version))
 
     def rewrite(self, file: str, content: bytes, version: str | None) -> str | None:
-        """Put an object if its current version is `version` (None: if it does not exist).
+        """Put an object if its stored version is `version` (None: if it does not exist).
 
-        This also succeeds if an earlier `rewrite`, whose response was lost, has already put this content.
+        Content that an earlier `rewrite` of this client stored after raising an error counts as `version` as well.
 
-        Return the new version, or None if another writer has replaced the object. Raises EpochError or StateError, in
-        which case the content may or may not be stored.
+        Returns:
+            The new version, or None if another writer has replaced the object.
+
+        Raises:
+            EpochError, StateError: It is unknown whether the content was stored.
         """
         while True:
             try:
@@ -127,10 +140,11 @@ class ObjectClient:
             return new_version
 
     def _conditional(self, file: str, content: bytes, mode: Any) -> str | None:
-        """Put an object on a condition. Return its new version, or None if the condition does not hold.
+        """Put an object if a condition holds, and return its new version, or None if the condition does not hold.
 
-        If an earlier attempt has written the content and its response was lost, this counts as success. `mode`:
-        "create", or the version that the object must have.
+        A rejected retry counts as success if the object has this content, because an earlier attempt stored it.
+
+        `mode`: "create" if the object must not exist, or the parsed version that it must have.
         """
         ends = time.monotonic() + PATIENCE_S
         while True:
@@ -153,8 +167,8 @@ class ObjectClient:
                 return None
             if time.monotonic() > ends:
                 raise EpochError(
-                    f"{self.label} {self.url}: writing {file} was refused repeatedly, although no other runner has "
-                    "written that file; committed epochs are safe; start again",
+                    f"{self.label} {self.url}: the store repeatedly refused to write {file}, although no other runner "
+                    "has written this file; committed epochs are safe; start again",
                     Topic.OBJECT_STORE,
                 )
             time.sleep(0.1)
@@ -166,7 +180,10 @@ class ObjectClient:
             return None
 
     def get(self, file: str, size: int | None = None) -> StoredObject:
-        """Read an object; if `size` (bytes) is large, in ranges. Raises FileNotFoundError or StateError."""
+        """Read an object. Raises FileNotFoundError if it is missing, and StateError for other failures.
+
+        `size`: the size in bytes, if known; large objects are then read in parallel, and returned without a version.
+        """
         with self._wrapped_errors(f"{file} cannot be read", file):
             if size is not None and size > 2 * PART:
                 starts = range(0, size, PART)
@@ -179,6 +196,7 @@ class ObjectClient:
             return StoredObject(memoryview(response.bytes()), _version(response.meta))
 
     def has(self, file: str) -> bool:
+        """Return whether an object exists. Raises StateError."""
         self.requests["get"] += 1
         try:
             with self._wrapped_errors(f"{file} cannot be checked", file):
@@ -188,9 +206,9 @@ class ObjectClient:
         return True
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """Return the size in bytes of each object below a folder, by name.
+        """Return the size in bytes of each object below a folder, by name relative to the folder. Raises StateError.
 
-        This costs one request per thousand objects. Raises StateError.
+        Listing costs one request per thousand objects.
         """
         prefix = f"{folder}/" if folder else ""
         with self._wrapped_errors(f"{folder or 'it'} cannot be listed"):
@@ -199,7 +217,7 @@ class ObjectClient:
         return {str(o["path"]).removeprefix(prefix): int(o["size"]) for o in objects}
 
     def list_folder(self, folder: str = "") -> tuple[list[str], list[str]]:
-        """Return the names of the folders and of the objects directly in a folder. Raises StateError."""
+        """Return the names of the subfolders and of the objects directly in a folder, both sorted. Raises StateError."""
         self.requests["list"] += 1
         prefix = f"{folder}/" if folder else ""
         with self._wrapped_errors(f"{folder or 'it'} cannot be listed"):
@@ -230,7 +248,10 @@ class ObjectClient:
             self._retry(lambda: self._obs.copy(self._store, file, to))
 
     def _retry(self, work: Callable[[], object], is_transient: Callable[[str], bool] | None = None) -> None:
-        """Run an idempotent request, retrying it after transient errors. obstore retries only some errors itself."""
+        """Run an idempotent request, and repeat it after transient errors, of which obstore retries only some.
+
+        `is_transient`: a function that judges the text of an error; the default excludes errors that need a remedy.
+        """
         is_transient = is_transient or _is_transient
         ends = time.monotonic() + PATIENCE_S
         while True:
@@ -247,9 +268,12 @@ class ObjectClient:
     def _wrapped_errors(
         self, problem: str, file: str | None = None, kind: type[SlackwaterError] = StateError
     ) -> Iterator[None]:
-        """Raise an error with `problem` for each error of the client.
+        """Convert each error of the block to one that can be shown to users.
 
-        With `file`, raise FileNotFoundError with its full name if the object does not exist, but the bucket does.
+        Args:
+            problem: What failed, for the message.
+            file: The object that is read; if it is missing, although the bucket exists, raise FileNotFoundError.
+            kind: The class of other errors.
         """
         try:
             yield
@@ -259,7 +283,13 @@ class ObjectClient:
             raise self._wrap_error(error, problem, kind) from None
 
     def _wrap_error(self, error: Exception, problem: str, kind: type[SlackwaterError]) -> SlackwaterError:
-        """Return the error to raise instead of `error`: one line with `problem`, the reason, and a remedy."""
+        """Return the error to raise instead of `error`: one line with what failed, the reason and a remedy.
+
+        Args:
+            error: An error of the client.
+            problem: What failed.
+            kind: The class of the returned error, unless the bucket or the credentials are wrong.
+        """
         if isinstance(error, SlackwaterError):
             return error
         text = str(error)
@@ -279,7 +309,7 @@ class ObjectClient:
 
 
 def _version(attributes: Mapping[str, Any]) -> str:
-    """Return the values that a conditional put compares, as JSON: the ETag and the version, if the store provides them."""
+    """Return the ETag and the version of an object as JSON, as far as the store provides them."""
     return json.dumps({k: attributes[k] for k in ("e_tag", "version") if attributes.get(k) is not None})
 
 
@@ -311,17 +341,17 @@ def _status(text: str) -> str:
 
 
 def _is_transient(text: str) -> bool:
-    """Return whether a retry may help: the error is not about a missing bucket, credentials or denied access."""
+    """Return whether a retry may help. It cannot if the bucket or the credentials are missing, or access is denied."""
     return not (_no_bucket(text) or _denied(text) or _no_credentials(text))
 
 
 def _is_interrupted(text: str) -> bool:
-    """Return whether an upload was incomplete, or another request is assembling or has assembled its parts."""
+    """Return whether an upload in parts was incomplete, or conflicts with another request for the same parts."""
     return any(code in text for code in ("RequestTimeout", "IncompleteBody", "NoSuchUpload", "OperationAborted"))
 
 
 def _short_reason(error: Exception) -> str:
-    """Return an error message as one line, without the client's internals."""
+    """Return the message of an error as one line, without secrets and internals of the client."""
     text = str(error).partition("\n\nDebug source:")[0]
     code = re.search(r"<Code>([A-Za-z]+)</Code>", text)
     text = " ".join(text.partition("<?xml")[0].split())

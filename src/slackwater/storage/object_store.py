@@ -1,12 +1,12 @@
 """State in an object store, below a URL: s3://bucket/prefix, gs://bucket/prefix, abfss://container@account.dfs…/prefix.
 
-    segment, output   put once, under a unique name; read via a memory-mapped copy in the local cache
+    segment, output   put once, under a unique name; read from a memory-mapped copy in the local cache
     manifest          put if absent; this put is the commit
     published         put if unchanged since this runner read or wrote it
-    lock              the lease
+    lock              the lease of the runner, see `object_store_lease`
 
-An epoch costs one put per file that a shard writes, one for the manifest, one for `published` and one for a list of
-read files. A runner does not request what it has read or written before. Files from other machines are fetched once.
+An epoch costs one put per file of a shard, and one each for the manifest, for `published` and for the list of files that
+were read. A runner does not request objects that it has written, and fetches other objects once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from slackwater.storage.file_cache import FileCache
 from slackwater.storage.object_client import ObjectClient
 
 AT_ONCE = 16  # parallel requests
-MOVED = "moved"  # marker object that exists while a state that was put aside is deleted from its old location
+MOVED = "moved"  # marker object: the state has been put aside, and its old objects are being deleted
 
 _clients: dict[tuple[object, ...], tuple[ObjectClient, FileCache]] = {}
 _making = threading.Lock()
@@ -38,17 +38,29 @@ _making = threading.Lock()
 
 @dataclass(frozen=True)
 class ObjectStorage:
-    """A `Storage` in an object store. It can be pickled for workers, together with its options."""
+    """A `Storage` in an object store. It can be pickled for workers, together with its options.
 
-    url: str  # location of the states of all pipelines
+    Args:
+        url: The URL below which the states of all pipelines are stored, without a trailing slash.
+        name: The name of the pipeline.
+        options: Settings of the client as sorted pairs of name and value. They may contain secrets.
+    """
+
+    url: str
     name: str
     options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     @classmethod
     def from_url(cls, url: str, name: str, options: Mapping[str, str]) -> ObjectStorage:
-        """Return the storage of a pipeline below a URL, after checking the options. Raises StartError."""
+        """Return the storage for the state of a pipeline. Raises StartError for invalid options.
+
+        Args:
+            url: The URL below which the states of all pipelines are stored.
+            name: The name of the pipeline.
+            options: Settings of the client, such as credentials.
+        """
         storage = cls(url.rstrip("/"), name, tuple(sorted((str(k), str(v)) for k, v in options.items())))
-        _ = storage.client  # raises errors about wrong options here instead of at the first request
+        _ = storage.client  # report invalid options now instead of at the first request
         return storage
 
     @property
@@ -61,7 +73,7 @@ class ObjectStorage:
 
     @property
     def _connection(self) -> tuple[ObjectClient, FileCache]:
-        """Return the client and the cache of this process. They cannot be shared with another process."""
+        """Return the client and the cache of this process, which forked processes cannot use."""
         key = (os.getpid(), self.url, self.name, self.options)
         with _making:
             if key in _clients:
@@ -87,7 +99,7 @@ class ObjectStorage:
     def names(self) -> list[str]:
         return pipeline_names(self.url, dict(self.options))
 
-    # -- files that are written once -----------------------------------------------------------------------------
+    # -- immutable files with unique names -----------------------------------------------------------------------
 
     def write(self, file: str, frame: pl.DataFrame) -> tuple[int, str]:
         content = memoryview(encode_frame(frame)).cast("B")
@@ -134,7 +146,10 @@ class ObjectStorage:
         return damage
 
     def check(self, files: Sequence[FileRef]) -> None:
-        """Compare the files with a listing of sizes. Checksums are verified when the files are fetched."""
+        """Raise StateError if a listing of the store lacks a file or shows another size.
+
+        Checksums are verified later, when the files are fetched.
+        """
         sizes = {
             f"{folder}/{n}": s
             for folder in {f.file.partition("/")[0] for f in files}
@@ -143,13 +158,13 @@ class ObjectStorage:
         for file in files:
             size = sizes.get(file.file)
             if size is None:
-                if self.has(file.file):  # a listing may be outdated
+                if self.has(file.file):  # because a listing may be outdated
                     continue
                 raise self._damage_error(file, "is missing")
             if file.bytes is not None and size != file.bytes:
                 raise self._damage_error(file, "is truncated" if size < file.bytes else "is longer than expected")
 
-    # -- files that are listed by name ------------------------------------------------------------------------------
+    # -- commits and markers -------------------------------------------------------------------------------------
 
     def read(self, file: str) -> VersionedContent:
         stored = self.client.get(file)
@@ -161,7 +176,7 @@ class ObjectStorage:
     def replace(self, file: str, content: bytes, version: str | None) -> str:
         new_version = self.client.rewrite(file, content, version)
         if new_version is None:
-            raise FencedError(f"another runner wrote {self.full_name(file)} in the meantime; this one is stopping")
+            raise FencedError(f"another runner has replaced {self.full_name(file)}; this runner is stopping")
         return new_version
 
     def sizes(self, folder: str) -> Mapping[str, int]:
@@ -175,13 +190,13 @@ class ObjectStorage:
             self.client.delete(files)
             self.cache.discard(files)
 
-    # -- the whole -----------------------------------------------------------------------------------------------
+    # -- the whole state -----------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
         return
 
     def lock(self) -> StorageLock:
-        # a client with a short timeout: segments may take long, a lease may not
+        # another client, because a lease needs a shorter timeout than a segment
         held = object_store_lease.ObjectStoreLease(
             ObjectClient(self.root, {"timeout": f"{object_store_lease.ANSWER_S:g}s", **dict(self.options)}), "lock"
         )
@@ -206,10 +221,10 @@ class ObjectStorage:
         parent.client.copy(f"{origin.name}/{file}", f"{self.name}/{file}")
 
     def put_aside(self, name: str) -> str:
-        """Copy the state to another name, and delete it under its current name.
+        """Copy the state to another name, and delete the original. Return the URL of the copy.
 
-        Commits are copied last, so that an interrupted copy is not mistaken for a state. The next start completes an
-        interrupted deletion.
+        Commits are copied last, so that an interrupted copy does not count as a state. If the deletion is interrupted,
+        the next `lock` completes it.
         """
         aside = self.sibling(name)
         files = [f for f in self.client.sizes("") if f not in ("lock", MOVED)]
@@ -222,7 +237,7 @@ class ObjectStorage:
         return aside.root
 
     def _clear(self) -> None:
-        """Delete everything except the lease. The object MOVED, which marks this deletion, is deleted last."""
+        """Delete all objects except the lease. The marker MOVED is deleted last."""
         self.delete([f for f in self.client.sizes("") if f not in ("lock", MOVED)])
         self.delete([MOVED])
 
@@ -237,13 +252,19 @@ def _content_damage(content: memoryview, file: FileRef) -> str:
 
 
 def pipeline_names(url: str, options: Mapping[str, str]) -> list[str]:
-    """Return the pipelines with a state below a URL. Raises StartError for invalid options, or StateError."""
+    """Return the names of the pipelines with a state below a URL.
+
+    Raises StartError for invalid options, and StateError if the store cannot be listed.
+    """
     client = ObjectClient(url.rstrip("/"), options)
     return [name for name in client.list_folder()[0] if _has_state(client, name)]
 
 
 def is_state(url: str, name: str, options: Mapping[str, str]) -> bool:
-    """Return whether a pipeline has a state below a URL. Raises StartError for invalid options, or StateError."""
+    """Return whether the pipeline `name` has a state below a URL.
+
+    Raises StartError for invalid options, and StateError if the store cannot be listed.
+    """
     return _has_state(ObjectClient(url, options), name)
 
 

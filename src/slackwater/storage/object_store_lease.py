@@ -1,14 +1,16 @@
-"""The lease of a pipeline whose state is in an object store: an object that its runner replaces regularly.
+"""The lock of a state in an object store: a lease, which is an object that its runner replaces regularly.
 
-    holder   put if absent ── replace if unchanged ── replace ── … ── released
-    other    reads the lease, and replaces it if unchanged and one of these is true: it was released, its process is
-             gone, it expired more than SKEW_S ago by the local clock, or it did not change for LEASE_S + SKEW_S
-             while being watched
+    runner   put if absent ── replace if unchanged ── replace ── … ── release
 
-If two runners put the lease at the same time, the store accepts only one. A runner that stalled for longer than its
-lease renews it before it commits, and again after a commit that took longer. It stops if it finds another runner's
-lease. Clocks affect only how long a start waits. Commits are safe whatever the clocks show, because an epoch is one
-object that is put if absent.
+Another process takes the lease, again by a replacement if unchanged, in one of these cases:
+
+    - the runner released it, or its process ended on this machine
+    - it expired more than SKEW_S ago by the local clock
+    - it did not change for LEASE_S + SKEW_S while the other process watched it
+
+If two processes put the lease at the same time, the store accepts only one. A runner whose lease has expired renews it
+before and after a commit, and stops if another runner holds it. Clocks affect only how long a start waits. Commits do
+not depend on clocks, because the object of an epoch is only put if absent.
 """
 
 from __future__ import annotations
@@ -29,26 +31,27 @@ from slackwater.core.humanize import format_iso
 from slackwater.errors import FencedError, LockHeldError, SlackwaterError
 from slackwater.storage.object_client import ObjectClient
 
-LEASE_S = 30.0  # how long a lease is valid after its last renewal
-RENEW_S = 10.0
-ANSWER_S = 5.0  # timeout of a request: several must fit into the remaining time of a lease
-SKEW_S = 5.0  # largest clock difference with which no start takes over early; beyond it, the store decides
+# durations in seconds
+LEASE_S = 30.0  # validity of a lease after its last renewal
+RENEW_S = 10.0  # interval between renewals
+ANSWER_S = 5.0  # timeout of a request; several requests must fit into the remaining time of a lease
+SKEW_S = 5.0  # clock difference up to which no process takes over a valid lease
 RELEASE_S = 5.0  # how long `close` waits for the release
-LOOK_S = 1.0  # how often a waiting start reads the lease
+LOOK_S = 1.0  # interval at which a waiting start reads the lease
 
 log = logging.getLogger("slackwater")
 _held: set[str] = set()  # tokens of the leases that this process holds
 
 
 class ObjectStoreLease:
-    """A `StorageLock` that `take` acquires. A thread renews it until it is closed or garbage-collected."""
+    """A `StorageLock` in an object store. After `take`, a thread renews it until it is closed or garbage-collected."""
 
     def __init__(self, client: ObjectClient, file: str) -> None:
         self._client, self._file = client, file
         self.token = uuid.uuid4().hex
         self._version = ""
-        self._until = 0.0  # on the monotonic clock of this process
-        self._lost = ""
+        self._until = 0.0  # expiry on the monotonic clock
+        self._lost = ""  # the name of the process that took over
         self._renewing = threading.Lock()
         self._ended = threading.Event()
         _held.add(self.token)
@@ -59,7 +62,10 @@ class ObjectStoreLease:
         return f"{self._client.url}/{self._file}"
 
     def take(self) -> None:
-        """Wait for an abandoned lease to expire, and take the lease. Raises LockHeldError, StateError or EpochError."""
+        """Take the lease, after waiting for an abandoned one to expire.
+
+        Raises LockHeldError if another process holds the lease, and StateError or EpochError if a request fails.
+        """
         watched, since = None, time.monotonic()
         while True:
             began = time.monotonic()
@@ -92,7 +98,7 @@ class ObjectStoreLease:
         return parse_lease(bytes(stored.content)), stored.version
 
     def _encode(self, held: bool) -> bytes:
-        """Return the content of the lease. Every call returns different bytes."""
+        """Return the content of the lease, which differs in each call. `held`: False to release the lease."""
         until = time.time_ns() // 1000 + int(LEASE_S * 1e6)
         fields = {
             "token": self.token,
@@ -104,9 +110,9 @@ class ObjectStoreLease:
         return json.dumps(fields | _machine()).encode()
 
     def renew(self) -> None:
-        """Renew the lease, or record that another runner holds it.
+        """Renew the lease, or record that another process took it.
 
-        Raises the client's error if the outcome is unknown.
+        Raises EpochError or StateError if the outcome is unknown.
         """
         with self._renewing:
             if self._lost or self._ended.is_set():
@@ -126,13 +132,12 @@ class ObjectStoreLease:
             self.renew()
         if self._lost:
             raise FencedError(
-                f"this runner must not {doing}: {self._lost} took over ({self.full_name}) after this one had not "
-                f"renewed its lease for {LEASE_S:g} seconds; this one is stopping, and the other continues from the last "
-                "commit"
+                f"this runner must not {doing}: it did not renew its lease {self.full_name} for {LEASE_S:g} seconds, "
+                f"and {self._lost} took over; this runner is stopping, and the other one continues from the last commit"
             )
 
     def close(self) -> None:
-        """Release the lease within RELEASE_S seconds. If this fails, the lease expires by itself."""
+        """Release the lease, waiting at most RELEASE_S seconds. If this fails, the lease expires."""
         self._ended.set()
         release = threading.Thread(target=self._release, daemon=True)
         release.start()
@@ -159,12 +164,12 @@ def _renew_on(lease: weakref.ref[ObjectStoreLease], ended: threading.Event) -> N
         try:
             held.renew()
         except SlackwaterError as error:
-            log.warning("%s; the lease will be renewed later", error)
+            log.warning("%s; the next attempt to renew the lease is in %g seconds", error, RENEW_S)
         del held
 
 
 def lease_holder(client: ObjectClient, file: str) -> str | None:
-    """Return the process that holds the lease; None if no process does. Raises StateError."""
+    """Return the name of the process that holds the lease, or None if it is free. Raises StateError."""
     try:
         content = parse_lease(bytes(client.get(file).content))
     except FileNotFoundError:
@@ -173,7 +178,7 @@ def lease_holder(client: ObjectClient, file: str) -> str | None:
 
 
 def parse_lease(content: bytes) -> dict[str, Any]:
-    """Parse a lease. A damaged lease counts as held, and expires if it does not change."""
+    """Parse the content of a lease. A damaged lease counts as held without an expiry time."""
     try:
         lease = json.loads(content)
     except ValueError:
@@ -189,7 +194,7 @@ def _is_over(content: dict[str, Any]) -> bool:
 
 
 def _same_machine(content: dict[str, Any]) -> bool:
-    """Return whether the holder of a lease runs, or ran, on this machine and in the same process namespace."""
+    """Return whether the lease was written by a process on this machine, since its last boot and in this namespace."""
     here = _machine()
     return bool(here["boot"]) and all(content.get(k) == here[k] for k in ("boot", "processes"))
 
@@ -208,7 +213,10 @@ def _is_alive(content: dict[str, Any]) -> bool:
 
 
 def _machine() -> dict[str, Any]:
-    """Return properties that identify this process across machines. Those that the system lacks are empty."""
+    """Return fields that identify this process across machines: boot id, process namespace, process id and start time.
+
+    Fields that the operating system does not provide are empty.
+    """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         processes = str(Path("/proc/self/ns/pid").readlink())
@@ -218,7 +226,7 @@ def _machine() -> dict[str, Any]:
 
 
 def _process_start(pid: int) -> str:
-    """Return the start time of a process in clock ticks since boot; empty if it has ended or is a zombie."""
+    """Return the start time of a process in clock ticks since boot, or "" if it has ended or is a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (OSError, ValueError):

@@ -1,9 +1,9 @@
-"""The buffers of a join in files: append-only, memory-mapped segments for each side, sorted by (`__kh`, `__ts`).
+"""The buffers of a join in files: immutable, memory-mapped segments for each side.
 
-left     [rows 1-8] [9] [10]         rows; a segment is dropped once all of its rows have expired
+left     [rows 1-8] [9] [10]         rows, sorted by (`__kh`, `__ts`); dropped once all rows of a segment have expired
 left+    [ids] [ids]                 ids of matched rows (outer sides only), sorted
 left-    [ids]                       ids of rows that were evicted before they expired, sorted
-right    [rows 1-8] [9]              … and so on for the right side
+right    [rows 1-8] [9]              rows of the right side, and so on
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from slackwater.watermark import NO_WATERMARK
 
 
 class JoinSegment(Segment):
-    """One segment with rows of one side of a join, or with ids of such rows."""
+    """A segment with rows of one side of a join, or with row ids. `meta.kind` ends with + or - for ids."""
 
     def __init__(self, storage: Storage, meta: SegmentMeta, side: JoinSide) -> None:
         super().__init__(storage, meta)
@@ -77,7 +77,7 @@ class FilesBuffers:
     def runs(self, which: int, hashes: Int64s, low: int, high: int) -> Sequence[SortedRows]:
         side = self.logic.sides[which]
         first, last = low + side.keep_us + 1, high + side.keep_us + 1
-        # the due times of a segment limit the times of its rows
+        # a row is due `keep_us + 1` after its event time, so the due times of a segment limit its event times
         return [s.run for s in self._segments_of(which) if s.meta.first_due <= last and s.meta.dead >= first]
 
     def matched(self, which: int, rows: pl.DataFrame) -> NDArray[np.bool_]:
@@ -139,9 +139,9 @@ class FilesBuffers:
         return rows.with_columns(pl.Series("__matched", self.matched(which, rows)))
 
     def use_open_tables(self, tables: Mapping[str, pa.Table]) -> FilesBuffers:
-        """Use tables that are already open, by file name, and return these buffers.
+        """Let these buffers read from open tables, so that they stay readable after the files are deleted.
 
-        The buffers thus remain readable after the files are deleted.
+        `tables`: open tables by file name. Returns these buffers.
         """
         for segment in (s for side_segments in self._segments.values() for s in side_segments if s.meta.file in tables):
             segment.__dict__["table"] = tables[segment.meta.file]
@@ -150,7 +150,7 @@ class FilesBuffers:
 
 @dataclass(frozen=True)
 class JoinWriter:
-    """Stages changes to a shard's buffers as files. Their names are unique, so that a task may run twice."""
+    """Writes changes to the buffers of one shard as segments with unique names, because a task may run twice."""
 
     storage: Storage
     shard: int
@@ -158,9 +158,14 @@ class JoinWriter:
     logic: CompiledJoin
 
     def stage(self, metas: Sequence[SegmentMeta], changes: Changes, watermark: int) -> tuple[SegmentMeta, ...]:
-        """Return the segments after these changes, without expired segments.
+        """Write changes as new segments, drop expired segments, and return the resulting segments.
 
-        If the background merge lags behind, segments that have piled up are merged here.
+        If the background merge lags behind, this merges segments itself.
+
+        Args:
+            metas: The current segments of the shard.
+            changes: The changes by side.
+            watermark: The current watermark, in microseconds.
         """
         segments: list[SegmentMeta] = []
         for side in self.logic.sides:
@@ -176,7 +181,13 @@ class JoinWriter:
         return after
 
     def merges(self, metas: Sequence[SegmentMeta], watermark: int, fan: int) -> list[SegmentMerge]:
-        """Merge the newest segments of each side and kind (rows or ids) if `fan` of a size class have piled up."""
+        """Merge the newest segments of each side and kind (rows or ids) that has `fan` segments of one size class.
+
+        Args:
+            metas: The current segments of the shard.
+            watermark: The current watermark, in microseconds; expired rows are dropped.
+            fan: The number of segments of one size class that causes a merge.
+        """
         candidates = [
             self._merge(side, suffix, [m for m in metas if m.kind == side.name + suffix], watermark, fan)
             for side in self.logic.sides
@@ -185,7 +196,13 @@ class JoinWriter:
         return [merge for merge in candidates if merge is not None]
 
     def write(self, side: JoinSide, suffix: str, frame: pl.DataFrame) -> SegmentMeta:
-        """Write a frame that the caller has sorted: rows by (`__kh`, `__ts`), or row ids by `__id`."""
+        """Write a sorted frame as a segment, and return its metadata.
+
+        Args:
+            side: The side of the join.
+            suffix: The kind of the segment: "" for rows, "+" for ids of matched rows, "-" for ids of evicted rows.
+            frame: Rows sorted by (`__kh`, `__ts`), or ids sorted by `__id`.
+        """
         name = f"segments/{self.epoch:09d}-{self.shard:03d}-{uuid.uuid4().hex[:12]}.arrow"
         size, digest = self.storage.write(name, frame)
         return describe_segment(side, suffix, frame, name, size, digest)
@@ -206,9 +223,17 @@ class JoinWriter:
 def describe_segment(
     side: JoinSide, suffix: str, frame: pl.DataFrame, file: str, size: int, digest: str = ""
 ) -> SegmentMeta:
-    """Return the metadata of a segment of one side. `suffix` is "" for rows, and "+" or "-" for row ids.
+    """Return the metadata of a segment.
 
-    Only rows of an outer side can become due, because only they are emitted without a partner. `size` is in bytes.
+    Only rows of an outer side can become due, because only they are emitted without a partner.
+
+    Args:
+        side: The side of the join.
+        suffix: The kind of the segment: "" for rows, "+" for ids of matched rows, "-" for ids of evicted rows.
+        frame: The contents of the segment. It must not be empty.
+        file: The name of its file, or the token of staged rows.
+        size: Its size in bytes.
+        digest: The checksum of the file.
     """
     due = side.due(frame["__ts"].to_numpy())
     first, last = int(due.min()), int(due.max())

@@ -1,7 +1,7 @@
 """Segments: immutable, memory-mapped Arrow files of state rows, sorted by `__h`.
 
-All rows with the same `__h` form a unit. If several segments contain a unit, only the newest version counts. Segments
-of similar size that have piled up are merged.
+All rows with the same `__h` form a unit. If several segments contain a unit, only the newest version counts. If there are
+many segments of similar size, they are merged.
 
 shard 0   [segment 3: 2 M rows] [segment 17: 80 k] [segment 18: 20 k]   ─▶ newer
           units: binary search, newest segment first; due rows: a scan of all due times
@@ -23,7 +23,7 @@ from slackwater.core.sorted_arrays import distinct_values, find_run_starts, is_i
 from slackwater.state.commit import SegmentMeta
 from slackwater.state.protocol import OUTLINE
 from slackwater.storage.arrow_files import frame_of
-from slackwater.storage.base import Storage, file_ref, open_file
+from slackwater.storage.base import FileRef, Storage, open_file
 from slackwater.windows.state_rows import (
     HIDDEN,
     TOMBSTONE,
@@ -33,13 +33,18 @@ from slackwater.windows.state_rows import (
     with_revision_columns,
 )
 
-FAN = 8  # number of segments of a size class that are merged into one of the next class
-MOST = 2 * FAN  # segments of a size class at which an epoch merges them itself, because the background merge lags
+FAN = 8  # number of segments of one size class that are merged into a segment of the next class
+MOST = 2 * FAN  # number of segments of one size class at which an epoch merges them itself
+
+
+def file_ref(meta: SegmentMeta) -> FileRef:
+    """Return a reference to the file of a segment."""
+    return FileRef(meta.file, meta.checksum, meta.bytes, meta.rows)
 
 
 @dataclass(frozen=True)
 class SegmentColumns:
-    """The columns of a segment that determine which rows are due, as arrays over the mapped file."""
+    """The columns of a segment that determine which rows are due, as arrays that share the memory of the file."""
 
     h: Int64s
     kind: NDArray[np.int8]
@@ -55,7 +60,7 @@ class Segment:
 
     @cached_property
     def table(self) -> pa.Table:
-        """Return the open file. It is opened on first use, and remains readable after it is deleted."""
+        """Return the contents of the file, which is opened on first use and stays readable after its deletion."""
         return open_file(self._storage, file_ref(self.meta))
 
     @cached_property
@@ -71,7 +76,7 @@ class Segment:
         return frame_of(self.table.take(pl.Series(index).to_arrow()))  # pa.array would import pandas
 
     def find(self, hashes: Int64s) -> tuple[Int64s, Int64s]:
-        """Return where the rows with each hash begin and end. Both positions are equal if there are no such rows."""
+        """Return the first position and the end position of the rows with each hash. Both are equal if there are none."""
         begin = np.searchsorted(self.columns.h, hashes, "left")
         end = begin.copy()
         hit = begin < len(self.columns.h)
@@ -80,9 +85,9 @@ class Segment:
         return begin, end
 
     def find_units(self, rows: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the start and end of each unit (rows with one `__h`) that contains one of the rows at `rows`.
+        """Return the first position and the end position of each unit that contains a row at one of these positions.
 
-        `rows`: positions in ascending order.
+        `rows`: positions of rows, ascending. A unit consists of all rows with the same `__h`.
         """
         begin = find_run_starts(self.columns.h)
         if len(begin) == len(self.columns.h):  # every unit has one row
@@ -92,18 +97,18 @@ class Segment:
 
 
 def list_segments(storage: Storage, metas: Sequence[SegmentMeta]) -> list[Segment]:
-    """Return the segments with rows. Their files are opened on first use."""
+    """Return a segment for each entry that has rows. Files are opened on first use."""
     return [Segment(storage, m) for m in metas if m.rows]
 
 
 class SegmentReader:
-    """Reads the state rows of one shard from its segments, oldest first, as of a commit."""
+    """A `StateReader` over the segments of one shard, which are ordered from old to new."""
 
     def __init__(self, segments: Sequence[Segment], schema: dict[str, pl.DataType]) -> None:
         self.segments, self.schema = segments, schema
 
     def units(self, hashes: Int64s) -> pl.DataFrame:
-        """Return the newest version of all rows whose `__h` is one of these hashes (sorted, unique)."""
+        """Return the newest version of each unit with one of these hashes (sorted, unique)."""
         frames: list[pl.DataFrame] = []
         for segment in reversed(self.segments):
             if not len(hashes):
@@ -116,7 +121,7 @@ class SegmentReader:
         return self._concat_visible(frames)
 
     def due(self, when: DueRowFilter) -> pl.DataFrame:
-        """Return all rows of each unit (rows with one `__h`) whose newest version has a due row."""
+        """Return all rows of each unit whose newest version has a due row."""
         frames: list[pl.DataFrame] = []
         for age, segment in enumerate(self.segments):
             if not when.may_select(segment.meta.first_due, segment.meta.last_due):
@@ -141,7 +146,7 @@ class SegmentReader:
         return np.sort(np.concatenate(candidates))[:count]
 
     def scan(self) -> pl.DataFrame:
-        """Return all rows of the newest version of each unit (rows with one `__h`)."""
+        """Return all rows of the newest version of each unit."""
         return self._concat_visible(newest_units([s.all_rows() for s in self.segments]))
 
     def outline(self) -> pl.DataFrame:
@@ -151,7 +156,7 @@ class SegmentReader:
         for segment in reversed(self.segments):
             c = segment.columns
             shown = c.kind != TOMBSTONE
-            if 4 * len(seen) < len(c.h):  # few new units over many old ones
+            if 4 * len(seen) < len(c.h):  # faster if newer segments have few units
                 shown[_expand_ranges(*self._hits(segment, seen))] = False
             elif len(seen):
                 shown &= ~is_in_sorted(c.h, seen)
@@ -181,7 +186,7 @@ class SegmentReader:
 
 
 def sort_by_unit(frame: pl.DataFrame) -> pl.DataFrame:
-    """Sort rows by `__h`, as segments require."""
+    """Sort rows by `__h`, keeping the order of rows with the same `__h`."""
     hashes = frame["__h"].to_numpy()
     if bool((hashes[1:] >= hashes[:-1]).all()):
         return frame
@@ -189,7 +194,7 @@ def sort_by_unit(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def newest_units(frames: Sequence[pl.DataFrame]) -> list[pl.DataFrame]:
-    """Drop from each frame the rows whose `__h` a later frame contains. The oldest frame comes first."""
+    """Remove from each frame the rows of units that a later frame contains. `frames`: oldest first."""
     visible: list[pl.DataFrame] = []
     seen: Int64s = np.empty(0, dtype=np.int64)
     for frame in reversed(frames):
@@ -200,18 +205,17 @@ def newest_units(frames: Sequence[pl.DataFrame]) -> list[pl.DataFrame]:
 
 
 def _expand_ranges(begin: Int64s, end: Int64s) -> Int64s:
-    """Return the positions begin[0]..end[0], begin[1]..end[1], … as one array. The ends are excluded."""
+    """Return the integers of all ranges from `begin[i]` to `end[i]` (excluded) as one array."""
     lengths = end - begin
     offsets = np.repeat(begin - (np.cumsum(lengths) - lengths), lengths)
     return np.arange(int(lengths.sum())) + offsets
 
 
 def count_segments_to_merge(metas: Sequence[SegmentMeta], fan: int = FAN) -> int:
-    """Return how many of the newest segments to merge into one segment; 0 if none should be merged.
+    """Return how many of the newest segments should be merged into one segment, or 0.
 
-    A size class spans a factor of FAN in rows. Once `fan` segments of a class have piled up, they and the smaller
-    segments after them are merged into one segment of the next class. Thus, each row is rewritten about once per
-    class, and a shard has few segments.
+    A size class spans a factor of FAN in rows. Once a class has `fan` segments, they and all newer segments are merged
+    into one segment of the next class. Each row is thus rewritten about once per class, and a shard has few segments.
     """
     classes = [int(math.log(max(m.rows, 1), FAN)) for m in metas]
     count = 0
@@ -224,16 +228,16 @@ def count_segments_to_merge(metas: Sequence[SegmentMeta], fan: int = FAN) -> int
 
 @dataclass(frozen=True)
 class SegmentMerge:
-    """A merge of adjacent segments of one shard into one segment, or into none if all their rows have expired."""
+    """A merge of adjacent segments of one shard. `outputs` is empty if all their rows have expired."""
 
     inputs: tuple[SegmentMeta, ...]
     outputs: tuple[SegmentMeta, ...]
 
     def apply(self, metas: tuple[SegmentMeta, ...], watermark: int) -> tuple[SegmentMeta, ...]:
-        """Return the segments with the inputs replaced by the outputs; unchanged if another merge replaced an input.
+        """Return the segments with the inputs replaced by the outputs.
 
-        Inputs that have expired at this watermark may be missing in `metas`, because their rows in the outputs have
-        expired as well.
+        The segments are unchanged if an input is missing that has not expired at this watermark: another merge has
+        replaced it. Missing inputs that have expired do not matter, because their rows in the outputs expire too.
         """
         remaining = [m for m in self.inputs if m in metas]
         if not remaining or any(m.dead > watermark for m in self.inputs if m not in remaining):

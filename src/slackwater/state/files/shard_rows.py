@@ -1,14 +1,13 @@
-"""One shard of the files store: reads state rows from segments, stages new ones, and merges segments that have piled up.
+"""One shard of the files store: its reader, its writer, and the merge of its segments.
 
-A thread of the driver's process merges segments while epochs continue:
+A thread of the driver merges segments while epochs continue:
 
     commit 12   [a][b][c][d][e][f][g][h]       eight segments of one size class: the thread merges them into [m]
     epoch  13   [a][b][c][d][e][f][g][h][i]    does not wait for [m]
     epoch  14   [m][i][j]                      shards opened after the merge have [m] instead of [a] to [h]
 
-A merged segment takes effect when a commit references it; unreferenced segments are garbage-collected. If the thread
-falls behind until twice as many segments of a shard have piled up, the task that writes the shard merges them
-(`FilesShard.stage`).
+A merged segment takes effect when a commit references it. Unreferenced segments are garbage-collected. If the thread
+lags behind and a shard has 16 segments of one size class, the task that stages rows merges them (`FilesShard.stage`).
 """
 
 from __future__ import annotations
@@ -63,9 +62,9 @@ class FilesShard:
     def stage(
         self, logic: KeyedStateLayout, rows: pl.DataFrame, before: pl.DataFrame, watermark: int
     ) -> tuple[SegmentMeta, ...]:
-        """Return the segments, with `rows` added as the newest segment and without expired segments.
+        """Write `rows` as the newest segment, drop expired segments, and return the resulting segments.
 
-        If the background merge lags behind, segments that have piled up are merged here.
+        If the background merge lags behind, this merges segments itself. `before` is not used.
         """
         metas = list(self.metas)
         while metas and metas[0].dead <= watermark:
@@ -79,7 +78,10 @@ class FilesShard:
 
     @singledispatchmethod
     def merges(self, logic: StateLayout, watermark: int, fan: int) -> list[SegmentMerge]:
-        """Merge the newest segments if `fan` segments of a size class have piled up, and return the merges."""
+        """Merge the newest segments if there are `fan` segments of one size class, and return the merges.
+
+        `watermark`: the current watermark in microseconds; rows that have expired are dropped if possible.
+        """
         raise_unregistered(logic, "slackwater.state.files.shard_rows.FilesShard.merges")
 
     @merges.register
@@ -113,7 +115,7 @@ class FilesShard:
     def replace_rows(
         self, logic: KeyedStateLayout, rows: pl.DataFrame, before: pl.DataFrame | None = None
     ) -> tuple[SegmentMeta, ...]:
-        """Replace the contents of the shard with `rows`, and return its new segments. `before` is not used."""
+        """Replace all rows of the shard with `rows`, and return its segments. `before` is not used."""
         return (self._write(logic, rows),) if rows.height else ()
 
     def write_output(self, frame: pl.DataFrame) -> OutputMeta:
@@ -122,7 +124,7 @@ class FilesShard:
         return OutputMeta(file=name, rows=frame.height, checksum=digest)
 
     def _write(self, logic: KeyedStateLayout, rows: pl.DataFrame) -> SegmentMeta:
-        """Write a new segment. Its name is unique, so that a task may run twice."""
+        """Write a new segment under a unique name, because a task may run twice."""
         name = f"segments/{self.epoch:09d}-{self.shard:03d}-{uuid.uuid4().hex[:12]}.arrow"
         size, digest = self.storage.write(name, rows)
         stats = logic.stats(rows)
@@ -133,8 +135,8 @@ class FilesShard:
     ) -> pl.DataFrame:
         """Merge segments into one frame.
 
-        `oldest`: whether there are no older segments. Only then are expired rows dropped: otherwise, older versions of
-        them would count again.
+        `oldest`: whether the shard has no older segments. Only then are expired rows dropped: in an older segment,
+        previous versions of these rows would become visible again.
         """
         if oldest:
             return sort_by_unit(logic.drop_expired(self.with_metas(metas).reader(logic).scan(), watermark))
@@ -146,16 +148,14 @@ class FilesShard:
 
 
 class BackgroundMerger:
-    """Merges the segments of one store in one background thread. Only the driver's thread calls its methods."""
+    """Merges the segments of one store in a background thread. Its methods must be called from one thread."""
 
     def __init__(self, storage: Storage) -> None:
-        # set at the start
         self._storage = storage
         self._logics: dict[int, StateLayout] = {}  # by stage number
-        # changes with every commit
-        self._watermarks: list[int] = []  # by stage, as of the latest commit
+        self._watermarks: list[int] = []  # by stage number, as of the latest commit
         self._thread: ThreadPoolExecutor | None = None
-        # with the epoch in the names of the files they write
+        # merges with the epoch in the names of the files that they write
         self._running: dict[StageShard, tuple[int, Future[list[SegmentMerge]]]] = {}
         self._done: dict[StageShard, tuple[int, list[SegmentMerge]]] = {}
 
@@ -165,11 +165,11 @@ class BackgroundMerger:
 
     @property
     def epochs(self) -> Collection[int]:
-        """Return epochs whose files must be kept, because they may be merged segments that no commit references."""
+        """Return the epochs whose files must not be deleted, because a merge may have written them."""
         return {epoch for epoch, _ in (*self._running.values(), *self._done.values())}
 
     def apply_merges(self, stage: int, shard: int, metas: tuple[SegmentMeta, ...]) -> tuple[SegmentMeta, ...]:
-        """Return the segments of a shard after applying finished merges. Raises the error of a merge that failed."""
+        """Return the segments of a shard, with finished merges applied. Raises the error of a failed merge."""
         for merge in self._collect_finished((stage, shard)):
             metas = merge.apply(metas, self._watermarks[stage])
         return metas
@@ -182,9 +182,9 @@ class BackgroundMerger:
         return self._done.get(stage_shard, (0, []))[1]
 
     def schedule_merges(self, commit: Commit) -> None:
-        """Start merging the segments of a new commit that have piled up, and forget merges that it already contains.
+        """Start the merges that a new commit needs, and forget the merges that it already contains.
 
-        A failed merge does not affect the commit: only `apply_merges` raises its error.
+        Errors of merges are raised later, by `apply_merges`.
         """
         self._watermarks = [stage.watermark_us for stage in commit.stages]
         segments = {
@@ -213,7 +213,7 @@ class BackgroundMerger:
         )
 
     def close(self) -> None:
-        """Wait for the merge in progress, because another runner may take over the state afterward."""
+        """Wait for the merge in progress to end, because another runner may take over the state afterward."""
         if self._thread is not None:
             self._thread.shutdown(cancel_futures=True)
             self._thread = None

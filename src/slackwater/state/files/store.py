@@ -1,12 +1,13 @@
 """The files store: one directory per pipeline, on a local disk, in a mounted file system, or in an object store.
 
 state/<pipeline>/
-  lock                      held for the lifetime of a runner (flock, or a lease in an object store); names its process
-  manifests/000000012.json  one per epoch, created only if absent: that is the commit; its last line is a checksum
+  lock                      the lock of the runner (flock, or a lease in an object store), with the name of its process
+  manifests/000000012.json  the commit of an epoch: created only if absent, with a checksum as its last line
   segments/…                state rows (Arrow), referenced by manifests
   outputs/…                 staged output (Arrow), kept until it is published
-  published                 the last epoch that reached all targets, with a checksum
-  reached                   the targets that already hold an epoch that others lack, with a checksum
+  offsets/…                 lists of text lines, referenced by manifests
+  published                 the last epoch that all targets hold, with a checksum
+  reached                   the targets that hold the latest epoch while others lack it, with a checksum
   runs                      the history of runs, one line of JSON each; expendable
   checkpoint/…              Spark's plan of the next epoch; expendable
 """
@@ -25,30 +26,32 @@ import polars as pl
 
 from slackwater.errors import FencedError, StateError, Topic
 from slackwater.state.commit import Commit, OutputMeta, SegmentMeta
-from slackwater.state.files.commit_log import CommitLog, list_file
-from slackwater.state.files.progress_files import ProgressFiles
+from slackwater.state.files.commit_log import CommitLog, ProgressFiles, list_file
+from slackwater.state.files.segments import file_ref
 from slackwater.state.files.shard_rows import BackgroundMerger, FilesShard
 from slackwater.state.fork import forked_commit, name_taken_error
 from slackwater.state.protocol import ASIDE, Publish, Snapshot, StateLayout, StoredRecord, missing_epoch_error
 from slackwater.state.run_history import Run
 from slackwater.storage import storage_for
 from slackwater.storage.arrow_files import read_arrow
-from slackwater.storage.base import NAMED, FileRef, Storage, StorageLock, file_ref
+from slackwater.storage.base import NAMED, FileRef, Storage, StorageLock
 from slackwater.storage.local import LocalStorage
 
 log = logging.getLogger("slackwater")
 
-KEPT_EPOCHS = 8
-FORK_ATTEMPTS = 5
+KEPT_EPOCHS = 8  # number of latest commits that garbage collection keeps
+FORK_ATTEMPTS = 5  # number of times that a fork is tried while a runner deletes files
 FORKING = "forking"  # marker file that exists while a fork is in progress
-FETCHED_AT_ONCE = 16  # staged files fetched in parallel from an object store
+FETCHED_AT_ONCE = 16  # staged files that are fetched in parallel from an object store
 
 
 class FilesStore:
     """A `StateStore` in a directory or below the URL of an object store. Nothing is created or changed before `open`.
 
-    `options` configure access to an object store; see `config.target.StateStore`. They are never stored in the
-    state.
+    Args:
+        path: The directory or URL of all states, or the storage of another pipeline in the same location.
+        pipeline: The name of the pipeline.
+        options: Settings for access to an object store. They are never stored.
     """
 
     def __init__(self, path: str | Path | Storage, pipeline: str, options: Mapping[str, str] | None = None) -> None:
@@ -60,14 +63,14 @@ class FilesStore:
         self._log, self._latest = CommitLog(self.storage), -1
         self._progress = ProgressFiles(self.storage)
         self._merger = BackgroundMerger(self.storage)
-        self._named: dict[int, frozenset[str]] = {}  # files of the commits that this process knows, by epoch
+        self._named: dict[int, frozenset[str]] = {}  # by epoch: files of the commits that this process wrote or read
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
     @property
     def checkpoint(self) -> Path:
-        """Return the directory for Spark's checkpoints, within the state directory.
+        """Return the directory for Spark's checkpoints, which is within the state directory.
 
-        For an object store, it is a temporary directory, which suffices for sources that can seek.
+        If the state is in an object store, the directory is temporary. This suffices for sources that can seek.
         """
         if not self.storage.is_remote:
             return Path(self.root) / "checkpoint"
@@ -93,10 +96,9 @@ class FilesStore:
             self._clear_attempts()
 
     def _clear_attempts(self) -> None:
-        """Delete the files of epochs that were never committed. No other process can be writing such files.
+        """Delete the files of epochs that were never committed, while this process holds the lock.
 
-        This is skipped in an object store, where the commit of a runner that lost its lease may still arrive. There,
-        such files become garbage later.
+        In an object store, they are left to garbage collection, because a runner that lost its lease may still commit.
         """
         if self.storage.is_remote:
             return
@@ -110,9 +112,9 @@ class FilesStore:
             self.storage.clear_pending()
 
     def claim(self) -> None:
-        """Create the directory if necessary and take its lock, without reading the state.
+        """Create the directory if necessary, and take its lock, without reading the state.
 
-        Raises LockHeldError or StateError.
+        Raises LockHeldError if another process holds the lock, and StateError for other problems.
         """
         self.storage.prepare()
         self._lock = self.storage.lock()
@@ -120,15 +122,15 @@ class FilesStore:
         self._progress.invalidate()
 
     def _read_latest(self) -> Commit | None:
-        """Return the latest commit, after checking that it belongs to the same state as earlier commits."""
+        """Return the latest commit, or None. Raises StateError if commits are missing or belong to another state."""
         epochs = self._log.list_all_epochs()
         latest = self._log.read(epochs[-1]) if epochs else None
         published, newest = self.published_epoch(), latest.epoch if latest else -1
         if published > newest:
             latest_shown = f"the latest manifest is of epoch {newest}" if latest else "there is no manifest"
             raise StateError(
-                f"manifest {self._log.full_name(published)} is missing: {self._progress.published_file} says that epoch {published} was "
-                f"published, but {latest_shown}; restore it from a copy of the directory",
+                f"manifest {self._log.full_name(published)} is missing: {self._progress.published_file} says that "
+                f"epoch {published} was published, but {latest_shown}; restore it from a copy of the directory",
                 Topic.STATE_DAMAGED,
             )
         if latest is None:
@@ -136,7 +138,7 @@ class FilesStore:
             return None
         state_ids = set()
         for epoch in epochs[:-1]:
-            with suppress(StateError):  # a start does not need earlier commits
+            with suppress(StateError):  # a start does not depend on earlier commits
                 state_ids.add(self._log.read(epoch).state_id)
         if state_ids and latest.state_id not in state_ids:
             raise StateError(
@@ -148,7 +150,7 @@ class FilesStore:
         return latest
 
     def check_begins(self) -> None:
-        """Raise StateError if a state without commits has files of epochs after 0, or is an incomplete fork."""
+        """Check a state without commits. Raises StateError if it has files of epochs after 0 or is an incomplete fork."""
         if self.storage.has(FORKING):
             raise StateError(
                 f"{self.root} holds an incomplete fork; repeat it: slackwater state fork … {self.storage.name}, or "
@@ -185,7 +187,7 @@ class FilesStore:
         return [name for name in self.storage.names() if ASIDE not in name]
 
     def _verify(self, commit: Commit) -> None:
-        """Verify all segments and offset lists, once per start. This process writes all later files itself."""
+        """Raise StateError if a segment or an offset list is damaged. One check per start suffices."""
         self.storage.check([*map(file_ref, commit.metas), *map(list_file, commit.offset_lists)])
 
     def runner(self) -> str | None:
@@ -216,7 +218,7 @@ class FilesStore:
         self._merger.add_stage(stage, logic)
 
     def drop_stages(self, stages: range) -> None:
-        """Do nothing: garbage collection deletes files that are not referenced."""
+        """Do nothing, because garbage collection deletes unreferenced files."""
 
     def shard(self, shard: int, shards: int, epoch: int, metas: tuple[SegmentMeta, ...], stage: int = 0) -> FilesShard:
         return FilesShard(self.storage, shard, epoch, self._merger.apply_merges(stage, shard, metas))
@@ -224,7 +226,7 @@ class FilesStore:
     def outputs(self, metas: Sequence[OutputMeta]) -> list[pl.DataFrame]:
         if not self.storage.is_remote or len(metas) < 2:
             return [self._read_output(m) for m in metas]
-        with ThreadPoolExecutor(min(len(metas), FETCHED_AT_ONCE)) as pool:  # sequential requests would add up
+        with ThreadPoolExecutor(min(len(metas), FETCHED_AT_ONCE)) as pool:
             return list(pool.map(self._read_output, metas))
 
     def _read_output(self, meta: OutputMeta) -> pl.DataFrame:
@@ -241,10 +243,7 @@ class FilesStore:
         return False
 
     def commit(self, commit: Commit, publish: Publish | None = None) -> Commit:
-        """Commit an epoch; see `StateStore.commit`.
-
-        `publish` is ignored, because no target shares a transaction with files.
-        """
+        """Commit an epoch; see `StateStore.commit`. `publish` is ignored: no target shares a transaction with files."""
         if commit.epoch != self._latest + 1:
             raise FencedError(
                 f"epoch {commit.epoch} does not follow epoch {self._latest}, the latest epoch that this runner "
@@ -256,17 +255,14 @@ class FilesStore:
     def _put(self, commit: Commit) -> None:
         self._confirm(f"commit epoch {commit.epoch}")
         self._log.put(commit, self._latest, "" if self._lock is None else self._lock.token)
-        # if the lease expired before the response arrived, the next runner publishes this commit
+        # if this runner lost its lease in the meantime, the next runner publishes this commit
         self._confirm(f"continue from epoch {commit.epoch}")
         self._latest = commit.epoch
         self._named[commit.epoch] = files_of(commit)
         self._merger.schedule_merges(commit)
 
     def _confirm(self, doing: str) -> None:
-        """Raise FencedError if another runner holds the state.
-
-        `doing` describes the forbidden action in the error message.
-        """
+        """Raise FencedError if this runner has lost the lock. `doing`: the action to refuse, for the message."""
         if self._lock is not None:
             self._lock.confirm(doing)
 
@@ -286,14 +282,14 @@ class FilesStore:
 
     def collect_garbage(self) -> None:
         self._confirm("clean up")
-        # a listing may be outdated, so add the commits of this process
+        # a listing may be outdated, so add the epochs that this process has committed
         epochs = sorted({*self.epochs(), *(e for e in self._named if e > self._latest - KEPT_EPOCHS)})
         self.storage.delete([self._log.file(e) for e in epochs[:-KEPT_EPOCHS]])
-        try:  # records with many shards are long: do not re-read those that this process wrote
+        try:  # a commit with many shards is large, so do not read again what this process wrote
             known_files, recent = self._named, epochs[-KEPT_EPOCHS:]
             files_by_epoch = {e: known_files[e] if e in known_files else files_of(self._log.read(e)) for e in recent}
         except StateError as error:
-            log.warning("%s; no old files are removed", error)
+            log.warning("%s; no old files were deleted", error)
             return
         self._named, used = files_by_epoch, frozenset[str]().union(*files_by_epoch.values())
         merging_epochs = self._merger.epochs
@@ -327,7 +323,7 @@ def files_of(commit: Commit) -> frozenset[str]:
 
 
 def _fork(store: FilesStore, copy: FilesStore, epoch: int | None, renames: bool) -> Commit | None:
-    """Copy a commit to another store, by hard links to its immutable files if possible; see `StateStore.fork`."""
+    """Copy a commit of `store` to `copy`; see `StateStore.fork`. On disk, hard links replace copies if possible."""
     to = copy.storage
     if existing := copy.epochs():
         raise name_taken_error(to.name, existing[-1], f"in {to.root}")
@@ -337,10 +333,10 @@ def _fork(store: FilesStore, copy: FilesStore, epoch: int | None, renames: bool)
     copy.claim()
     copied: list[str] = []
     try:
-        if existing := copy.epochs():  # created since the first check
+        if existing := copy.epochs():  # again, because another process may have created the state
             copied, fresh = [], False
             raise name_taken_error(to.name, existing[-1], f"in {to.root}")
-        if to.has(FORKING):  # left by a fork that was killed: no commit references its files
+        if to.has(FORKING):  # a killed fork left files that no commit references
             to.delete([f"{folder}/{file}" for folder in NAMED for file in to.sizes(folder)])
             to.delete([FORKING])
         copy.check_begins()
@@ -364,9 +360,10 @@ def _fork(store: FilesStore, copy: FilesStore, epoch: int | None, renames: bool)
 
 
 def _copy_files(store: FilesStore, to: Storage, epoch: int | None, copied: list[str]) -> Commit | None:
-    """Copy the files of a commit, and append their names to `copied`. Return None if its output is unpublished.
+    """Copy the files of a commit to `to`, and return the commit, or None if its output is unpublished.
 
-    If a runner deletes one of the files during the copy, copying restarts, with the latest commit if `epoch` is None.
+    If a runner deletes a file in the meantime, the copy starts again, with the latest commit if `epoch` is None.
+    `copied`: a list to which the names of copied files are added.
     """
     missing = ""
     for _ in range(FORK_ATTEMPTS):

@@ -1,5 +1,5 @@
 """State as tables that anyone can SELECT from.
 
-The only local files are copies of staged rows. A module in this package has the same purpose as the module of the same
-name in `state/files`, if there is one.
+The only local files are copies of staged rows. Modules with equal names in this package and in `state.files` have the
+same purpose.
 """
