@@ -164,7 +164,7 @@ def test_a_state_put_aside_is_whole_under_its_new_name(url: str) -> None:
         ("CREATE TABLE slackwater_state_mine (pipeline_name text DEFAULT 'theirs')", 'pipeline "theirs"'),
         ("CREATE TABLE slackwater_staged_mine (x int)", "another program, because it holds no staged rows"),
         ("CREATE VIEW slackwater_windows_mine AS SELECT 1 AS x", "another program, because it does not read"),
-        ("CREATE TABLE t (x int); CREATE INDEX slackwater_state_mine ON t (x)", "something else: an index"),
+        ("CREATE TABLE t (x int); CREATE INDEX slackwater_state_mine ON t (x)", "another object, such as an index"),
         (
             "CREATE TABLE slackwater_state_mine (x int); COMMENT ON TABLE slackwater_state_mine IS"
             " 'Slackwater: state of pipeline \"theirs\", stage 2'",

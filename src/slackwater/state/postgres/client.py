@@ -1,7 +1,7 @@
-"""What the Postgres store and target share: connections, identifiers, column types, and the transfer of frames.
+"""A client for Postgres, used by the store and the target: connections, identifiers, types, and transfer of frames.
 
-Workers send frames in Arrow format through ADBC. The driver writes within the commit's transaction, so it sends frames
-as CSV through psycopg's COPY.
+Workers send frames in Arrow format through ADBC. The driver sends frames as CSV through COPY of psycopg, because it
+writes in the transaction of a commit.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ import polars as pl
 from slackwater.core.row_format import is_nested, value_to_json
 from slackwater.core.schema import Field
 from slackwater.errors import StartError, StateError, Topic
-from slackwater.storage.arrow_files import rebuild_empty_lists
+from slackwater.storage.arrow_files import frame_of, rebuild_empty_lists
 
 if TYPE_CHECKING:
     import psycopg
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-NAME_BYTES = 63  # Postgres truncates longer identifiers, so two names could become equal
+NAME_BYTES = 63  # largest length of an identifier; Postgres truncates longer ones
 INDEX_BYTES = 2704  # largest entry of a B-tree index
-# UTC; the keepalives let the server notice soon that this process or machine is gone, because the lock ends with the connection
+# with keepalives, the server soon closes the connection of a dead runner, and thus releases its lock
 _SESSION = (
     "-c timezone=UTC -c client_min_messages=warning -c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5"
     " -c tcp_keepalives_count=3 -c client_connection_check_interval=1000"
@@ -53,9 +53,7 @@ _TYPES = {
 
 
 def sql_type(field: Field) -> str:
-    """Return the Postgres type of a column, in the spelling of `format_type`.
-
-    Nested types other than arrays of scalars become jsonb."""
+    """Return the Postgres type of a column as `format_type` spells it. Nested types other than arrays become jsonb."""
     if field.element is not None and field.element.is_scalar:
         return f"{sql_type(field.element)}[]"
     if not field.is_scalar:
@@ -98,19 +96,18 @@ def quote_names(names: Sequence[str]) -> str:
 
 
 def check_names(names: Sequence[str], where: str) -> None:
-    """Raise StartError if a column name is too long for Postgres or contains U+0000. `where` begins the message."""
+    """Raise StartError if a column name is too long for Postgres or contains U+0000. `where`: prefix of the message."""
     for name in names:
         if len(name.encode()) > NAME_BYTES or "\0" in name:
             raise StartError(
                 f'{where}: column "{name}" has a name of {len(name.encode())} bytes, but Postgres allows at most '
-                f"{NAME_BYTES}; "
-                "choose a shorter name",
+                f"{NAME_BYTES}; choose a shorter name",
                 Topic.TARGET_UNSUITABLE,
             )
 
 
 def to_datetime(us: int | None) -> dt.datetime | None:
-    """Convert a time in µs to a datetime. Return None for None, and for a time outside Python's calendar."""
+    """Convert a time in µs since 1970 to a datetime in UTC. Return None if it is None or outside Python's calendar."""
     try:
         return None if us is None else _EPOCH + dt.timedelta(microseconds=us)
     except OverflowError:
@@ -118,7 +115,7 @@ def to_datetime(us: int | None) -> dt.datetime | None:
 
 
 def time_literal(us: int) -> str:
-    """Return a time in µs as an SQL literal. Times outside Python's calendar become infinity or -infinity."""
+    """Return a time in µs since 1970 as an SQL literal. Times outside Python's calendar become infinity or -infinity."""
     moment = to_datetime(us)
     if moment is None:
         return f"'{'-' if us < 0 else ''}infinity'::timestamptz"
@@ -126,7 +123,7 @@ def time_literal(us: int) -> str:
 
 
 def _parse_url(url: str) -> dict[str, Any] | None:
-    """Parse a URL or connection string. Return None if it is invalid, or misread because of unescaped characters."""
+    """Parse a URL or connection string. Return None if it is not valid or has unescaped special characters."""
     from psycopg import conninfo
 
     try:
@@ -142,22 +139,23 @@ def server_address(url: str) -> str:
     parameters = _parse_url(url)
     if parameters is None:
         return "an address that is not valid"
-    return f"{parameters.get('host', 'localhost')}:{parameters.get('port', 5432)}/{parameters.get('dbname', parameters.get('user', ''))}"
+    database = parameters.get("dbname", parameters.get("user", ""))
+    return f"{parameters.get('host', 'localhost')}:{parameters.get('port', 5432)}/{database}"
 
 
 def role_and_database(url: str) -> tuple[object, ...]:
-    """Return the role, server and database in a URL. If these are equal, two URLs can share a transaction."""
+    """Return the role, server and database in a URL. Two URLs with equal results can share a transaction."""
     parameters = _parse_url(url) or {}
     return tuple(parameters.get(k) for k in ("user", "host", "hostaddr", "port", "dbname", "service"))
 
 
 def columns_of(connection: psycopg.Connection[Any], table: str) -> list[str]:
-    """Return the columns of a table (quoted SQL name), in order."""
+    """Return the names of the columns of a table (quoted SQL name), in order."""
     return list(types_of(connection, table))
 
 
 def types_of(connection: psycopg.Connection[Any], table: str) -> dict[str, str]:
-    """Return the columns of a table (quoted SQL name) with their types, in order."""
+    """Map the columns of a table (quoted SQL name) to their types, in order."""
     rows = connection.execute(
         "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0"
         " AND NOT attisdropped ORDER BY attnum",
@@ -181,7 +179,7 @@ def error_reason(error: BaseException) -> str:
 
 @contextmanager
 def report_errors(location: str) -> Iterator[None]:
-    """Convert the database errors of a block to one-line StateErrors. `location`: the location of the state store."""
+    """Raise StateError instead of database errors in this block. `location`: the location of the store, for the message."""
     import psycopg
 
     try:
@@ -191,9 +189,12 @@ def report_errors(location: str) -> Iterator[None]:
 
 
 def open_connection(url: str, label: str, seconds: int = 10) -> psycopg.Connection[Any]:
-    """Connect in autocommit mode, with UTC as the time zone. `label` names the purpose in messages.
+    """Open a connection in autocommit mode, with UTC as the time zone. Raises StartError without secrets.
 
-    `seconds`: the timeout. Raises StartError, with a message of one line and without secrets.
+    Args:
+        url: The URL of the database.
+        label: The purpose of the connection, with which messages begin.
+        seconds: The timeout.
     """
     import psycopg
 
@@ -228,7 +229,7 @@ def open_connection(url: str, label: str, seconds: int = 10) -> psycopg.Connecti
 
 
 def copy_frame(connection: psycopg.Connection[Any], table: str, frame: pl.DataFrame) -> None:
-    """Append a frame to a table (quoted SQL name) within the connection's transaction."""
+    """Append a frame to a table (quoted SQL name) in the open transaction of the connection."""
     lines = io.BytesIO()
     frame.with_columns(_literal(pl.col(c), t).alias(c) for c, t in frame.schema.items()).write_csv(
         lines, include_header=False, quote_style="non_numeric", null_value=""
@@ -241,7 +242,7 @@ def copy_frame(connection: psycopg.Connection[Any], table: str, frame: pl.DataFr
 
 
 def _literal(value: pl.Expr, kind: pl.DataType) -> pl.Expr:
-    """Format a value as text for COPY: `{"a","b"}` for an array of scalars, JSON for other nested types."""
+    """Format values for COPY: as `{"a","b"}` for an array of scalars, and as JSON for other nested types."""
     if not is_nested(kind):
         return _scalar(value, kind)
     if not isinstance(kind, pl.List) or is_nested(kind.inner):  # type: ignore[arg-type]
@@ -260,10 +261,9 @@ def _scalar(value: pl.Expr, kind: pl.DataType) -> pl.Expr:
 
 @contextmanager
 def arrow_cursor(url: str, snapshot: str | None = None) -> Iterator[Any]:
-    """Open an ADBC cursor. Database errors become one-line ConnectionErrors.
+    """Open an ADBC cursor. Raises ConnectionError instead of database errors.
 
-    `snapshot`: a snapshot that an open transaction has exported, so that the cursor sees the same data as that
-    transaction. None for autocommit mode.
+    `snapshot`: a snapshot that an open transaction has exported, whose data the cursor reads; None for autocommit mode.
     """
     import adbc_driver_postgresql.dbapi as adbc
 
@@ -290,9 +290,9 @@ def arrow_cursor(url: str, snapshot: str | None = None) -> Iterator[Any]:
 
 @contextmanager
 def borrow_connection(url: str, label: str) -> Iterator[psycopg.Connection[Any]]:
-    """Borrow an idle connection, or open one as `open_connection` does.
+    """Borrow an idle connection, or open a new one. The caller must not leave a transaction open.
 
-    The caller must not leave a transaction open.
+    `label`: the purpose of the connection, with which messages begin. Raises StartError.
     """
     import psycopg
 
@@ -308,21 +308,22 @@ def borrow_connection(url: str, label: str) -> Iterator[psycopg.Connection[Any]]
             connection.close()
 
 
-# Idle connections are reused, because connecting through ADBC takes 50 ms of CPU. A shard connects several times per
-# epoch, and the driver emits in one thread per shard. Connections that have been idle for long are closed: a firewall
-# may have dropped them silently.
+# Idle connections are reused, because ADBC needs 50 ms of CPU to connect, and a shard connects several times per epoch.
+# A connection that has been idle for long is closed instead, because a firewall may have dropped it silently.
 MAX_IDLE_S = 20.0
-MAX_IDLE = 8  # idle connections of a process, to all addresses
-_idle: list[tuple[tuple[int, str, str], float, Any]] = []  # process, address and kind; the newest is taken first
+MAX_IDLE = 8  # largest number of idle connections of a process
+# (process, URL, kind), time of return and connection; the one that was returned last is taken first
+_idle: list[tuple[tuple[int, str, str], float, Any]] = []
 _lock = threading.Lock()
 
 
 def _take_idle(url: str, kind: str, broken: type[Exception]) -> Any | None:
-    """Return an idle connection of this kind to this address.
+    """Take an idle connection that still works, or return None.
 
-    Return None if no idle connection still works.
-
-    `broken`: the exceptions that a connection raises if it no longer works.
+    Args:
+        url: The URL of the database.
+        kind: "plain" for psycopg; "autocommit" or "snapshot" for ADBC.
+        broken: The exception that a broken connection raises.
     """
     with _lock:
         key = (os.getpid(), url, kind)
@@ -339,21 +340,17 @@ def _take_idle(url: str, kind: str, broken: type[Exception]) -> Any | None:
                 connection.rollback()
             return connection
     except broken:
-        pass  # for example after a restart of the server: a new connection will show it
+        pass  # the server may have been restarted; if it is down, a new connection raises an error
     connection.close()
     return None
 
 
 def _return_idle(url: str, kind: str, connection: Any) -> Any | None:
-    """Keep a connection for reuse.
-
-    If there are now too many idle connections, return the one that has been idle longest, for the caller to close.
-    """
+    """Keep a connection for reuse. If there are too many, return the one with the longest idle time, to be closed."""
     with _lock:
         _idle.append(((os.getpid(), url, kind), clock.monotonic(), connection))
-        own_process = [
-            n for n, (key, *_) in enumerate(_idle) if key[0] == os.getpid()
-        ]  # a forked process leaves its parent's connections open
+        # a forked process must not close connections of its parent
+        own_process = [n for n, (key, *_) in enumerate(_idle) if key[0] == os.getpid()]
         return _idle.pop(own_process[0])[2] if len(own_process) > MAX_IDLE else None
 
 
@@ -374,19 +371,17 @@ def append_frame(cursor: Any, schema: str, table: str, frame: pl.DataFrame) -> N
 
 
 def fetch_frame(cursor: Any, query: str, schema: dict[str, pl.DataType]) -> pl.DataFrame:
-    """Run a query and return its rows as a frame with the columns of `schema`."""
+    """Run a query, and return its rows as a frame. `schema`: the names and types of the columns, in order."""
     import pyarrow as pa
 
     cursor.execute(query)
     table = cursor.fetch_arrow_table()
-    # ADBC returns numerics as text in an extension type
-    plain = pa.table([_plain(column) for column in table.columns], names=table.column_names)
-    frame = pl.from_arrow(plain)
-    assert isinstance(frame, pl.DataFrame)
+    frame = frame_of(pa.table([_plain(column) for column in table.columns], names=table.column_names))
     return frame.rename(dict(zip(frame.columns, schema, strict=True))).cast(schema)  # type: ignore[arg-type]
 
 
 def _plain(column: Any) -> Any:
+    """Convert a column of an extension type to its storage type: ADBC returns numerics as text in such a type."""
     import pyarrow as pa
 
     kind = column.type

@@ -1,7 +1,7 @@
-"""Read the Postgres store: the latest commit, the lists and the staged output that it refers to, and rows as of this commit.
+"""Read the latest commit from Postgres, with its rows, its lists and its staged output.
 
-Readers need no lock. One transaction (REPEATABLE READ, READ ONLY) reads the record and exports its snapshot. Each reader of rows imports the
-snapshot on a connection of its own, so that it sees the same data.
+Readers need no lock. A transaction (REPEATABLE READ, READ ONLY) reads the record and exports its snapshot. Each reader of
+rows imports this snapshot on another connection, so that all of them see the same data.
 """
 
 from __future__ import annotations
@@ -26,12 +26,19 @@ from slackwater.state.postgres.shard_rows import PostgresShard
 from slackwater.state.postgres.table_checks import check_tables
 from slackwater.state.postgres.table_names import TableNames
 from slackwater.state.protocol import Snapshot, StoredRecord, missing_epoch_error
+from slackwater.storage.arrow_files import frame_of
 
 
 def stored_record(db: psycopg.Connection[Any], tables: TableNames, location: str) -> tuple[StoredRecord, int] | None:
-    """Return the stored record of a pipeline and its last published epoch; None if the pipeline has no row.
+    """Return the stored record of a pipeline and its last published epoch, or None if the pipeline has no state.
 
-    Raises StateError if a value is missing or the format cannot be migrated.
+    Args:
+        db: A connection to the database.
+        tables: The tables of the pipeline.
+        location: The location of the store, for messages.
+
+    Raises:
+        StateError: A value is missing, or the format cannot be migrated.
     """
     row = db.execute(
         f"SELECT published_epoch, state_version, record FROM {tables.pipelines} WHERE pipeline_name = %s",
@@ -53,7 +60,8 @@ def stored_record(db: psycopg.Connection[Any], tables: TableNames, location: str
 def latest_commit(db: psycopg.Connection[Any], tables: TableNames, location: str) -> tuple[Commit, int, int] | None:
     """Return the latest commit, the last published epoch, and the format of the stored record.
 
-    Return None if the pipeline has no stored commit. Raises StateError if its record is damaged or cannot be migrated.
+    Return None if the pipeline has no state. Raises StateError if the record is damaged or cannot be migrated.
+    `location`: the location of the store, for messages.
     """
     stored = stored_record(db, tables, location)
     if stored is None:
@@ -78,10 +86,16 @@ def open_snapshot(url: str, tables: TableNames, location: str, epoch: int | None
     """Open a commit for reading; see `StateStore.peek`.
 
     Within the block, an open transaction protects the rows of the commit from VACUUM.
+
+    Args:
+        url: The URL of the database.
+        tables: The tables of the pipeline.
+        location: The location of the store, for messages.
+        epoch: The epoch of the commit; None for the latest. Postgres keeps only the latest commit.
     """
     with client.report_errors(location), client.borrow_connection(url, "state store") as db, db.transaction():
         db.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        db.execute("SET LOCAL lock_timeout = '5s'")  # do not wait long for a session that alters a table
+        db.execute("SET LOCAL lock_timeout = '5s'")  # limits the wait for another session that alters a table
         latest = latest_commit(db, tables, location) if client.table_exists(db, tables.pipelines) else None
         if epoch is not None and (latest is None or latest[0].epoch != epoch):
             raise missing_epoch_error(
@@ -112,7 +126,7 @@ def open_snapshot(url: str, tables: TableNames, location: str, epoch: int | None
 
 
 def pipeline_names(url: str, schema: str) -> list[str]:
-    """Return the pipelines with a state in a schema. Raises StartError or StateError."""
+    """Return the names of the pipelines with a state in a schema. Raises StartError or StateError."""
     location = f'in schema "{schema}" of {client.server_address(url)}'
     with client.report_errors(location), closing(client.open_connection(url, "state store")) as db:
         table = TableNames(schema, "").pipelines
@@ -121,18 +135,18 @@ def pipeline_names(url: str, schema: str) -> list[str]:
         return [row[0] for row in db.execute(f"SELECT pipeline_name FROM {table} ORDER BY 1").fetchall()]
 
 
-# -- what a commit refers to -------------------------------------------------------------------------------------------
+# -- lists and staged output -------------------------------------------------------------------------------------------
 
 
 def write_list(db: psycopg.Connection[Any], tables: TableNames, epoch: int, lines: Sequence[str]) -> str:
-    """Store a list and return its name."""
+    """Store a list of text lines for an epoch, and return its name."""
     token = uuid.uuid4().hex
     db.execute(f"INSERT INTO {tables.lists} VALUES (%s, %s, %s, %s)", (token, tables.pipeline, epoch, "\n".join(lines)))
     return token
 
 
 def read_list(db: psycopg.Connection[Any], tables: TableNames, location: str, name: str) -> list[str]:
-    """Return the lines of a list. Raises StateError if it is missing."""
+    """Return the lines of a list. Raises StateError if the list is missing."""
     row = db.execute(f"SELECT lines FROM {tables.lists} WHERE token = %s", (name,)).fetchone()
     if row is None:
         raise StateError(
@@ -142,7 +156,7 @@ def read_list(db: psycopg.Connection[Any], tables: TableNames, location: str, na
 
 
 def delete_unused_lists(db: psycopg.Connection[Any], tables: TableNames, epoch: int) -> None:
-    """Delete the lists of `epoch` and earlier epochs, except those that the latest commit references."""
+    """Delete the lists of all epochs up to `epoch`, except lists that the latest commit references."""
     row = db.execute(f"SELECT record FROM {tables.pipelines} WHERE pipeline_name = %s", (tables.pipeline,)).fetchone()
     if row is None:
         return
@@ -156,7 +170,7 @@ def delete_unused_lists(db: psycopg.Connection[Any], tables: TableNames, epoch: 
 def read_staged_output(
     db: psycopg.Connection[Any], tables: TableNames, location: str, meta: OutputMeta
 ) -> pl.DataFrame:
-    """Read staged output. Raises StateError if it is missing or damaged."""
+    """Read one entry of staged output. Raises StateError if it is missing or damaged."""
     row = db.execute(f"SELECT data FROM {tables.outputs} WHERE token = %s", (meta.file,)).fetchone()
     if row is None:
         raise StateError(
@@ -164,14 +178,13 @@ def read_staged_output(
             Topic.STATE_DAMAGED,
         )
     try:
-        frame = pl.from_arrow(pa.ipc.open_file(pa.py_buffer(row[0])).read_all())
+        frame = frame_of(pa.ipc.open_file(pa.py_buffer(row[0])).read_all())
     except (pa.ArrowException, OSError, pl.exceptions.PolarsError) as error:
         raise StateError(
             f"staged output {meta.file} in {tables.outputs} {location} is damaged: it cannot be read "
             f"({type(error).__name__}), but should hold {plural(meta.rows, 'row')}; restore it from a backup",
             Topic.STATE_DAMAGED,
         ) from None
-    assert isinstance(frame, pl.DataFrame)
     if frame.height != meta.rows:
         raise StateError(
             f"staged output {meta.file} in {tables.outputs} {location} is damaged: "

@@ -1,6 +1,6 @@
-"""The commit of one epoch in Postgres, as one transaction:
+"""The transaction that commits an epoch in Postgres, in these steps:
 
-fence ─ changed columns ─ merge of staged rows, if it is due ─ target, if it is in this database ─ record, offsets
+fence ─ changed columns ─ merge of staged rows, if due ─ target, if in this database ─ record ─ offsets
                         └ deletion of expired rows
 """
 
@@ -27,7 +27,7 @@ from slackwater.state.protocol import NoState, Publish, StateLayout
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows.state_rows import EMITTED, FLOOR, WHOLE, KeyedStateLayout
 
-# the segments of a stage's shards, and how many rows its table gained
+# the segments of each shard of a stage, and the number of rows that its table gained
 Changed = tuple[tuple[tuple[SegmentMeta, ...], ...], int]
 
 
@@ -36,7 +36,7 @@ class TargetRefusedError(Exception):
 
 
 def separate_refusals(publish: Publish) -> Publish:
-    """Wrap `publish` so that errors of the target become TargetRefusedError. Connection errors are unchanged."""
+    """Wrap `publish` so that it raises TargetRefusedError if the target rejects rows. Connection errors stay unchanged."""
 
     def publishing(db: psycopg.Connection[Any]) -> None:
         try:
@@ -51,24 +51,31 @@ def separate_refusals(publish: Publish) -> Publish:
 
 @dataclass(frozen=True)
 class Transaction:
-    """The transaction of one commit. `run` raises FencedError, EpochError or psycopg's errors.
+    """The transaction of one commit. If it fails, tables and views stay unchanged.
 
-    Without `stages`, only the stored commit changes (see `state.store_access`). Tables are altered within the
-    transaction, so a failed commit leaves them and their views unchanged. `location` is the location of the store, for
-    messages.
+    Args:
+        db: The connection that holds the lock.
+        tables: The tables of the pipeline.
+        stages: The logic of each stage. If empty, only the stored commit changes; see `state.store_access`.
+        location: The location of the store, for messages.
+        altering: SQL statements that alter the tables of the state.
+        named: Tokens of the staged rows that the previous commit references.
     """
 
     db: psycopg.Connection[Any]
     tables: TableNames
     stages: Sequence[StateLayout]
     location: str
-    altering: Sequence[str] = ()  # statements that alter the tables of the state
-    named: frozenset[str] = frozenset()  # tokens of staged rows that the previous commit references
+    altering: Sequence[str] = ()
+    named: frozenset[str] = frozenset()
 
     def run(self, commit: Commit, publish: Publish | None, commit_id: uuid.UUID) -> Commit:
-        """Run the transaction: claim the epoch, merge rows, publish to targets in this database, and store the commit.
+        """Run the transaction, and return the stored commit. Raises FencedError, EpochError or errors of psycopg.
 
-        Return the commit as it is stored.
+        Args:
+            commit: The commit of the next epoch.
+            publish: A function that writes output to targets in this database; None to publish later.
+            commit_id: An id that shows whether the transaction took effect.
         """
         db, t = self.db, self.tables
         with db.transaction():
@@ -112,10 +119,10 @@ class Transaction:
 
     @singledispatchmethod
     def _merge(self, logic: StateLayout, tables: TableNames, state: StageState, epoch: int) -> Changed:
-        """Merge staged rows into the state of a stage, and delete expired rows.
+        """Merge staged rows into the state table of a stage, and delete expired rows.
 
-        Return the resulting segments, and how many rows the table gained. Raises EpochError if staged rows are
-        missing.
+        Return the resulting segments, and the number of rows that the table gained. Raises EpochError if staged rows
+        are missing.
         """
         raise_unregistered(logic, "slackwater.state.postgres.commit_transaction.Transaction")
 
@@ -128,7 +135,7 @@ class Transaction:
             return state.segments, 0
         gained = staged_row_merge.merge_staged_rows(self.db, tables.staged, tables.state, state.segments)
         if staged:
-            # including rows of failed epochs; not TRUNCATE, because that takes effect in older snapshots
+            # including rows of failed epochs; TRUNCATE would also hide the rows from older snapshots
             self.db.execute(f"DELETE FROM {tables.staged} WHERE epoch <= {epoch}")
         gained -= self._forget(logic, tables, state.watermark_us)
         size = self._size(tables) // state.shards
@@ -146,18 +153,19 @@ class Transaction:
         return state.segments, 0
 
     def _count(self, tables: TableNames, state: StageState, gained: int) -> int:
-        """Return how many rows the table has after gaining `gained`. Counts them if the number was never recorded."""
+        """Return the number of rows of the state table after it gained `gained` rows. Count them if it has no record."""
         if state.table is not None:
             return state.table.rows + gained
         row = self.db.execute(f"SELECT count(*) FROM {tables.state}").fetchone()
         return int(row[0]) if row else 0
 
     def _size(self, tables: TableNames) -> int:
+        """Return the size of the state table in bytes, including indexes."""
         row = self.db.execute("SELECT pg_total_relation_size(%s)", (tables.state,)).fetchone()
         return int(row[0]) if row else 0
 
     def _forget(self, logic: KeyedStateLayout, tables: TableNames, watermark: int) -> int:
-        """Delete units (rows with one hash) whose rows have all expired. Return the number of deleted rows."""
+        """Delete the units in which all rows have expired, and return the number of deleted rows."""
         if watermark <= NO_WATERMARK:
             return 0
         rule = logic.expiry_bounds(watermark)
@@ -175,7 +183,7 @@ class Transaction:
         ).rowcount
 
     def _fence(self, commit: Commit) -> None:
-        """Claim the epoch. Raises FencedError if the previous epoch is not the latest one."""
+        """Set the epoch of the pipeline. Raises FencedError if the previous epoch is not the latest one."""
         t = self.tables
         if commit.epoch == 0:
             cursor = self.db.execute(
@@ -190,7 +198,7 @@ class Transaction:
             )
         if cursor.rowcount != 1:
             raise FencedError(
-                f"epoch {commit.epoch} was already committed {self.location} by another runner; this one is stopping"
+                f"epoch {commit.epoch} was already committed {self.location} by another runner; this runner is stopping"
             )
 
     def _write_offsets(self, commit: Commit) -> None:
@@ -215,5 +223,5 @@ class Transaction:
 
 
 def offset_rows(offsets: Offsets | None) -> dict[str, str]:
-    """Return a source's offsets as text, by Kafka partition; other sources have a single entry."""
+    """Return the offsets of a source as text, by Kafka partition. Other sources have one entry with an empty name."""
     return {"": "null"} if offsets is None else offsets.positions()

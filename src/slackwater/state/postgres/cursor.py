@@ -1,4 +1,4 @@
-"""Cursors for which a `%` within quotes is a plain character. Only outside of quotes does it begin a placeholder.
+"""Cursors of psycopg that treat `%` within quotes as a plain character, and only elsewhere as a placeholder.
 
 SELECT "rate%" FROM "100%s"."t" WHERE k = %s       one placeholder
 """
@@ -15,13 +15,15 @@ _QUOTED = re.compile(r'"(?:[^"]|"")*"|\'(?:[^\']|\'\')*\'')
 
 
 def escape_percents(query: Any) -> Any:
-    """Double each `%` within quotes, as psycopg requires for a query with parameters."""
+    """Double each `%` within quotes, because psycopg requires this in queries with parameters."""
     if not isinstance(query, str) or "%" not in query:
         return query
     return _QUOTED.sub(lambda match: match[0].replace("%", "%%"), query)
 
 
 class Cursor(psycopg.Cursor[Any]):
+    """A client-side cursor."""
+
     def execute(self, query: Any, params: Any = None, **more: Any) -> Self:
         return super().execute(query if params is None else escape_percents(query), params, **more)
 
@@ -30,5 +32,7 @@ class Cursor(psycopg.Cursor[Any]):
 
 
 class NamedCursor(psycopg.ServerCursor[Any]):
+    """A server-side cursor."""
+
     def execute(self, query: Any, params: Any = None, **more: Any) -> Self:
         return super().execute(query if params is None else escape_percents(query), params, **more)

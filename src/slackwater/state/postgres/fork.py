@@ -1,6 +1,6 @@
 """Fork a state in Postgres: copy the tables and rows of a pipeline.
 
-The copy runs in one transaction, which sees exactly one commit and does not block a runner.
+One transaction makes the copy. It sees exactly one commit, and does not block a runner.
 """
 
 from __future__ import annotations
@@ -26,14 +26,23 @@ from slackwater.state.protocol import missing_epoch_error
 def fork_tables(
     url: str, tables: TableNames, name: str, epoch: int | None, location: str, renames: bool = False
 ) -> Commit | None:
-    """Copy a commit to another pipeline; see `StateStore.fork`."""
+    """Copy a commit to another pipeline; see `StateStore.fork`.
+
+    Args:
+        url: The URL of the database.
+        tables: The tables of the original.
+        name: The name of the other pipeline.
+        epoch: The epoch of the commit, which must be the latest; None for the latest.
+        location: The location of the store, for messages.
+        renames: Whether the copy replaces the original under a new name.
+    """
     new = replace(tables, pipeline=name)
     with client.report_errors(location), closing(client.open_connection(url, "state store")) as db:
         _check_free(db, new, location)
         _lock(db, new, location)
         with db.transaction():
             db.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-            db.execute("SET LOCAL lock_timeout = '5s'")  # do not wait long for a session that alters a table
+            db.execute("SET LOCAL lock_timeout = '5s'")  # limits the wait for another session that alters a table
             return _fork(db, tables, new, epoch, location, renames)
 
 
@@ -46,7 +55,7 @@ def _check_free(db: psycopg.Connection[Any], new: TableNames, location: str) -> 
 
 
 def _lock(db: psycopg.Connection[Any], new: TableNames, location: str) -> None:
-    """Take the lock of the new pipeline, so that it cannot be started. Closing the connection releases the lock."""
+    """Take the lock of the new pipeline, so that it cannot be started. Raises LockHeldError if it is running."""
     if not runners.take_lock(db, new):
         holder = runners.lock_holder(db, new) or "another process"
         raise LockHeldError(
@@ -63,7 +72,7 @@ def _fork(
             epoch or 0, [latest[0].epoch] if latest else [], f"the tables {location}, which hold the latest"
         )
     commit, published, version = latest
-    _check_free(db, new, location)  # again, because time has passed since the first check
+    _check_free(db, new, location)  # again, because another process may have created the state
     if commit.staged and published < commit.epoch:
         return None
     stages = range(len(commit.stages))
@@ -103,18 +112,17 @@ def _fork(
 def _copy_table(db: psycopg.Connection[Any], old: TableNames, new: TableNames) -> None:
     """Copy the table of a stage with its indexes and rows.
 
-    Existing tables under the new name are replaced: as the new pipeline has no state, a failed start left them.
+    Existing tables of the new pipeline are replaced. It has no state, so a failed start left them.
     """
     if not client.table_exists(db, old.state):
         raise StateError(f"table {old.state} is missing; restore it from a backup", Topic.STATE_DAMAGED)
-    table_ownership.drop_tables(db, new, "windows", "staged", "state")
+    table_ownership.drop_tables(db, new)
     settings = db.execute(
         "SELECT array_to_string(reloptions, ', ') FROM pg_class WHERE oid = to_regclass(%s)", (old.state,)
     ).fetchone()
     storage_settings = f" WITH ({settings[0]})" if settings and settings[0] else ""
     db.execute(f"CREATE TABLE {new.state} (LIKE {old.state} INCLUDING ALL){storage_settings}")
-    name = new.pipeline.replace("'", "''")
-    db.execute(f"ALTER TABLE {new.state} ALTER COLUMN pipeline_name SET DEFAULT '{name}'")
+    db.execute(f"ALTER TABLE {new.state} ALTER COLUMN pipeline_name SET DEFAULT {new.literal}")
     names = client.quote_names([c for c in client.columns_of(db, old.state) if c != "pipeline_name"])
     db.execute(f"INSERT INTO {new.state} ({names}) SELECT {names} FROM {old.state}")
     table_ownership.name_indexes(db, new)
@@ -122,6 +130,7 @@ def _copy_table(db: psycopg.Connection[Any], old: TableNames, new: TableNames) -
 
 
 def _copy_lists(db: psycopg.Connection[Any], new: TableNames, new_tokens: Mapping[str, str]) -> None:
+    """Copy lists under new tokens. `new_tokens`: by old token. Raises StateError if a list is missing."""
     cursor = db.execute(
         f"INSERT INTO {new.lists} SELECT n.fresh, %s, l.epoch, l.lines FROM {new.lists} l"
         " JOIN unnest(%s::text[], %s::text[]) AS n (token, fresh) USING (token)",
@@ -129,6 +138,6 @@ def _copy_lists(db: psycopg.Connection[Any], new: TableNames, new_tokens: Mappin
     )
     if cursor.rowcount != len(new_tokens):
         raise StateError(
-            f"a list that the state refers to is missing from {new.lists}; restore it from a backup",
+            f"a list to which the state refers is missing from {new.lists}; restore it from a backup",
             Topic.STATE_DAMAGED,
         )

@@ -3,9 +3,9 @@
     side   key_hash  event_time  row_id  matched  left_order_id  left_amount  right_order_id  …
     left         -7  09:00:01         4  true     o1                   12.50  NULL            …
 
-`matched` is NULL for sides that are not outer. Workers COPY the rows of an epoch into an unlogged table, with one
-token for each side and kind of change. The commit moves them into the state table. Rows are not marked as expired,
-because this depends only on their event time. Each commit deletes expired rows.
+`matched` is NULL for sides that are not outer. Workers COPY the rows of an epoch into an unlogged table, with one token
+for each side and kind of change. The commit moves them to the state table, and deletes expired rows. Whether a row has
+expired depends only on its event time.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from slackwater.state.postgres import client
 from slackwater.state.postgres.table_checks import check_rows, report_read_errors
 from slackwater.state.postgres.table_names import TableNames
 
-ROW_KEY = ("side", "key_hash", "event_time", "row_id")
-_FAR = 2**62
+ROW_KEY = ("side", "key_hash", "event_time", "row_id")  # primary key of the table
+_FAR = 2**62  # stands for an unknown number of rows
 
 
 @dataclass(frozen=True)
 class JoinTable:
-    """The table for a join's buffered rows. It maps the columns of both sides to columns of the table."""
+    """The table of the buffered rows of a join, with columns for both sides."""
 
     tables: TableNames
     logic: CompiledJoin
@@ -50,12 +50,12 @@ class JoinTable:
         return self.tables.staged
 
     def names(self, side: JoinSide) -> dict[str, str]:
-        """Map the columns of a buffered row of one side to columns of the table."""
+        """Map the columns of buffered rows of one side to the names of columns in the table."""
         columns = {f.name: f"{side.name}_{f.name}" for f in side.fields}
         return {"__kh": "key_hash", "__ts": "event_time", "__id": "row_id", "__matched": "matched", **columns}
 
     def types(self) -> dict[str, str]:
-        """Map the columns of the table to their types, except the columns that all state tables share."""
+        """Map the columns of the table to their types, except the columns that all state tables have."""
         types = {
             "side": "text NOT NULL",
             "key_hash": "bigint NOT NULL",
@@ -68,7 +68,7 @@ class JoinTable:
         return types
 
     def check(self, where: str) -> None:
-        """Raise StartError for a column whose name or values Postgres cannot store unchanged."""
+        """Raise StartError for a column whose name or values Postgres cannot store unchanged. `where`: prefix of the message."""
         client.check_names(list(self.types()), where)
         for side in self.logic.sides:
             for f in side.fields:
@@ -80,22 +80,28 @@ class JoinTable:
                     )
 
     def create(self) -> list[str]:
-        """Return the SQL statements that create the state table."""
+        """Return the SQL statements that create the state table and its index."""
         columns = ", ".join(f"{client.quote_name(c)} {t}" for c, t in self.types().items())
-        name = self.tables.pipeline.replace("'", "''")
         return [
-            f"CREATE TABLE {self.state} (pipeline_name text NOT NULL DEFAULT '{name}', {columns}, state_version integer NOT NULL"
-            f" DEFAULT {FORMAT}, epoch bigint NOT NULL, updated_at timestamptz NOT NULL DEFAULT now(),"
+            f"CREATE TABLE {self.state} (pipeline_name text NOT NULL DEFAULT {self.tables.literal}, {columns},"
+            f" state_version integer NOT NULL DEFAULT {FORMAT}, epoch bigint NOT NULL, updated_at timestamptz NOT NULL DEFAULT now(),"
             f" CONSTRAINT {client.quote_name(self.tables.name_of('state', 'pkey'))} PRIMARY KEY ({', '.join(ROW_KEY)}))",
             f"CREATE INDEX {client.quote_name(self.tables.name_of('state', 'due'))} ON {self.state} (side, event_time)",
         ]
 
     def create_staged(self) -> str:
+        """Return the SQL statement that creates the table of staged rows."""
         columns = ", ".join(f"{client.quote_name(c)} {t}" for c, t in self.types().items())
         return f"CREATE UNLOGGED TABLE {self.staged} (token text NOT NULL, {columns})"
 
     def frame(self, side: JoinSide, rows: pl.DataFrame, token: str) -> pl.DataFrame:
-        """Convert buffered rows to rows of the staged table. Sides that are not outer do not record matches."""
+        """Convert buffered rows, or references to them, to rows of the staged table.
+
+        Args:
+            side: The side of the join. If it is not outer, `matched` becomes NULL.
+            rows: The rows.
+            token: The token for all of these rows.
+        """
         rows = rows.with_columns(rows["__ts"].cast(pl.Datetime("us", "UTC")))
         if "__matched" in rows.columns and not side.outer:
             rows = rows.with_columns(pl.lit(None, pl.Boolean).alias("__matched"))
@@ -104,13 +110,22 @@ class JoinTable:
 
 
 def shard_number(column: str, shards: int) -> str:
-    """Return a SQL expression for the number of the shard to which the hash in `column` belongs."""
+    """Return an SQL expression for the number of the shard of a hash. `column`: the SQL column with the hash."""
     return f"mod(mod({column}, {shards}) + {shards}, {shards})"
 
 
 @dataclass(frozen=True)
 class PostgresBuffers:
-    """The `Buffers` of one shard: the committed table, plus the rows staged in this epoch."""
+    """The `Buffers` of one shard in Postgres: the committed rows, and the rows staged in this epoch.
+
+    Args:
+        url: The URL of the database.
+        table: The table of the join.
+        shard: The number of the shard.
+        shards: The number of shards of the state.
+        metas: The segments of the shard.
+        snapshot: An exported snapshot of the database to read from; None to read the current data.
+    """
 
     url: str
     table: JoinTable
@@ -214,9 +229,15 @@ class PostgresBuffers:
 def stage_changes(
     url: str, table: JoinTable, metas: Sequence[SegmentMeta], changes: Changes
 ) -> tuple[SegmentMeta, ...]:
-    """With COPY, stage an epoch's changes to the buffers of a shard, and return the segments of the shard.
+    """Stage changes to the buffers of a shard with COPY, and return the segments of the shard.
 
-    Each combination of side and kind of change gets a token, which the commit references.
+    Raises EpochError if this fails.
+
+    Args:
+        url: The URL of the database.
+        table: The table of the join.
+        metas: The current segments of the shard.
+        changes: The changes by side.
     """
     staged = list(metas)
     try:
@@ -237,9 +258,9 @@ def stage_changes(
 
 
 def replace_buffer_rows(table: JoinTable, changes: Changes) -> tuple[SegmentMeta, ...]:
-    """Return the new segments of a shard after a reshard.
+    """Return the segments of a shard after a reshard. `changes`: its rows by side.
 
-    A row's key hash determines its shard, so the rows in the table do not change.
+    The table stays unchanged, because it does not store to which shard a row belongs.
     """
     return tuple(
         describe_segment(side, "", change.rows, "", int(change.rows.estimated_size()))
@@ -249,17 +270,23 @@ def replace_buffer_rows(table: JoinTable, changes: Changes) -> tuple[SegmentMeta
 
 
 def apply_staged(db: psycopg.Connection[Any], table: JoinTable, state: StageState, epoch: int) -> int:
-    """Move the staged rows into the state table, and return how many rows the table gained.
+    """Apply the staged changes to the state table, and return how many rows the table gained.
 
     Raises EpochError if staged rows are missing.
+
+    Args:
+        db: A connection with an open transaction.
+        table: The table of the join.
+        state: The state of the stage in the next commit.
+        epoch: The epoch of the next commit.
     """
     staged = [m for m in state.metas if m.file]
     tokens = [m.file for m in staged]
     count = db.execute(f"SELECT count(*) FROM {table.staged} WHERE token = ANY(%s)", (tokens,)).fetchone()
     if count is None or count[0] != sum(m.rows for m in staged):
         raise EpochError(
-            f"epoch {epoch} was not committed: the rows staged for it in {table.staged} are gone (Postgres was "
-            "restarted after a crash); start again to repeat the epoch"
+            f"epoch {epoch} was not committed: its staged rows are missing from {table.staged} (Postgres was restarted "
+            "after a crash); start again to repeat the epoch"
         )
     same, gained = " AND ".join(f"s.{c} = t.{c}" for c in ROW_KEY), 0
     for side in table.logic.sides:
@@ -285,7 +312,7 @@ def apply_staged(db: psycopg.Connection[Any], table: JoinTable, state: StageStat
 
 
 def delete_expired(db: psycopg.Connection[Any], table: JoinTable, state: StageState) -> dict[tuple[str, int], int]:
-    """Delete the expired rows, and return their number by side and shard."""
+    """Delete the expired rows of a join, and return their number by name of the side and number of the shard."""
     expired: dict[tuple[str, int], int] = {}
     shard = f"{shard_number('key_hash', state.shards)}::integer"
     for side in table.logic.sides:
@@ -302,9 +329,13 @@ def delete_expired(db: psycopg.Connection[Any], table: JoinTable, state: StageSt
 def collapsed_segments(
     logic: CompiledJoin, state: StageState, expired: Mapping[tuple[str, int], int], size: int
 ) -> tuple[tuple[SegmentMeta, ...], ...]:
-    """Return the segments after staged rows are moved into the table and expired rows are deleted.
+    """Return the segments of each shard after staged changes are applied and expired rows are deleted.
 
-    `expired`: the result of `delete_expired`. `size`: the size of the table in bytes.
+    Args:
+        logic: The join.
+        state: The state of the stage in the next commit.
+        expired: The result of `delete_expired`.
+        size: The size of the table in bytes.
     """
     shards = []
     for shard, metas in enumerate(state.segments):
@@ -331,4 +362,5 @@ def collapsed_segments(
 
 
 def array_literal(hashes: Int64s) -> str:
+    """Return an array of integers as an SQL literal."""
     return "'{" + ",".join(np.char.mod("%d", hashes)) + "}'::bigint[]"

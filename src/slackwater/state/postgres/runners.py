@@ -1,7 +1,7 @@
-"""The processes that run a pipeline: the one that holds its lock, and the history of runs.
+"""The lock of a pipeline in Postgres, and the history of its runs.
 
-The lock is a Postgres advisory lock. The `application_name` of its connection identifies the runner. The history has one
-row per run, in a table that anyone can SELECT from.
+The lock is an advisory lock. The `application_name` of the connection that holds it is the name of the runner. The
+history is a table with one row per run.
 """
 
 from __future__ import annotations
@@ -17,11 +17,16 @@ from slackwater.state.postgres import client
 from slackwater.state.postgres.table_names import TableNames
 from slackwater.state.run_history import MOST_RUNS, Run, parse_runs
 
-LOCK_S = 3.0  # how long a start waits for the server to notice that a killed runner is gone
+LOCK_S = (
+    3.0  # seconds that a start waits for the lock, which the server may not have released after a runner was killed
+)
 
 
 def connect_locked(url: str, tables: TableNames, location: str) -> psycopg.Connection[Any]:
-    """Open a connection that holds the lock of a pipeline. Raises LockHeldError, StartError or psycopg's errors."""
+    """Open a connection, and take the lock of a pipeline on it.
+
+    Raises LockHeldError if another process holds the lock, StartError if connecting fails, or an error of psycopg.
+    """
     db = client.open_connection(url, "state store")
     try:
         end = time.monotonic() + LOCK_S
@@ -40,18 +45,18 @@ def connect_locked(url: str, tables: TableNames, location: str) -> psycopg.Conne
 
 
 def take_lock(db: psycopg.Connection[Any], tables: TableNames) -> bool:
-    """Take the lock of a pipeline until the connection is closed. Return False if another connection holds it."""
+    """Take the lock of a pipeline for the lifetime of the connection. Return False if another connection holds it."""
     row = db.execute("SELECT pg_try_advisory_lock(%s)", (lock_key(tables),)).fetchone()
     return bool(row and row[0])
 
 
 def lock_key(tables: TableNames) -> int:
-    """Return the number of a pipeline's advisory lock."""
+    """Return the number that identifies the advisory lock of a pipeline, a signed 64-bit integer."""
     return xxhash.xxh64_intdigest(f"slackwater\0{tables.schema}\0{tables.pipeline}".encode()) - (1 << 63)
 
 
 def lock_holder(db: psycopg.Connection[Any], tables: TableNames) -> str | None:
-    """Return the process that holds a pipeline's lock; None if no process does."""
+    """Return the name of the process that holds the lock of a pipeline, or None if the lock is free."""
     row = db.execute(
         "SELECT application_name FROM pg_locks LEFT JOIN pg_stat_activity USING (pid) WHERE locktype = 'advisory' AND granted"
         " AND objsubid = 1 AND ((classid::bigint << 32) | objid::bigint) = %s AND pg_locks.database = (SELECT oid FROM pg_database WHERE"
@@ -64,9 +69,8 @@ def lock_holder(db: psycopg.Connection[Any], tables: TableNames) -> str | None:
 
 
 def write_run(db: psycopg.Connection[Any], tables: TableNames, run: Run) -> None:
-    """Insert a run or replace its entry, and delete the oldest entries. Raises psycopg's errors."""
-    # Postgres cannot store U+0000 in text
-    error = None if run.error is None else run.error.replace("\0", "�")
+    """Insert a run or replace its entry, and delete the oldest entries beyond MOST_RUNS. Raises errors of psycopg."""
+    error = None if run.error is None else run.error.replace("\0", "�")  # Postgres cannot store U+0000 in text
     values = (tables.pipeline, run.started_us, run.runner, run.epoch, run.ended_us, run.outcome, run.last_epoch, error)
     moment = "'epoch'::timestamptz + %s * interval '1 microsecond'"
     with db.transaction():
@@ -84,9 +88,12 @@ def write_run(db: psycopg.Connection[Any], tables: TableNames, run: Run) -> None
 
 
 def read_runs(url: str, tables: TableNames, location: str) -> tuple[Run, ...]:
-    """Return the runs of a pipeline, oldest first; empty if the table does not exist yet.
+    """Return the recorded runs of a pipeline, oldest first. Raises StartError or StateError if they cannot be read.
 
-    Raises StateError if Postgres cannot be read.
+    Args:
+        url: The URL of the database.
+        tables: The tables of the pipeline.
+        location: The location of the store, for messages.
     """
     with client.report_errors(location), client.borrow_connection(url, "state store") as db:
         if not client.table_exists(db, tables.runs):

@@ -1,6 +1,6 @@
-"""Set up tables when a pipeline starts, with the current format and names: shared tables and those of stages.
+"""Set up the tables of a pipeline when it starts: create them, migrate them, and give them current names and columns.
 
-The columns of a stage's table depend on its kind of state: rows of windows and keys, or buffered rows of a join.
+The columns of a state table depend on the kind of stage: it holds rows of windows or keys, or buffered rows of a join.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from slackwater.windows.state_rows import KeyedStateLayout
 
 
 def create_shared_tables(db: psycopg.Connection[Any], t: TableNames) -> None:
-    """Create the schema, and the tables that all its pipelines share."""
+    """Create the schema if necessary, and the tables that all pipelines in it share. `t`: names of the tables."""
     if db.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (t.schema,)).fetchone() is None:
         db.execute(f"CREATE SCHEMA IF NOT EXISTS {client.quote_name(t.schema)}")
     with db.transaction():
-        db.execute("SELECT pg_advisory_xact_lock(7305804402566226542)")  # concurrent IF NOT EXISTS statements can fail
+        db.execute("SELECT pg_advisory_xact_lock(7305804402566226542)")  # concurrent CREATE … IF NOT EXISTS can fail
         for statement in t.shared():
             db.execute(statement)
 
 
 def migrate_tables(db: psycopg.Connection[Any], tables: TableNames, location: str) -> None:
-    """Migrate the tables and the stored commit of a pipeline from an older format.
+    """Migrate the tables and the stored commit of a pipeline from an older format, in one transaction.
 
-    Everything happens in one transaction, before the first epoch.
+    `location`: the location of the store, for messages. Raises StateError if the commit cannot be migrated.
     """
     latest = latest_commit(db, tables, location)
     assert latest is not None
@@ -57,7 +57,7 @@ def migrate_tables(db: psycopg.Connection[Any], tables: TableNames, location: st
 
 @singledispatch
 def column_types(logic: StateLayout, tables: TableNames) -> dict[str, str]:
-    """Map the columns of a stage's table to their types, except the columns that all state tables share."""
+    """Map the columns of a state table to their types, except the columns that all state tables have."""
     raise_unregistered(logic, "slackwater.state.postgres.schema_setup.column_types")
 
 
@@ -78,7 +78,13 @@ def _(logic: NoState, tables: TableNames) -> dict[str, str]:
 
 @singledispatch
 def check_columns(logic: StateLayout, tables: TableNames, where: str) -> None:
-    """Raise StartError for a column whose name or values Postgres cannot store unchanged."""
+    """Raise StartError for a column whose name or values Postgres cannot store unchanged.
+
+    Args:
+        logic: The logic of the stage.
+        tables: The tables of the stage.
+        where: The prefix of the message.
+    """
     raise_unregistered(logic, "slackwater.state.postgres.schema_setup.check_columns")
 
 
@@ -94,28 +100,36 @@ def _(logic: CompiledJoin, tables: TableNames, where: str) -> None:
 
 @check_columns.register
 def _(logic: NoState, tables: TableNames, where: str) -> None:
-    """Do nothing: a stage without state has no columns."""
+    """Do nothing, because a stage without state has no columns."""
 
 
 @dataclass(frozen=True)
 class SchemaSetup:
-    """Sets up the tables of one stage, for a state at `epoch` (-1: a new state)."""
+    """The setup of the tables of one stage.
+
+    Args:
+        db: A connection that holds the lock of the pipeline.
+        tables: The tables of the stage.
+        location: The location of the store, for messages.
+        epoch: The epoch of the latest commit, or -1 for a new state.
+        begins: Whether the stage is new although the state is not.
+    """
 
     db: psycopg.Connection[Any]
     tables: TableNames
     location: str
     epoch: int
-    begins: bool = False  # the stage is new although the state is not
+    begins: bool = False
 
     @property
     def continues(self) -> bool:
-        """Return whether the stage's table must already exist, because neither the state nor the stage is new."""
+        """Return whether the state table must already exist, because neither the state nor the stage is new."""
         return self.epoch >= 0 and not self.begins
 
     def run(self, logic: StateLayout) -> list[str]:
-        """Set up the tables, and return the statements with which the next commit must alter them.
+        """Set up the tables, and return the SQL statements with which the next commit must alter them.
 
-        Raises StartError, StateError or psycopg's errors.
+        Raises StartError, StateError or errors of psycopg.
         """
         check_columns(logic, self.tables, f"pipeline {self.tables.pipeline}: state store")
         if self.continues:
@@ -138,7 +152,7 @@ class SchemaSetup:
         else:
             self._begin([t.create_state(logic), t.create_index()])
         with self.db.transaction():
-            if not altering:  # otherwise the commit that alters the table recreates the view
+            if not altering:  # otherwise, the commit that alters the table creates the view again
                 table_ownership.drop_tables(self.db, t, "windows")
             self._empty_staged(logic)
             if not altering:
@@ -168,9 +182,9 @@ class SchemaSetup:
         return []
 
     def _add_columns(self, table: JoinTable) -> None:
-        """Add new columns now: workers read them before the next commit, and other readers ignore them.
+        """Add new columns to the table of a join before the next commit, because workers already read them.
 
-        An empty column of another type is replaced: it was left by a start that committed nothing.
+        An empty column of another type is replaced, because a start that committed nothing left it.
         """
         existing_types, types = client.types_of(self.db, table.state), table.types()
         for column in (c for c, t in types.items() if existing_types.get(c, t) != t and not t.endswith("NOT NULL")):
@@ -184,29 +198,29 @@ class SchemaSetup:
             self.db.execute(statement)
 
     def _rename(self) -> None:
-        """Give the stage's tables their current names and comments. Raises StateError if a name has another owner."""
+        """Give the tables their current names and comments. Raises StateError if a name has another owner."""
         with self.db.transaction():
             table_ownership.rename_tables(self.db, self._existing_names(), self.tables)
 
     def _begin(self, statements: Sequence[str]) -> None:
-        """Create the state table, and drop what a failed start left behind."""
+        """Create the state table with these SQL statements, after dropping tables that a failed start left."""
         with self.db.transaction():
             current = self._existing_names()
             if current.stage in current.former:  # left by a state whose record was deleted
-                table_ownership.drop_tables(self.db, current, "windows", "staged", "state")
-            table_ownership.drop_tables(self.db, self.tables, "windows", "staged", "state")
+                table_ownership.drop_tables(self.db, current)
+            table_ownership.drop_tables(self.db, self.tables)
             for statement in statements:
                 self.db.execute(statement)
             table_ownership.sign_table(self.db, self.tables, "state")
 
     def _existing_names(self) -> TableNames:
-        """Return the names that the tables have now, which may be those of an earlier version."""
+        """Return the current names of the tables, which an earlier version may have chosen."""
         return table_ownership.current_names(self.db, self.tables, self.tables.stage + 1)
 
     def _empty_staged(self, logic: KeyedStateLayout) -> None:
-        """Empty the table of staged rows. `open` has already merged the rows that the latest commit references.
+        """Empty the table of staged rows. `open` has already merged all rows that the latest commit references.
 
-        A table with the expected columns is kept, because other connections may be reading from it.
+        A usable table is not dropped, because other connections may be reading from it.
         """
         t = self.tables
         existing_columns = client.columns_of(self.db, t.staged)
@@ -225,7 +239,7 @@ class SchemaSetup:
         return table_ownership.find_table(self.db, self.tables, "windows") is not None
 
     def _make_staged(self, statements: Sequence[str]) -> None:
-        """Recreate the table of staged rows, and delete the output of epochs that were not committed."""
+        """Create the table of staged rows again, and delete staged output of epochs that were not committed."""
         with self.db.transaction():
             table_ownership.drop_tables(self.db, self.tables, "staged")
             self._create_staged(statements)
@@ -237,6 +251,7 @@ class SchemaSetup:
         table_ownership.sign_table(self.db, self.tables, "staged")
 
     def _forget_outputs(self) -> None:
+        """Delete staged output of epochs that were not committed."""
         t = self.tables
         self.db.execute(f"DELETE FROM {t.outputs} WHERE pipeline_name = %s AND epoch > %s", (t.pipeline, self.epoch))
 
@@ -244,8 +259,8 @@ class SchemaSetup:
         """Raise StateError if the state table is missing."""
         if not client.table_exists(self.db, self.tables.state):
             raise StateError(
-                f'table {self.tables.state} is missing {self.location}, but pipeline "{self.tables.pipeline}" has state in epoch '
-                f"{self.epoch}; "
-                "restore it from a backup, or delete the pipeline's row from slackwater_pipelines to start over",
+                f'table {self.tables.state} is missing {self.location}, but pipeline "{self.tables.pipeline}" has state '
+                f"in epoch {self.epoch}; restore it from a backup, or delete the pipeline's row from "
+                "slackwater_pipelines to start over",
                 Topic.STATE_DAMAGED,
             )

@@ -1,6 +1,6 @@
-"""One shard of the Postgres store, in a worker: reads rows by hash or by due time, and stages rows with COPY.
+"""One shard of the Postgres store: its reader, which selects rows by hash or due time, and its writer, which uses COPY.
 
-state table ──────────┐  rows of a unit (rows with one hash), unless a newer version is staged
+state table ──────────┐  the rows of a unit (all rows with the same hash), unless a newer version is staged
 staged table, tokens ─┴▶ rows that the operator reads
 """
 
@@ -39,15 +39,23 @@ from slackwater.windows.state_rows import (
     KeyedStateLayout,
 )
 
-_ORDINAL = "__ordinal"  # hidden: the position of a row in its unit
-_TOKEN = "__token"  # hidden: the token of a staged row
+_ORDINAL = "__ordinal"  # hidden column: the position of a row in its unit
+_TOKEN = "__token"  # hidden column: the token of a staged row
 
 
 @dataclass(frozen=True)
 class PostgresShard:
-    """A `ShardState` in Postgres. `metas` has an entry for the state table, and one for each staged token.
+    """A `ShardState` in Postgres.
 
-    `snapshot`: an exported snapshot of the database to read from, for readers that do not hold the lock.
+    Args:
+        url: The URL of the database.
+        tables: The tables of the stage.
+        shard: The number of the shard.
+        shards: The number of shards of the state.
+        epoch: The epoch for which rows are staged.
+        metas: An entry for the rows in the state table, and one for each staged token.
+        snapshot: An exported snapshot of the database to read from; None to read the current data.
+        trusts_copies: Whether to read staged rows from local copies if possible.
     """
 
     url: str
@@ -57,7 +65,7 @@ class PostgresShard:
     epoch: int
     metas: tuple[SegmentMeta, ...]
     snapshot: str | None = None
-    trusts_copies: bool = True  # read staged rows from local copies if they exist
+    trusts_copies: bool = True
 
     def with_metas(self, metas: tuple[SegmentMeta, ...]) -> PostgresShard:
         return replace(self, metas=metas)
@@ -75,7 +83,7 @@ class PostgresShard:
             [_number_rows(rows.filter(pl.col("__kind") != TOMBSTONE)), _removed_positions(rows, before)]
         )
         names = self.tables.columns(logic)
-        # rename last: keys may be named like columns of the table
+        # rename last, because keys may have names of other columns of the table
         frame = (
             versions.with_columns(pl.col(c).cast(pl.Datetime("us")).dt.replace_time_zone("UTC") for c in TIMES)
             .rename({**names, _ORDINAL: "ordinal"})
@@ -95,9 +103,9 @@ class PostgresShard:
     def replace_rows(
         self, logic: KeyedStateLayout, rows: pl.DataFrame, before: pl.DataFrame | None = None
     ) -> tuple[SegmentMeta, ...]:
-        """Stage the rows that a reshard or a migration has changed, and return the new segments.
+        """Stage the rows that a migration has changed, and return the segments of the shard.
 
-        A row's hash determines its shard, so unchanged rows stay as they are.
+        After a reshard, nothing is staged, because the table does not store to which shard a row belongs.
         """
         if before is not None:
             removed = before.unique("__h", keep="first").join(rows.select("__h"), on="__h", how="anti")
@@ -140,9 +148,9 @@ class PostgresShard:
 
 
 def _number_rows(rows: pl.DataFrame) -> pl.DataFrame:
-    """Number the rows of each unit (rows with the same `__h`) from 0. `rows` must be sorted by `__h`.
+    """Add a column with the position of each row in its unit, from 0. `rows`: sorted by `__h`.
 
-    The primary key of the table consists of the unit and this number.
+    The primary key of the table consists of the unit and this position.
     """
     unit = rows["__h"].to_numpy()
     position = np.arange(len(unit))
@@ -153,7 +161,10 @@ def _number_rows(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _removed_positions(rows: pl.DataFrame, before: pl.DataFrame) -> pl.DataFrame:
-    """Return a TOMBSTONE row for each (unit, position) that is in `before` but not in the new version, `rows`."""
+    """Return a TOMBSTONE row for each position that the previous version of a unit has, but the new version lacks.
+
+    `rows`: the new versions of units, sorted by `__h`. `before`: the previous rows of these units.
+    """
     if before.is_empty():
         return _number_rows(rows.clear())
     old = _number_rows(before.filter(pl.col("__h").is_in(rows["__h"].unique().implode())))
@@ -163,7 +174,7 @@ def _removed_positions(rows: pl.DataFrame, before: pl.DataFrame) -> pl.DataFrame
 
 @dataclass(frozen=True)
 class PostgresReader:
-    """The `StateReader` of one shard."""
+    """A `StateReader` over the state table and the staged rows of one shard."""
 
     state: PostgresShard
     logic: KeyedStateLayout
@@ -194,7 +205,7 @@ class PostgresReader:
         return self._overlay(self._staged_versions.all().due(when) if self._staged_versions else None, below)
 
     def nearest(self, after: int, count: int) -> Int64s | None:
-        return None  # the index finds the rows of any time range
+        return None  # not needed, because an index finds the rows of any time range
 
     def scan(self) -> pl.DataFrame:
         below = self._fetch([], shard_only=True)
@@ -205,16 +216,22 @@ class PostgresReader:
         return self._overlay(self._staged_versions.all().outline() if self._staged_versions else None, below)
 
     def _overlay(self, newest: pl.DataFrame | None, below: pl.DataFrame) -> pl.DataFrame:
-        """Return the newest staged rows, and the rows of the state table that they do not replace."""
+        """Combine the newest staged rows with those rows of the state table that they do not replace.
+
+        `newest`: staged rows; None if nothing is staged. `below`: rows of the state table.
+        """
         return below if newest is None else _concat_sorted(newest, self._staged_versions.select_unstaged(below))
 
     def _has_rows(self) -> bool:
         return any(m.rows for m in self.state.metas)
 
     def _fetch(self, conditions: Sequence[str], shard_only: bool, only: Sequence[str] | None = None) -> pl.DataFrame:
-        """Fetch from the state table all rows of each unit (rows with one hash) in which a row meets the conditions.
+        """Fetch rows from the state table, sorted by hash.
 
-        `shard_only`: whether to read only units of this shard. `only`: the columns to fetch; None for all.
+        Args:
+            conditions: SQL conditions on rows.
+            shard_only: Whether to read only rows of this shard, and all rows of each unit that has a matching row.
+            only: The columns to fetch; None for all.
         """
         t, shards = self.state.tables, self.state.shards
         in_shard = [f"{shard_number('key_hash', shards)} = {self.state.shard}"] if shard_only and shards > 1 else []
@@ -227,9 +244,9 @@ class PostgresReader:
         return frame.sort("__h", _ORDINAL).drop(_ORDINAL)
 
     def _staged(self, metas: Sequence[SegmentMeta], hashes: Int64s | None) -> Mapping[str, pl.DataFrame]:
-        """Fetch the staged rows of these segments, by token. Tokens without rows are omitted.
+        """Fetch the staged rows of these segments, and return them by token. Tokens without rows are omitted.
 
-        `hashes`: fetch only rows with these hashes; None for all rows.
+        `hashes`: the hashes of the rows to fetch; None for all rows.
         """
         columns, schema = self._columns()
         tokens = ", ".join(f"'{m.file}'" for m in metas)
@@ -240,7 +257,7 @@ class PostgresReader:
         return {str(token): part for (token,), part in parts.items()}
 
     def _columns(self, only: Sequence[str] | None = None) -> tuple[str, dict[str, pl.DataType]]:
-        """Return the selected columns as SQL, and the schema of the result."""
+        """Return the columns of a query as SQL, and the schema of its result. `only`: the columns; None for all."""
         table_columns = self.state.tables.columns(self.logic)
         schema = {c: kind for c, kind in self.logic.state_schema.items() if only is None or c in only}
         selected = ", ".join(f"r.{client.quote_name(c)}" for c in (*(table_columns[c] for c in schema), "ordinal"))
@@ -248,7 +265,7 @@ class PostgresReader:
 
     @cached_property
     def _required(self) -> dict[str, str]:
-        """Map the columns that cannot be NULL to their names in the table."""
+        """Map the columns that are never NULL to their names in the table."""
         table_columns = self.state.tables.columns(self.logic)
         return {_ORDINAL: "ordinal", **{c: n for c, n in table_columns.items() if c in (*HIDDEN, "__end")}}
 
@@ -258,13 +275,13 @@ class PostgresReader:
             client.arrow_cursor(self.state.url, self.state.snapshot) as cursor,
         ):
             frame = client.fetch_frame(cursor, query, schema)
-        if self.state.trusts_copies:  # otherwise `slackwater state verify` checks all rows itself
+        if self.state.trusts_copies:  # otherwise, `slackwater state verify` checks all rows itself
             check_rows(frame, self.state.tables.state, self._required)
-        if "__rev" in schema:  # rows stored before windows had revisions
+        if "__rev" in schema:  # NULL in rows that were stored before windows had revisions
             frame = frame.with_columns(pl.col("__rev").fill_null(0), pl.col("__out").fill_null([]))
         return frame
 
 
 def _concat_sorted(newest: pl.DataFrame, below: pl.DataFrame | None) -> pl.DataFrame:
-    """Concatenate two frames without common values of `__h`, and sort the rows by `__h`. The sort is stable."""
+    """Concatenate two frames that have no `__h` in common, and sort the rows by `__h`. The sort is stable."""
     return sort_by_unit(newest if below is None else below if newest.is_empty() else pl.concat([newest, below]))

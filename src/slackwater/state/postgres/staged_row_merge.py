@@ -1,12 +1,14 @@
-"""Merge the newest staged version of each unit (rows with one hash) into the state, in the caller's transaction.
+"""Merge staged rows into the state table, in the transaction of the caller.
+
+Of each unit (all rows with the same hash), only the newest version is written:
 
     state     unit 7   v 1                          v 3
     staged    token a  unit 7  v 2          ──▶     (empty)
               token b  unit 7  v 3
     record    [state] [a] [b]                       [state]
 
-A commit with many rows records only the tokens of the staged rows and leaves the state table unchanged. Readers overlay
-the newer versions. A unit that changes in several epochs between two merges is thus written to the table only once.
+A commit with many staged rows records only their tokens, and leaves the state table unchanged. Readers combine the table
+with the staged rows. If a unit changes in several epochs between two merges, it is thus written to the table only once.
 """
 
 from __future__ import annotations
@@ -27,28 +29,35 @@ from slackwater.windows.state_rows import TOMBSTONE
 
 log = logging.getLogger("slackwater")
 
-FEW_ROWS = 10_000  # up to this many rows are merged in every commit
-MOST_ROWS = 4_000_000  # beyond this many rows, they are merged
-MOST_TOKENS = 16  # per shard; every search for due rows reads all of them
-_SORTING = "64MB"
+FEW_ROWS = 10_000  # up to this number, staged rows are merged in every commit
+MOST_ROWS = 4_000_000  # above this number, staged rows are merged
+MOST_TOKENS = 16  # number of tokens per shard from which on staged rows are merged, because all of them are searched
+_SORTING = "64MB"  # `work_mem` for a merge of many rows
 
 Segments = Sequence[Sequence[SegmentMeta]]
 
 
 def staged_segments(segments: Segments) -> list[SegmentMeta]:
-    """Return those segments of a stage that have rows in the staged table."""
+    """Return the segments of a stage that have rows in the staged table. `segments`: per shard."""
     return [m for metas in segments for m in metas if m.file]
 
 
 def should_merge(segments: Segments) -> bool:
-    """Return whether to merge the staged rows now: if they are few, or if there are too many rows or tokens."""
+    """Return whether to merge staged rows now, because there are few, or too many rows or tokens. `segments`: per shard."""
     rows = sum(m.rows for m in staged_segments(segments))
     most = max((sum(1 for m in metas if m.file) for metas in segments), default=0)
     return rows <= FEW_ROWS or rows > MOST_ROWS or most >= MOST_TOKENS
 
 
 def check_staged_rows(db: psycopg.Connection[Any], staged: str, metas: Sequence[SegmentMeta], epoch: int) -> None:
-    """Raise EpochError if staged rows that a commit will reference are missing."""
+    """Raise EpochError if staged rows that the next commit references are missing.
+
+    Args:
+        db: A connection to the database.
+        staged: The quoted SQL name of the staged table.
+        metas: The segments whose rows must exist.
+        epoch: The epoch of the commit, for the message.
+    """
     count = _count(db, staged, metas)
     if count != (expected := sum(m.rows for m in metas)):
         raise EpochError(
@@ -66,9 +75,15 @@ def _count(db: psycopg.Connection[Any], staged: str, metas: Sequence[SegmentMeta
 
 
 def merge_staged_rows(db: psycopg.Connection[Any], staged: str, state: str, segments: Segments) -> int:
-    """Write the newest staged version of each unit (rows with one hash) to the state table.
+    """Write the newest staged version of each unit to the state table, and return how many rows the table gained.
 
-    Return how many rows the table gained. The staged rows are not deleted. Raises StateError if some are missing.
+    The staged rows are not deleted. Raises StateError if some of them are missing.
+
+    Args:
+        db: A connection with an open transaction.
+        staged: The quoted SQL name of the staged table.
+        state: The quoted SQL name of the state table.
+        segments: The segments of each shard, oldest first.
     """
     metas = staged_segments(segments)
     if not metas:
@@ -76,7 +91,8 @@ def merge_staged_rows(db: psycopg.Connection[Any], staged: str, state: str, segm
     missing = [t for t in (staged, state) if not client.table_exists(db, t)]
     if missing or _count(db, staged, metas) != sum(m.rows for m in metas):
         raise StateError(
-            f"{missing[0] if missing else staged} lacks rows that the latest commit refers to; restore it from a backup of the database",
+            f"{missing[0] if missing else staged} lacks rows that the latest commit refers to; "
+            "restore it from a backup of the database",
             Topic.STATE_DAMAGED,
         )
     state_columns = set(client.columns_of(db, state))
@@ -84,13 +100,13 @@ def merge_staged_rows(db: psycopg.Connection[Any], staged: str, state: str, segm
     values = ", ".join(
         f"{c} = excluded.{c}" for c in map(client.quote_name, columns) if c not in ('"unit"', '"ordinal"')
     )
-    # a unit belongs to one shard, whose tokens are ordered
+    # all versions of a unit belong to one shard, in which tokens are ordered from old to new
     tokens = [(m.file, version) for of_shard in segments for version, m in enumerate(of_shard) if m.file]
     names, versions = [token for token, _ in tokens], [version for _, version in tokens]
     several = any(sum(1 for m in of_shard if m.file) > 1 for of_shard in segments)
     if sum(m.rows for m in metas) > FEW_ROWS:
         db.execute(f"SET LOCAL work_mem = '{_SORTING}'")
-    # delete the positions that any version removed; those of the newest version are written below
+    # delete each row that any version removed; if the newest version has the row again, it is written below
     removed = db.execute(
         f"DELETE FROM {state} s USING (SELECT DISTINCT unit, ordinal FROM {staged} WHERE token = ANY(%s) AND kind = {TOMBSTONE}) t"
         " WHERE s.unit = t.unit AND s.ordinal = t.ordinal",
@@ -106,7 +122,7 @@ def merge_staged_rows(db: psycopg.Connection[Any], staged: str, state: str, segm
         arguments: tuple[Any, ...] = (names, versions)
     else:
         source, arguments = f"(SELECT * FROM {staged} WHERE token = ANY(%s)) t", (names,)
-    # xmax is 0 in a new row, and the locking transaction's in a replaced one
+    # xmax is 0 in inserted rows, but not in replaced rows
     added = db.execute(
         f"WITH written AS (INSERT INTO {state} ({column_list}) SELECT {column_list} FROM {source} WHERE kind <> {TOMBSTONE}"
         f" ON CONFLICT (unit, ordinal) DO UPDATE SET {values} RETURNING xmax = 0 AS is_new)"
@@ -117,7 +133,7 @@ def merge_staged_rows(db: psycopg.Connection[Any], staged: str, state: str, segm
 
 
 def merged_commit(commit: Commit) -> Commit:
-    """Return the commit as it will be after all its staged rows are merged."""
+    """Return the commit as it will be once all its staged rows are merged."""
     stages = tuple(
         s.model_copy(update={"segments": tuple(collapsed_segments(metas) for metas in s.segments)})
         if staged_segments(s.segments)
@@ -128,9 +144,9 @@ def merged_commit(commit: Commit) -> Commit:
 
 
 def collapsed_segments(metas: Sequence[SegmentMeta], size: int | None = None) -> tuple[SegmentMeta, ...]:
-    """Return the segments of a shard as they will be after its staged rows are merged.
+    """Return the segments of a shard as they will be once its staged rows are merged.
 
-    `size`: the shard's share of the table in bytes; None if unknown.
+    `size`: the size of the shard in the table in bytes; None if unknown.
     """
     if not metas:
         return ()
@@ -148,9 +164,15 @@ def collapsed_segments(metas: Sequence[SegmentMeta], size: int | None = None) ->
 
 
 def merge_at_start(db: psycopg.Connection[Any], tables: TableNames, commit: Commit, location: str) -> Commit:
-    """Check the tables, and merge the staged rows that the latest commit references.
+    """Check the tables, merge the staged rows that the latest commit references, and return the resulting commit.
 
-    Raises StateError if a table or staged rows are not as that commit recorded them.
+    Raises StateError if tables or staged rows differ from what the commit recorded.
+
+    Args:
+        db: A connection that holds the lock.
+        tables: The tables of the pipeline.
+        commit: The latest commit.
+        location: The location of the store, for messages.
     """
     check_tables(db, tables, commit, location)
     if not any(staged_segments(s.segments) for s in commit.stages):
@@ -169,7 +191,7 @@ def merge_at_start(db: psycopg.Connection[Any], tables: TableNames, commit: Comm
 
 
 def _merge_stages(db: psycopg.Connection[Any], tables: TableNames, commit: Commit) -> Commit:
-    """Merge the staged rows of all stages; return the commit with the new row counts."""
+    """Merge the staged rows of all stages, and return the commit with the new row counts."""
     for number, stage in enumerate(commit.stages):
         t = tables.for_stage(number)
         commit = add_merged_row_count(commit, number, merge_staged_rows(db, t.staged, t.state, stage.segments))
@@ -179,7 +201,13 @@ def _merge_stages(db: psycopg.Connection[Any], tables: TableNames, commit: Commi
 
 
 def add_merged_row_count(commit: Commit, number: int, gained: int) -> Commit:
-    """Return the commit with the new row count of a stage's table, which gained `gained` rows in a merge."""
+    """Return the commit with the new row count of a state table.
+
+    Args:
+        commit: The commit before the merge.
+        number: The number of the stage.
+        gained: The number of rows that the table gained.
+    """
     stages = list(commit.stages)
     if (table := stages[number].table) is not None:
         update = {"table": table.model_copy(update={"rows": table.rows + gained})}
@@ -195,17 +223,17 @@ def staged_tokens(commit: Commit) -> frozenset[str]:
 def clear_merged(
     db: psycopg.Connection[Any], tables: TableNames, before: frozenset[str], commit: Commit, stored: Commit
 ) -> frozenset[str]:
-    """After a commit, delete local copies of merged rows, and vacuum the staged tables that are empty now.
+    """Delete local copies of the rows that a commit has merged, and vacuum staged tables that are empty now.
 
     Args:
         db: A connection in autocommit mode.
         tables: The tables of the pipeline.
-        before: The tokens of the rows that were staged before the commit.
-        commit: The commit before its rows were merged.
-        stored: The same commit as stored, after some rows may have been merged.
+        before: The tokens that the previous commit references.
+        commit: The commit before the merge.
+        stored: The commit as stored, after the merge.
 
     Returns:
-        The tokens of the rows that are still staged.
+        The tokens that the stored commit references.
     """
     waits = staged_tokens(stored)
     forget_copies((before | staged_tokens(commit)) - waits)
@@ -213,6 +241,6 @@ def clear_merged(
         if not staged_segments(stage.segments):
             try:
                 db.execute(f"VACUUM {tables.for_stage(number).staged}")
-            except psycopg.Error as error:  # the commit succeeded; autovacuum or the next commit cleans up
+            except psycopg.Error as error:  # harmless: autovacuum or a later commit cleans up
                 log.warning("%s: staged rows could not be vacuumed: %s", tables.pipeline, client.error_reason(error))
     return waits

@@ -1,11 +1,11 @@
-"""The staged versions of a shard's rows, which hide older versions and rows of the state table.
+"""The staged rows of a shard, which replace older versions and rows of the state table.
 
-  [token c]   newest      each sorted by hash, from a copy on the machine that staged it,
- [token b]               or fetched from the staged table
+  [token c]   newest      the rows of each token are sorted by hash
+ [token b]                they are read from a local copy, or else from the staged table
 [token a]
 ═══════════ state table
 
-The commit records the token of a copy, which locates it, and its checksum, which verifies it.
+The machine that staged rows has a copy of them. The commit records its token and its checksum.
 """
 
 from __future__ import annotations
@@ -29,29 +29,30 @@ from slackwater.storage.arrow_files import open_arrow, rebuild_empty_lists
 from slackwater.storage.file_cache import FileCache
 from slackwater.windows.state_rows import Int64s
 
-# returns rows by token, of all units or of these hashes
+# a function that fetches staged rows, and returns them by token; with hashes, only rows with these hashes
 Fetch = Callable[[Sequence[SegmentMeta], Int64s | None], Mapping[str, pl.DataFrame]]
-FEW = 1_000  # below this number of units, only their rows are fetched
-MOST_BYTES = 256 << 20  # limit for the tables that a process keeps open, whether mapped or fetched
-_open: OrderedDict[str, pa.Table] = OrderedDict()
-_mine: dict[tuple[str, str, int], set[str]] = {}  # tokens of the copies that this process wrote, by shard
+FEW = 1_000  # below this number of hashes, only their rows are fetched
+MOST_BYTES = 256 << 20  # total size of the tables that a process keeps open
+_open: OrderedDict[str, pa.Table] = OrderedDict()  # by token; the most recently used table is last
+_mine: dict[tuple[str, str, int], set[str]] = {}  # by database, table and shard: tokens that this process has staged
 _lock = Lock()  # the driver emits in several threads
 
 
 class _StagedVersion(Segment):
-    """The staged rows of one token."""
+    """The staged rows of one token, as a segment."""
 
     def __init__(self, meta: SegmentMeta, table: pa.Table) -> None:
         self.meta, self.table = meta, table
 
 
 class StagedVersionOverlay:
-    """The staged versions of one shard.
+    """The staged rows of one shard.
 
     Args:
-        metas: All segments of the shard, newest last.
-        fetch: A function that reads rows from the database.
-        is_local: Whether to use the local copies of staged rows.
+        metas: All segments of the shard, oldest first.
+        schema: The columns of state rows.
+        fetch: A function that fetches staged rows from the database.
+        is_local: Whether to use local copies.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class StagedVersionOverlay:
         return reader.units(hashes), hashes[~_covered(reader, hashes)]
 
     def select_unstaged(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Return the rows of the state table for which there is no newer staged version."""
+        """Return those `rows` of the state table for which no newer version is staged."""
         if not self._metas or rows.is_empty():
             return rows
         hashes = rows["__h"].to_numpy()
@@ -81,7 +82,7 @@ class StagedVersionOverlay:
         return rows.filter(pl.Series(~is_covered)) if is_covered.any() else rows
 
     def all(self) -> SegmentReader:
-        """Return a reader of all staged versions. Raises EpochError if rows are missing."""
+        """Return a reader of all staged rows. Raises EpochError if rows are missing."""
         if self._whole is None:
             tables_by_token = {m.file: self._find_copy(m) for m in self._metas}
             missing = [m for m in self._metas if tables_by_token[m.file] is None]
@@ -93,7 +94,7 @@ class StagedVersionOverlay:
         return self._whole
 
     def _reader_for(self, hashes: Int64s) -> SegmentReader:
-        """Return a reader for rows with these few hashes. If a token has no local copy, it fetches only these rows."""
+        """Return a reader of at least the rows with these hashes. Without a local copy, only these rows are fetched."""
         if self._whole is not None:
             return self._whole
         tables_by_token = {m.file: self._find_copy(m) for m in self._metas}
@@ -110,11 +111,12 @@ class StagedVersionOverlay:
         return find_copy(meta) if self._is_local else None
 
     def _verify_frame(self, meta: SegmentMeta, frame: pl.DataFrame | None) -> pa.Table:
+        """Return fetched rows as a table. Raises EpochError if their number differs from what the commit recorded."""
         count = 0 if frame is None else frame.height
         if frame is None or count != meta.rows:
             raise EpochError(
-                f"state could not be read: found {plural(count, 'staged row')} under {meta.file}, but the commit says {meta.rows:,}; "
-                "restore the database from a backup"
+                f"state could not be read: found {plural(count, 'staged row')} under {meta.file}, but the commit says "
+                f"{meta.rows:,}; restore the database from a backup"
             )
         table = _table(frame)
         return keep_table_open(meta.file, table) if self._is_local else table
@@ -129,7 +131,7 @@ def _table(frame: pl.DataFrame) -> pa.Table:
 
 
 def _covered(reader: SegmentReader, hashes: Int64s) -> NDArray[np.bool_]:
-    """Return a mask of these hashes: true for those that occur in one of the segments."""
+    """Return a mask of the hashes that occur in a segment of the reader."""
     covered = np.zeros(len(hashes), dtype=bool)
     for part in reader.segments:
         begin, end = part.find(hashes)
@@ -145,14 +147,15 @@ def _file(token: str) -> str:
 
 
 def store_copy(token: str, content: Any, owner: tuple[str, str, int], in_use: Collection[str]) -> None:
-    """Store a copy of staged rows. If that fails, readers fetch the rows from the database.
+    """Store a local copy of staged rows, and delete unused copies of the shard.
 
-    Earlier copies of the shard that are no longer in use are deleted: their rows were merged, or their epoch was not
-    committed.
+    Errors are ignored, because readers can fetch the rows from the database.
 
     Args:
-        owner: The database, the table and the number of the shard.
-        in_use: The other tokens of the shard that are still in use.
+        token: The token of the rows.
+        content: The rows, in the Arrow file format.
+        owner: The URL of the database, the name of the table, and the number of the shard.
+        in_use: The other tokens of the shard that are in use. Copies of all others were merged or never committed.
     """
     with _lock:
         before = _mine.get(owner, set())
@@ -163,7 +166,7 @@ def store_copy(token: str, content: Any, owner: tuple[str, str, int], in_use: Co
 
 
 def find_copy(meta: SegmentMeta) -> pa.Table | None:
-    """Return the rows of a token, sorted by `__h`; None if this machine has no copy."""
+    """Return the rows of a token, sorted by `__h`, or None if this machine has no copy."""
     with _lock:
         if (table := _open.get(meta.file)) is not None:
             _open.move_to_end(meta.file)
@@ -178,7 +181,7 @@ def find_copy(meta: SegmentMeta) -> pa.Table | None:
 
 
 def keep_table_open(token: str, table: pa.Table) -> pa.Table:
-    """Keep the open table of a token for later use in this process, and return the table."""
+    """Keep the table of a token open for later use in this process, and return it."""
     with _lock:
         _open[token] = table
         while len(_open) > 1 and sum(t.nbytes for t in _open.values()) > MOST_BYTES:
@@ -187,7 +190,7 @@ def keep_table_open(token: str, table: pa.Table) -> pa.Table:
 
 
 def forget_copies(tokens: Collection[str]) -> None:
-    """Delete the copies of the rows with these tokens."""
+    """Delete the local copies of the rows with these tokens, ignoring errors."""
     with _lock:
         for token in tokens:
             _open.pop(token, None)

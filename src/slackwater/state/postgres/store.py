@@ -1,15 +1,16 @@
-"""The Postgres store: state as tables that anyone can SELECT from, with each epoch committed in one transaction.
+"""The Postgres store: state as tables that anyone can SELECT from, with one transaction per epoch.
 
-    slackwater_pipelines          one row per pipeline: epoch, watermark, the whole record as JSON
-    slackwater_offsets            one row per (pipeline, source, partition): offset and watermark
+    slackwater_pipelines          one row per pipeline: epoch, watermark, and the record of the latest commit as JSON
+    slackwater_offsets            one row per (pipeline, source, partition): offset and newest event time
     slackwater_outputs, …_lists   staged output and long offset lists, until they are no longer needed
     slackwater_runs               one row per run of a pipeline: start, end and outcome
-    slackwater_state_<pipeline>   one row per (group key, open window), typed like the input; later stages: …#2
-    slackwater_staged_<pipeline>  rows that workers COPY during an epoch. Those of windows take effect when a commit
-                                  references them, and are merged every few epochs. Unlogged for joins.
+    slackwater_state_<pipeline>   one row per (group key, open window), with typed columns; later stages: …#2
+    slackwater_staged_<pipeline>  rows that workers COPY during an epoch; unlogged for joins
 
-Workers COPY into the staged table on their own connections. The driver's transaction checks the expected epoch, and
-references the staged rows or merges them. It also writes the output if the target is in the same database.
+Workers COPY rows into the staged table on their own connections. The transaction of the commit checks that the epoch is
+the next one. It moves staged rows of joins to the state table. Staged rows of windows take effect once the commit
+references them, and are merged into the state table every few epochs. If a target is in the same database, the
+transaction also writes the output.
 """
 
 from __future__ import annotations
@@ -35,14 +36,7 @@ from psycopg import errors
 from slackwater.core.schema import YEARS, ValueLimits
 from slackwater.errors import EpochError, FencedError, LockHeldError, StartError, StateError, Topic
 from slackwater.state.commit import FORMAT, Commit, OutputMeta, SegmentMeta
-from slackwater.state.postgres import (
-    client,
-    commit_log,
-    runners,
-    schema_setup,
-    staged_row_merge,
-    table_ownership,
-)
+from slackwater.state.postgres import client, commit_log, runners, schema_setup, staged_row_merge, table_ownership
 from slackwater.state.postgres.commit_transaction import TargetRefusedError, Transaction, separate_refusals
 from slackwater.state.postgres.shard_rows import PostgresShard
 from slackwater.state.postgres.table_names import TableNames
@@ -51,12 +45,12 @@ from slackwater.state.run_history import Run
 
 log = logging.getLogger("slackwater")
 
-PATIENCE_S = 30.0  # how long a lost connection is retried
+PATIENCE_S = 30.0  # seconds during which a runner tries to reconnect
 T = TypeVar("T")
 
 
 def _report_epoch_errors(method: Callable[..., T]) -> Callable[..., T]:
-    """Wrap a method of the store so that database errors become one-line EpochErrors."""
+    """Wrap a method of the store so that it raises EpochError instead of database errors."""
 
     @wraps(method)
     def reporting(self: PostgresStore, *arguments: Any) -> T:
@@ -73,8 +67,11 @@ def _report_epoch_errors(method: Callable[..., T]) -> Callable[..., T]:
 class PostgresStore:
     """A `StateStore` in one schema of a database. Nothing is created before `open`.
 
-    `path`: the directory for Spark's checkpoints. None for a temporary directory, which suffices for sources that can
-    seek.
+    Args:
+        url: The URL of the database.
+        schema: The name of the schema.
+        pipeline: The name of the pipeline.
+        path: The directory for Spark's checkpoints; None for a temporary one, which suffices for sources that can seek.
     """
 
     def __init__(self, url: str, schema: str, pipeline: str, path: str | Path | None = None) -> None:
@@ -83,11 +80,11 @@ class PostgresStore:
         self.tables = TableNames(schema, pipeline)
         self._connection: psycopg.Connection[Any] | None = None
         self._stages: dict[int, StateLayout] = {}
-        self._altering: dict[int, list[str]] = {}  # by stage: the statements by which the next commit alters its table
+        self._altering: dict[int, list[str]] = {}  # by stage: statements with which the next commit alters its table
         self._epoch = self._published = -1
         self._reached: frozenset[str] = frozenset()
-        self._version = FORMAT
-        self._named: frozenset[str] = frozenset()  # tokens of staged rows in the latest commit
+        self._version = FORMAT  # format of the stored commit
+        self._named: frozenset[str] = frozenset()  # tokens of the staged rows that the latest commit references
 
     @property
     def checkpoint(self) -> Path:
@@ -107,7 +104,7 @@ class PostgresStore:
         return self._begin(self._open_latest)
 
     def _begin(self, start: Callable[[], T]) -> T:
-        """Take the lock, create the shared tables, and return the result of `start`. Closes the store on an error."""
+        """Take the lock, create the shared tables, and return the result of `start`. On an error, close the store."""
         self.checkpoint.mkdir(parents=True, exist_ok=True)
         try:
             with client.report_errors(self.location):
@@ -126,7 +123,7 @@ class PostgresStore:
         return commit and staged_row_merge.merge_at_start(self._db, self.tables, commit, self.location)
 
     def start_over(self) -> str | None:
-        """Rename the tables and the stored commit of the pipeline in one transaction; see `StateStore.start_over`."""
+        """Take the lock, and put an existing state aside in one transaction; see `StateStore.start_over`."""
         return self._begin(lambda: self.put_aside() if table_ownership.has_record(self._db, self.tables) else None)
 
     def put_aside(self) -> str:
@@ -170,7 +167,7 @@ class PostgresStore:
 
     @property
     def capacity(self) -> ValueLimits:
-        """Return the values that Postgres can store: text without U+0000, and times that its clients can read."""
+        """Return the limits of Postgres: no U+0000 in text, and only times that its clients can read."""
         return ValueLimits(False, YEARS, covers_state=True)
 
     @property
@@ -179,11 +176,11 @@ class PostgresStore:
 
     @property
     def location(self) -> str:
-        """Return the location of the tables, for messages."""
+        """Return the location of the tables for messages, such as `in schema "public" of 127.0.0.1:5432/shop`."""
         return f'in schema "{self._schema}" of {client.server_address(self._url)}'
 
     def _migrate(self) -> None:
-        """Migrate the tables before the first epoch. Merely reading a state never changes it."""
+        """Migrate the tables if the stored commit has an older format. Only writers call this, not readers."""
         if self._version != FORMAT:
             schema_setup.migrate_tables(self._db, self.tables, self.location)
             self._version = FORMAT
@@ -199,10 +196,10 @@ class PostgresStore:
     def drop_stages(self, stages: range) -> None:
         for stage in stages:
             with self._db.transaction():
-                table_ownership.drop_tables(self._db, self.tables.for_stage(stage), "windows", "staged", "state")
+                table_ownership.drop_tables(self._db, self.tables.for_stage(stage))
 
     def _connect(self) -> None:
-        """Connect, and take the pipeline's lock. Closing the connection releases the lock."""
+        """Connect, and take the lock of the pipeline. Closing the connection releases the lock."""
         self._disconnect()
         self._connection = runners.connect_locked(self._url, self.tables, self.location)
 
@@ -213,10 +210,10 @@ class PostgresStore:
 
     @_report_epoch_errors
     def remove(self) -> None:
-        """Delete the state and release the lock. Requires `prepare`."""
+        """Delete the state, and release the lock. Call `prepare` for each stage first."""
         with self._db.transaction():
             for stage in self._stages:
-                table_ownership.drop_tables(self._db, self.tables.for_stage(stage), "windows", "staged", "state")
+                table_ownership.drop_tables(self._db, self.tables.for_stage(stage))
             table_ownership.delete_rows(self._db, self.tables)
         shutil.rmtree(self.checkpoint.parent, ignore_errors=True)
         self.close()
@@ -236,7 +233,7 @@ class PostgresStore:
 
     @_report_epoch_errors
     def outputs(self, metas: Sequence[OutputMeta]) -> list[pl.DataFrame]:
-        reads_only = self._connection is None  # a reader without the lock
+        reads_only = self._connection is None  # no lock is held
         with client.borrow_connection(self._url, "state store") if reads_only else nullcontext(self._db) as db:
             return [commit_log.read_staged_output(db, self.tables, self.location, meta) for meta in metas]
 
@@ -255,7 +252,8 @@ class PostgresStore:
     def commit(self, commit: Commit, publish: Publish | None = None) -> Commit:
         if commit.epoch != self._epoch + 1:
             raise FencedError(
-                f"epoch {commit.epoch} does not follow epoch {self._epoch}, the latest epoch that this runner knows; nothing was committed"
+                f"epoch {commit.epoch} does not follow epoch {self._epoch}, the latest epoch that this runner knows; "
+                "nothing was committed"
             )
         commit_id = uuid.uuid4()
         try:
@@ -263,7 +261,7 @@ class PostgresStore:
             try:
                 stored = self._transact(commit, publish, commit_id)
             except TargetRefusedError as refused:
-                # commit the epoch without the target: it is published later, as for a target in another database
+                # commit without the target, and publish later, as for targets in other databases
                 log.warning("%s: the target refused epoch %d: %s", self._pipeline, commit.epoch, refused)
                 publish, commit = None, commit.model_copy(update={"reached": ()})
                 stored = self._transact(commit, publish, commit_id)
@@ -282,7 +280,16 @@ class PostgresStore:
     def _resolve_lost_commit(
         self, commit: Commit, publish: Publish | None, commit_id: uuid.UUID, error: psycopg.Error
     ) -> Commit:
-        """Find out whether a commit took effect before its connection broke, and repeat it if it did not."""
+        """Reconnect after the connection was lost during a commit, and repeat the commit if it did not take effect.
+
+        Return the stored commit. Raises FencedError if another runner has committed, and EpochError if this fails.
+
+        Args:
+            commit: The commit of the next epoch.
+            publish: A function that writes output in the transaction; see `StateStore.commit`.
+            commit_id: The id of the transaction, which shows whether it took effect.
+            error: The error that ended the connection.
+        """
         epoch, reason = commit.epoch, client.error_reason(error)
         log.warning("%s: the connection was lost during the commit of epoch %d: %s", self._pipeline, epoch, reason)
         self._reconnect(commit.epoch)
@@ -296,7 +303,8 @@ class PostgresStore:
         stored_epoch = -1 if row is None else row[0]
         if stored_epoch != commit.epoch - 1:
             raise FencedError(
-                f"epoch {stored_epoch} was committed {self.location} by another runner while this one was disconnected; this one is stopping"
+                f"epoch {stored_epoch} was committed {self.location} by another runner while this runner was "
+                "disconnected; this runner is stopping"
             )
         log.warning("%s: epoch %d was not committed; the commit is repeated", self._pipeline, commit.epoch)
         try:
@@ -324,10 +332,11 @@ class PostgresStore:
                 self._connect()
                 return
             except LockHeldError:
-                # the server may not have noticed yet that the old connection is gone
+                # the server may not have closed the old connection yet
                 if time.monotonic() > end:
                     raise FencedError(
-                        f"another runner took the lock {self.location} while this one was disconnected; this one is stopping"
+                        f"another runner took the lock {self.location} while this runner was disconnected; this runner "
+                        "is stopping"
                     ) from None
             except Exception as error:
                 if time.monotonic() > end:
@@ -356,9 +365,10 @@ class PostgresStore:
                     (self._pipeline, epoch),
                 )
         except psycopg.Error as error:
-            # harmless: a target ignores an epoch that it already holds
+            # harmless, because targets ignore an epoch that they already hold
             log.warning(
-                f"{self._pipeline}: epoch {epoch} is published, but could not be marked as published: {client.error_reason(error)}"
+                f"{self._pipeline}: epoch {epoch} is published, but could not be marked as published: "
+                f"{client.error_reason(error)}"
             )
         self._published = epoch
 
@@ -374,14 +384,14 @@ class PostgresStore:
                 (json.dumps(sorted(self._reached)), self._pipeline, epoch),
             )
         except psycopg.Error as error:
-            # mostly harmless: most targets ignore an epoch that they already hold
+            # mostly harmless, because most targets ignore an epoch that they already hold
             log.warning(
                 f'{self._pipeline}: epoch {epoch} is in target "{target}", but could not be marked as delivered: '
                 f"{client.error_reason(error)}"
             )
 
     def discard_attempt(self, epoch: int) -> None:
-        """Do nothing: staged rows have no effect unless a commit references them."""
+        """Do nothing, because staged rows have no effect unless a commit references them."""
 
     @_report_epoch_errors
     def collect_garbage(self) -> None:

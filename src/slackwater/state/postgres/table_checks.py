@@ -1,11 +1,8 @@
-"""Checks of state tables, because another program may have changed them.
+"""Check that no other program has changed the state tables.
 
-Each start checks that the tables have the rows and columns that the latest commit recorded. This costs one count and one
-catalog query per stage. Each read checks its rows, so that a clear error is raised before a library fails on them:
-
-    table ─▶ check of column types ─▶ check for NULL and for unknown values of `kind` ─▶ rows for the operator
-
-`slackwater state verify` checks the values in every row.
+Each start compares the number of rows and the columns of each table with the latest commit, in a few queries. Each read
+checks its rows for NULL, times out of range and unknown values of `kind`, so that users get a clear error instead of one
+of a library. `slackwater state verify` checks the values in every row.
 """
 
 from __future__ import annotations
@@ -25,22 +22,26 @@ from slackwater.state.postgres import client, table_ownership
 from slackwater.state.postgres.table_names import TableNames
 from slackwater.windows.state_rows import CLEAN, DIRTY, EMITTED, EMITTED_FRAGMENT, FLOOR, FRAGMENT, TOMBSTONE, WHOLE
 
-# columns that cannot be NULL in any state; columns of users never have these names
+# columns that are never NULL; names of other columns are always different
 REQUIRED = {
     "unit", "key_hash", "kind", "window_start", "last_event", "closes_at", "reaches_to_us", "side", "event_time", "row_id"
 }  # fmt: skip
 _KINDS = {CLEAN, DIRTY, EMITTED, EMITTED_FRAGMENT, FLOOR, FRAGMENT, TOMBSTONE, WHOLE}
-_FAR = 2**62  # µs: limit of times in a commit
-_WAYS = (
-    "the table was changed outside Slackwater. Restore the database from a backup, check what is intact with "
-    "`slackwater state verify`, or start over with: slackwater run FILE --rebuild"
-)
+_FAR = 2**62  # limit of times in a commit, in µs
+_REMEDIES = "from a backup, check what is intact with `slackwater state verify`, or start over with: slackwater run FILE --rebuild"
+_WAYS = f"the table was changed outside Slackwater. Restore the database {_REMEDIES}"
 
 
 def check_tables(db: psycopg.Connection[Any], tables: TableNames, commit: Commit, location: str) -> None:
-    """Raise StateError for a table that lacks rows or columns, or has rows that no commit wrote.
+    """Raise StateError if the rows or columns of a table differ from what the commit recorded.
 
-    `prepare` reports missing tables. States of earlier versions, which did not record their tables, are not checked.
+    Missing tables are skipped, because `prepare` reports them. Stages of earlier versions have no record to compare.
+
+    Args:
+        db: A connection to the database.
+        tables: The tables of the pipeline.
+        commit: The latest commit.
+        location: The location of the store, for the message.
     """
     current = table_ownership.current_names(db, tables, len(commit.stages))
     for number, stage in enumerate(commit.stages):
@@ -50,15 +51,13 @@ def check_tables(db: psycopg.Connection[Any], tables: TableNames, commit: Commit
         if differences := list(table_differences(db, table, stage.table)):
             raise StateError(
                 f'stage "{stage.name}": table {table} {location} was changed outside Slackwater since epoch '
-                f"{commit.epoch}: {'; '.join(differences)}; nothing was committed: restore the database from a "
-                "backup, check what is intact with `slackwater state verify`, or start over with: slackwater run "
-                "FILE --rebuild",
+                f"{commit.epoch}: {'; '.join(differences)}; nothing was committed: restore the database {_REMEDIES}",
                 Topic.STATE_TABLE_CHANGED,
             )
 
 
 def table_differences(db: psycopg.Connection[Any], table: str, record: TableRecord) -> Iterator[str]:
-    """Describe each difference between a table and its record, with the actual and the expected value."""
+    """Yield a phrase for each difference between a table (quoted SQL name) and its record in the commit."""
     types = client.types_of(db, table)
     for name, type_ in record.columns.items():
         expected = type_.removesuffix(" NOT NULL")
@@ -68,7 +67,13 @@ def table_differences(db: psycopg.Connection[Any], table: str, record: TableReco
 
 
 def row_difference(db: psycopg.Connection[Any], table: str, record: TableRecord) -> Iterator[str]:
-    """Describe a wrong number of rows, and each required column that contains NULL."""
+    """Yield a phrase if the number of rows is wrong, and one for each required column that contains NULL.
+
+    Args:
+        db: A connection to the database.
+        table: The quoted SQL name of the table.
+        record: The record of the table in the commit.
+    """
     existing_columns = client.columns_of(db, table)
     required = [c for c in record.columns if c in REQUIRED and c in existing_columns]
     counts = "".join(f", count({client.quote_name(c)})" for c in required)
@@ -84,9 +89,9 @@ def row_difference(db: psycopg.Connection[Any], table: str, record: TableRecord)
 
 @contextmanager
 def report_read_errors(table: str) -> Iterator[None]:
-    """Convert the errors of a block that fetches rows of a table.
+    """Convert errors of a block that fetches rows of a table (quoted SQL name).
 
-    A connection error becomes an EpochError, and unexpected values become a StateError.
+    Raises EpochError if the connection fails, and StateError for unexpected values.
     """
     try:
         yield
@@ -101,9 +106,12 @@ def report_read_errors(table: str) -> Iterator[None]:
 
 
 def check_rows(frame: pl.DataFrame, table: str, names: Mapping[str, str]) -> None:
-    """Raise StateError for NULL in one of the columns `names`, a time out of range, or an unknown `__kind`.
+    """Raise StateError if fetched rows contain NULL in a required column, a time out of range, or an unknown `__kind`.
 
-    `names` maps columns of the frame to columns of the table.
+    Args:
+        frame: The rows.
+        table: The quoted SQL name of their table.
+        names: The required columns of the frame, with their names in the table.
     """
     for column, name in names.items():
         if column in frame.columns and (count := frame[column].null_count()):
@@ -118,14 +126,15 @@ def check_rows(frame: pl.DataFrame, table: str, names: Mapping[str, str]) -> Non
             if beyond.height:
                 raise StateError(
                     f'state could not be read: found a time out of range in column "{names.get(column, column)}" of '
-                    f"{plural(beyond.height, 'row')} of table {table}, expected less than 2^62 microseconds from 1970: {_WAYS}",
+                    f"{plural(beyond.height, 'row')} of table {table}, expected less than 2^62 microseconds from 1970: "
+                    f"{_WAYS}",
                     Topic.STATE_TABLE_CHANGED,
                 )
     if "__kind" in frame.columns:
         unknown = frame.filter(~pl.col("__kind").is_in(list(_KINDS)))
         if unknown.height:
             raise StateError(
-                f"state could not be read: found {plural(unknown.height, 'row')} of an unknown kind in table {table}, expected "
-                f"one of {', '.join(map(str, sorted(_KINDS)))}: {_WAYS}",
+                f"state could not be read: found {plural(unknown.height, 'row')} of an unknown kind in table {table}, "
+                f"expected one of {', '.join(map(str, sorted(_KINDS)))}: {_WAYS}",
                 Topic.STATE_TABLE_CHANGED,
             )

@@ -1,4 +1,4 @@
-"""The tables of the Postgres store: their names, columns and types."""
+"""The tables of a pipeline in Postgres: their names and columns, and the SQL statements that create and alter them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from slackwater.windows.state_rows import (
     KeyedStateLayout,
 )
 
-# names of the hidden columns of a state row in the table
+# the names in the table of the hidden columns of state rows
 _READABLE = {
     "__h": "unit",
     "__kh": "key_hash",
@@ -32,20 +32,20 @@ _READABLE = {
     "__out": "emitted_starts",
 }
 TIMES = ("__start", "__last", "__due")
-_OWN = ("pipeline_name", "ordinal", "state_version", "epoch", "updated_at")
+_OWN = ("pipeline_name", "ordinal", "state_version", "epoch", "updated_at")  # columns that no state row has
 _RESERVED = {*_READABLE.values(), *_OWN, "token"}
-
-
-MARK = "#"  # never part of a pipeline's name: separates the name from suffixes
+MARK = "#"  # separates the name of a pipeline, which cannot contain it, from suffixes
 
 
 @dataclass(frozen=True)
 class TableNames:
-    """The quoted SQL names of a pipeline's tables, and their columns.
+    """The quoted SQL names of the tables of one stage, and of the tables that all pipelines share.
 
-    The names for later stages include the number of the stage.
-
-    `former`: the stages whose tables still have names from earlier versions. A start renames these tables.
+    Args:
+        schema: The name of the schema.
+        pipeline: The name of the pipeline.
+        stage: The number of the stage. The names of tables of later stages include it.
+        former: The stages whose tables still have names of earlier versions. A start renames these tables.
     """
 
     schema: str
@@ -53,51 +53,56 @@ class TableNames:
     stage: int = 0
     former: frozenset[int] = frozenset()
 
-    def _named(self, name: str) -> str:
+    def qualify(self, name: str) -> str:
+        """Return the quoted SQL name, including the schema, of a table or an index."""
         return f"{client.quote_name(self.schema)}.{client.quote_name(name)}"
 
     @property
     def pipelines(self) -> str:
-        return self._named("slackwater_pipelines")
+        return self.qualify("slackwater_pipelines")
 
     @property
     def offsets(self) -> str:
-        return self._named("slackwater_offsets")
+        return self.qualify("slackwater_offsets")
 
     @property
     def outputs(self) -> str:
-        return self._named("slackwater_outputs")
+        return self.qualify("slackwater_outputs")
 
     @property
     def lists(self) -> str:
-        return self._named("slackwater_lists")
+        return self.qualify("slackwater_lists")
 
     @property
     def runs(self) -> str:
-        return self._named("slackwater_runs")
+        return self.qualify("slackwater_runs")
 
     @property
     def shared_tables(self) -> tuple[str, ...]:
-        """Return the tables that all pipelines in the schema share."""
+        """Return the names of the tables that all pipelines in the schema share."""
         return self.outputs, self.lists, self.offsets, self.runs, self.pipelines
 
     @property
     def state(self) -> str:
-        return self._named(self.name_of("state"))
+        return self.qualify(self.name_of("state"))
 
     @property
     def staged(self) -> str:
-        return self._named(self.name_of("staged"))
+        return self.qualify(self.name_of("staged"))
 
     @property
     def windows(self) -> str:
-        return self._named(self.name_of("windows"))
+        return self.qualify(self.name_of("windows"))
 
     def name_of(self, table_kind: str, index: str = "") -> str:
-        """Return the name of a table or an index: `slackwater_state_<pipeline>`, `…#2` for a later stage, or `…#pkey`.
+        """Return the unquoted name of a table, such as `slackwater_state_orders#2`, or of one of its indexes.
 
-        Names of two pipelines never collide, because a pipeline's name cannot contain `#`. Long names are truncated and
-        made unique by a hash.
+        Long names are truncated and made unique by a hash. Names of two pipelines never collide, because the name of a
+        pipeline cannot contain `#`.
+
+        Args:
+            table_kind: "state", "staged" or "windows".
+            index: The suffix of an index, such as "pkey"; empty for the table.
         """
         if self.stage in self.former and not index:
             return self._former_name_of(table_kind)
@@ -109,9 +114,9 @@ class TableNames:
         return name + tail
 
     def _former_name_of(self, table_kind: str) -> str:
-        """Return the table name that earlier versions used.
+        """Return the unquoted table name that earlier versions used.
 
-        In these versions, the second stage of `orders` and a pipeline `orders.2` had the same table name.
+        In these versions, the table of the second stage of `orders` had the same name as that of a pipeline `orders.2`.
         """
         pipeline = f"{self.pipeline}.{self.stage + 1}" if self.stage else self.pipeline
         name = f"slackwater_{table_kind}_{pipeline}"
@@ -120,14 +125,15 @@ class TableNames:
         return f"{name[:46]}_{xxhash.xxh64_hexdigest(pipeline.encode())}"
 
     def for_stage(self, stage: int) -> TableNames:
+        """Return the names for another stage of the pipeline."""
         return replace(self, stage=stage)
 
     def comment(self, table_kind: str) -> str:
-        """Return the comment of a table, which names its owner."""
+        """Return the comment that records the owner of a table or view."""
         return f'Slackwater: {table_kind} of pipeline "{self.pipeline}", stage {self.stage + 1}'
 
     def columns(self, logic: KeyedStateLayout) -> dict[str, str]:
-        """Map the columns of a state row to columns of the table."""
+        """Map the columns of state rows to the names of columns in the table."""
         taken = set(_RESERVED)
 
         def unused_name(name: str, prefix: str) -> str:
@@ -142,7 +148,7 @@ class TableNames:
         return {**hidden, **keys, **accumulators}
 
     def shared(self) -> list[str]:
-        """Return the SQL statements that create the tables shared by all pipelines in this schema."""
+        """Return the SQL statements that create the tables that all pipelines in the schema share."""
         return [
             f"""CREATE TABLE IF NOT EXISTS {self.pipelines} (
                 pipeline_name text PRIMARY KEY, state_version integer NOT NULL, epoch bigint NOT NULL,
@@ -168,32 +174,31 @@ class TableNames:
         return {column: types[name] for name, column in self.columns(logic).items()}
 
     @property
-    def _literal(self) -> str:
-        """Return the pipeline's name as an SQL literal."""
+    def literal(self) -> str:
+        """Return the name of the pipeline as an SQL literal."""
         return "'" + self.pipeline.replace("'", "''") + "'"
 
     def create_state(self, logic: KeyedStateLayout) -> str:
+        """Return the SQL statement that creates the state table of a window or keyed stage."""
         columns = ", ".join(f"{client.quote_name(c)} {t}" for c, t in self.types(logic).items())
         return (
-            f"CREATE TABLE {self.state} (pipeline_name text NOT NULL DEFAULT {self._literal}, {columns}, ordinal integer NOT NULL,"
+            f"CREATE TABLE {self.state} (pipeline_name text NOT NULL DEFAULT {self.literal}, {columns}, ordinal integer NOT NULL,"
             f" state_version integer NOT NULL DEFAULT {FORMAT}, epoch bigint NOT NULL, updated_at timestamptz NOT NULL"
             f" DEFAULT now(), CONSTRAINT {client.quote_name(self.name_of('state', 'pkey'))} PRIMARY KEY (unit, ordinal))"
             " WITH (fillfactor = 80)"
         )
 
     def create_empty(self) -> str:
-        """Return the statement that creates an empty table for a stage without state, so that every stage has a table."""
-        columns = (
-            f"pipeline_name text NOT NULL DEFAULT {self._literal}, key_hash bigint NOT NULL, epoch bigint NOT NULL"
-        )
+        """Return the SQL statement that creates the state table of a stage without state, which stays empty."""
+        columns = f"pipeline_name text NOT NULL DEFAULT {self.literal}, key_hash bigint NOT NULL, epoch bigint NOT NULL"
         return f"CREATE TABLE {self.state} ({columns})"
 
     def create_index(self) -> str:
-        """Return the statement that creates the index for the search of due rows."""
+        """Return the SQL statement that creates the index by which due rows are searched."""
         return f"CREATE INDEX {client.quote_name(self.name_of('state', 'due'))} ON {self.state} (closes_at)"
 
     def complete_state(self, logic: KeyedStateLayout) -> str:
-        """Return a statement that adds missing columns for revisions; empty if the window has no revisions."""
+        """Return an SQL statement that adds missing columns for revisions, or "" if the window has no revisions."""
         types = {c: client.sql_type_of(t) for c, t in REVISED.items() if logic.revises}
         defaults = {"__rev": "0", "__out": "'{}'"}
         added = [
@@ -203,9 +208,9 @@ class TableNames:
         return f"ALTER TABLE {self.state} {', '.join(added)}" if added else ""
 
     def alter_state(self, logic: KeyedStateLayout, existing_columns: Sequence[str]) -> list[str]:
-        """Return the statements that alter the table and its view for a changed window; empty if nothing changes.
+        """Return the SQL statements that alter the state table and its view for a changed window, if necessary.
 
-        `existing_columns`: the columns that the table has now.
+        `existing_columns`: the current columns of the table.
         """
         types = self.types(logic)
         expected_columns = {*types, *_READABLE.values(), *_OWN}
@@ -223,7 +228,7 @@ class TableNames:
         ]
 
     def create_staged(self, logic: KeyedStateLayout) -> list[str]:
-        """Return the statements that create the table of staged rows."""
+        """Return the SQL statements that create the table of staged rows and its index."""
         columns = ", ".join(f"{client.quote_name(c)} {t}" for c, t in self.types(logic).items())
         return [
             f'CREATE TABLE {self.staged} (token text COLLATE "C" NOT NULL, {columns}, ordinal integer NOT NULL, epoch bigint NOT'
@@ -232,16 +237,16 @@ class TableNames:
         ]
 
     def newest(self, columns: str) -> str:
-        """Return a query for all rows as of the latest commit.
+        """Return an SQL query for all state rows as of the latest commit.
 
-        These are the newest staged versions, and the rows of the state table that have none. `columns`: the columns to
-        select, which both tables have.
+        It selects the newest staged version of each unit, and the rows of the state table for units without one.
+        `columns`: the columns to select, which both tables must have.
         """
         return (
             "WITH named AS (SELECT m.meta ->> 'file' AS token, m.place FROM"
             f" {self.pipelines} p, jsonb_array_elements(p.record #> '{{stages,{self.stage},segments}}') AS shard (metas),"
             " jsonb_array_elements(shard.metas) WITH ORDINALITY AS m (meta, place)"
-            f" WHERE p.pipeline_name = {self._literal} AND m.meta ->> 'file' <> ''),"
+            f" WHERE p.pipeline_name = {self.literal} AND m.meta ->> 'file' <> ''),"
             f" recent AS (SELECT t.*, named.place FROM {self.staged} t JOIN named USING (token)),"
             " latest AS (SELECT unit, max(place) AS place FROM recent GROUP BY unit)"
             f" SELECT {columns} FROM recent JOIN latest USING (unit, place) WHERE kind <> {TOMBSTONE} UNION ALL"
@@ -249,18 +254,24 @@ class TableNames:
         )
 
     def create_view(self, logic: KeyedStateLayout) -> str:
-        """Return the statement that creates the view of open windows, without the hash columns."""
+        """Return the SQL statement that creates the view of open windows, which omits most hidden columns."""
         names = self.columns(logic)
         shown = client.quote_names([names[n] for n in (*logic.key_names, *TIMES, *logic.accumulators)])
         return (
             f"CREATE OR REPLACE VIEW {self.windows} AS SELECT p.pipeline_name, {shown}, s.epoch, s.updated_at"
-            f" FROM ({self.newest(f'{shown}, kind, epoch, updated_at')}) s JOIN {self.pipelines} p ON p.pipeline_name = {self._literal}"
+            f" FROM ({self.newest(f'{shown}, kind, epoch, updated_at')}) s JOIN {self.pipelines} p ON p.pipeline_name = {self.literal}"
             f" WHERE s.kind IN ({FRAGMENT}, {EMITTED_FRAGMENT})"
             f" OR s.kind IN ({WHOLE}, {EMITTED}) AND (p.watermark IS NULL OR s.closes_at > p.watermark)"
         )
 
 
 def add_columns(table: str, types: Mapping[str, str], existing_columns: Collection[str]) -> str:
-    """Return a statement that adds the columns missing in `existing_columns`; empty if none is missing."""
+    """Return an SQL statement that adds missing columns to a table, or "" if no column is missing.
+
+    Args:
+        table: The quoted SQL name of the table.
+        types: The expected columns and their types.
+        existing_columns: The current columns of the table.
+    """
     added = [f"ADD COLUMN {client.quote_name(c)} {t}" for c, t in types.items() if c not in existing_columns]
     return f"ALTER TABLE {table} {', '.join(added)}" if added else ""

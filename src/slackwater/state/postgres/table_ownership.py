@@ -1,12 +1,12 @@
-"""Find out which pipeline owns a table.
+"""Find out which pipeline owns a table, and drop or rename tables of this owner only.
 
-The owner is checked before a table is dropped, renamed or reused, because a table's name alone proves nothing.
+A comment records the owner, because the name of a table does not prove who created it:
 
     slackwater_state_orders      COMMENT 'Slackwater: state of pipeline "orders", stage 1'
     slackwater_state_orders#2    COMMENT 'Slackwater: state of pipeline "orders", stage 2'
 
-Tables of earlier versions have no comment. For a state table, the default of the column `pipeline_name` is the name
-of the owner; a view belongs to the owner of the table that it reads. Such tables get current names and comments when
+Tables of earlier versions have no comment. There, the default of the column `pipeline_name` of a state table is the name
+of the owner, and a view belongs to the owner of the table that it reads. Such tables get current names and comments when
 their pipeline starts.
 """
 
@@ -23,24 +23,26 @@ from slackwater.errors import StateError, Topic
 from slackwater.state.postgres import client
 from slackwater.state.postgres.table_names import TableNames
 
-STAGES = range(MOST_STAGES)  # all stage numbers for which tables to put aside are searched
-KINDS = {"windows": "VIEW", "staged": "TABLE", "state": "TABLE"}  # in an order in which they can be dropped
+STAGES = range(MOST_STAGES)  # all numbers that a stage can have
+KINDS = {"windows": "VIEW", "staged": "TABLE", "state": "TABLE"}  # in the order in which they can be dropped
 _COMMENT = re.compile(r'Slackwater: (\w+) of (pipeline ".*", stage \d+)')
 
 
 class TableOwner(NamedTuple):
-    """A Postgres relation that has the name of one of a pipeline's tables.
+    """A table, view or other relation of Postgres, and its owner.
 
-    `owner`: a description of its owner; None if the pipeline itself owns it.
+    Args:
+        name: The quoted SQL name.
+        owner: A description of the owner; None if the pipeline with this table name owns it.
     """
 
-    name: str  # quoted SQL name
+    name: str
     owner: str | None
 
 
 def _find_owner(db: psycopg.Connection[Any], tables: TableNames, table_kind: str) -> TableOwner | None:
-    """Return the name and the owner of one of the pipeline's tables; None if there is no such table."""
-    name = f"{client.quote_name(tables.schema)}.{client.quote_name(tables.name_of(table_kind))}"
+    """Return the relation with the name of one of the pipeline's tables, and its owner; None if it does not exist."""
+    name = tables.qualify(tables.name_of(table_kind))
     row = db.execute(
         "SELECT c.relkind::text, obj_description(c.oid, 'pg_class'), pg_get_expr(d.adbin, d.adrelid), c.relpersistence::text,"
         " (SELECT count(*) FROM pg_attribute t WHERE t.attrelid = c.oid AND t.attname = 'token' AND t.attnum = 1)"
@@ -52,7 +54,7 @@ def _find_owner(db: psycopg.Connection[Any], tables: TableNames, table_kind: str
         return None
     kind, comment, default, persistence, token = row
     if kind != ("v" if table_kind == "windows" else "r"):
-        return TableOwner(name, "something else: an index, a sequence or the like")
+        return TableOwner(name, "another object, such as an index or a sequence")
     if comment == tables.comment(table_kind):
         return TableOwner(name, None)
     if comment and (match := _COMMENT.fullmatch(comment)):
@@ -70,7 +72,7 @@ def _find_owner(db: psycopg.Connection[Any], tables: TableNames, table_kind: str
 
 
 def _owner_of_view(db: psycopg.Connection[Any], view: str, tables: TableNames) -> str | None:
-    """Describe the owner of a view: the owner of the state table that it reads. None if it is this pipeline."""
+    """Return a description of the owner of a view (quoted SQL name); None if it reads the table of this pipeline."""
     state = _find_owner(db, tables, "state")
     if state is None or state.owner is not None:
         return "another program, because it does not read this pipeline's table" if state is None else state.owner
@@ -83,15 +85,15 @@ def _owner_of_view(db: psycopg.Connection[Any], view: str, tables: TableNames) -
 
 
 def _literal(default: str | None) -> str | None:
-    """Return the value of a literal such as `'orders'::text`; None for any other expression."""
+    """Return the value of an SQL literal such as `'orders'::text`, or None for any other expression."""
     match = re.fullmatch(r"'((?:[^']|'')*)'::text", default or "")
     return match[1].replace("''", "'") if match else None
 
 
 def find_table(db: psycopg.Connection[Any], tables: TableNames, table_kind: str) -> str | None:
-    """Return a table of the pipeline as a quoted SQL name; None if it is missing.
+    """Return the quoted SQL name of a table of the pipeline, or None if the table is missing.
 
-    Raises StateError if the name has another owner.
+    `table_kind`: a key of KINDS. Raises StateError if the name has another owner.
     """
     owned = _find_owner(db, tables, table_kind)
     if owned is None or owned.owner is None:
@@ -105,27 +107,30 @@ def find_table(db: psycopg.Connection[Any], tables: TableNames, table_kind: str)
 
 
 def _is_free(db: psycopg.Connection[Any], tables: TableNames) -> bool:
-    """Return whether no table with one of the pipeline's names belongs to another owner."""
+    """Return whether none of the table names of a stage has another owner."""
     return all((owned := _find_owner(db, tables, table_kind)) is None or owned.owner is None for table_kind in KINDS)
 
 
-def drop_tables(db: psycopg.Connection[Any], tables: TableNames, *which: str) -> None:
-    """Drop the pipeline's own tables, if they exist. Raises StateError, before any change, if one has another owner."""
-    names = {table_kind: find_table(db, tables, table_kind) for table_kind in KINDS if table_kind in which}
+def drop_tables(db: psycopg.Connection[Any], tables: TableNames, *table_kinds: str) -> None:
+    """Drop the tables of a stage, if they exist. `table_kinds`: keys of KINDS; by default, all of them.
+
+    Raises StateError before any change if one of the tables has another owner.
+    """
+    names = {kind: find_table(db, tables, kind) for kind in KINDS if kind in (table_kinds or KINDS)}
     for table_kind, name in names.items():
         if name is not None:
             db.execute(f"DROP {KINDS[table_kind]} {name}")
 
 
 def sign_table(db: psycopg.Connection[Any], tables: TableNames, table_kind: str) -> None:
-    """Record the owner of a table in its comment."""
+    """Record the owner of a table in its comment. `table_kind`: a key of KINDS."""
     comment = tables.comment(table_kind).replace("'", "''")
-    name = f"{client.quote_name(tables.schema)}.{client.quote_name(tables.name_of(table_kind))}"
+    name = tables.qualify(tables.name_of(table_kind))
     db.execute(f"COMMENT ON {KINDS[table_kind]} {name} IS '{comment}'")
 
 
 def current_names(db: psycopg.Connection[Any], tables: TableNames, stages: int) -> TableNames:
-    """Return the names that the tables have now, which may be those of an earlier version."""
+    """Return the current names of the tables of the first `stages` stages, which an earlier version may have chosen."""
     former = set()
     for stage in range(stages):
         old = replace(tables, stage=stage, former=frozenset({stage}))
@@ -139,14 +144,17 @@ def current_names(db: psycopg.Connection[Any], tables: TableNames, stages: int) 
 
 
 def rename_tables(db: psycopg.Connection[Any], tables: TableNames, new: TableNames) -> None:
-    """Rename the tables of a stage, or move them to another pipeline.
+    """Rename the tables of a stage, or move them to another pipeline. Views and unlogged tables are dropped.
 
-    Views and unlogged staged rows are dropped. The caller must have opened a transaction.
+    The caller must have opened a transaction. Raises StateError if one of the names has another owner.
 
-    Raises StateError if one of the names has another owner.
+    Args:
+        db: The connection with the open transaction.
+        tables: The current names.
+        new: The new names.
     """
     current, moves = find_table(db, tables, "state"), tables.name_of("state") != new.name_of("state")
-    if moves:  # otherwise the view stays until its table changes
+    if moves:  # otherwise, the view stays until its table changes
         drop_tables(db, tables, "windows")
     if current is None:
         if moves:
@@ -161,31 +169,27 @@ def rename_tables(db: psycopg.Connection[Any], tables: TableNames, new: TableNam
             )
         db.execute(f"ALTER TABLE {current} RENAME TO {client.quote_name(new.name_of('state'))}")
     if tables.pipeline != new.pipeline:
-        name = new.pipeline.replace("'", "''")
-        db.execute(f"ALTER TABLE {new.state} ALTER COLUMN pipeline_name SET DEFAULT '{name}'")
+        db.execute(f"ALTER TABLE {new.state} ALTER COLUMN pipeline_name SET DEFAULT {new.literal}")
         db.execute(f"UPDATE {new.state} SET pipeline_name = %s", (new.pipeline,))
     name_indexes(db, new)
     sign_table(db, new, "state")
 
 
 def _rename_staged(db: psycopg.Connection[Any], tables: TableNames, new: TableNames) -> None:
-    """Rename the table of staged rows together with the state.
-
-    An unlogged table is dropped, because no commit references its rows.
-    """
+    """Rename the table of staged rows. An unlogged table is dropped instead, because no commit references its rows."""
     name = find_table(db, tables, "staged")
     row = db.execute("SELECT relpersistence::text FROM pg_class WHERE oid = to_regclass(%s)", (name,)).fetchone()
     if name is None or row != ("p",):
         drop_tables(db, tables, "staged")
         return
     db.execute(f"ALTER TABLE {name} RENAME TO {client.quote_name(new.name_of('staged'))}")
-    index = f"{client.quote_name(tables.schema)}.{client.quote_name(tables.name_of('staged', 'token'))}"
+    index = tables.qualify(tables.name_of("staged", "token"))
     db.execute(f"ALTER INDEX IF EXISTS {index} RENAME TO {client.quote_name(new.name_of('staged', 'token'))}")
     sign_table(db, new, "staged")
 
 
 def name_indexes(db: psycopg.Connection[Any], tables: TableNames) -> None:
-    """Rename the indexes of a state, because a name chosen by Postgres could equal that of another pipeline's table."""
+    """Give the indexes of a state table their names. A name that Postgres chose could be that of another table."""
     rows = db.execute(
         "SELECT c.relname::text, i.indisprimary, array_agg(a.attname::text ORDER BY a.attnum) FROM pg_index i JOIN pg_class c ON"
         " c.oid = i.indexrelid JOIN pg_attribute a ON a.attrelid = i.indexrelid WHERE i.indrelid = to_regclass(%s)"
@@ -196,14 +200,12 @@ def name_indexes(db: psycopg.Connection[Any], tables: TableNames) -> None:
     for name, primary, columns in rows:
         index_name = tables.name_of("state", "pkey" if primary else "due")
         if index_name not in taken and (primary or columns in (["closes_at"], ["side", "event_time"])):
-            db.execute(
-                f"ALTER INDEX {client.quote_name(tables.schema)}.{client.quote_name(name)} RENAME TO {client.quote_name(index_name)}"
-            )
+            db.execute(f"ALTER INDEX {tables.qualify(name)} RENAME TO {client.quote_name(index_name)}")
             taken.add(index_name)
 
 
 def put_aside(db: psycopg.Connection[Any], tables: TableNames, aside: str) -> None:
-    """Rename the pipeline to `aside` in all tables of this schema, and in the names of its own tables."""
+    """Rename the pipeline to `aside`, in the tables that all pipelines share and in the names of its own tables."""
     for shared in tables.shared_tables:
         db.execute(f"UPDATE {shared} SET pipeline_name = %s WHERE pipeline_name = %s", (aside, tables.pipeline))
     current = current_names(db, tables, len(STAGES))
@@ -213,12 +215,12 @@ def put_aside(db: psycopg.Connection[Any], tables: TableNames, aside: str) -> No
 
 
 def has_record(db: psycopg.Connection[Any], tables: TableNames) -> bool:
-    """Return whether the pipeline has a commit."""
+    """Return whether the pipeline has a stored commit."""
     query = f"SELECT 1 FROM {tables.pipelines} WHERE pipeline_name = %s"
     return db.execute(query, (tables.pipeline,)).fetchone() is not None
 
 
 def delete_rows(db: psycopg.Connection[Any], tables: TableNames) -> None:
-    """Delete the rows of the pipeline in the shared tables."""
+    """Delete the rows of the pipeline from the tables that all pipelines share."""
     for shared in tables.shared_tables:
         db.execute(f"DELETE FROM {shared} WHERE pipeline_name = %s", (tables.pipeline,))
