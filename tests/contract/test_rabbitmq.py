@@ -214,7 +214,7 @@ def test_a_batch_that_is_not_there_any_more(
     rabbit: Any, source: Any, queue: str, publish: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source, "_REPLAY", 0.0)
-    monkeypatch.setattr(source, "RETURN", 0.0)
+    monkeypatch.setattr(source, "RECONNECT_SECONDS", 0.0)
     publish(range(3))
     gone = source.RabbitMessage(b"9", queue, "", "m9", None, False, None).identity
     present = source.RabbitMessage(b"1", queue, "", "m1", None, False, None).identity

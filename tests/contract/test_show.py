@@ -75,11 +75,11 @@ def test_what_is_not_counted_to_its_end_is_told_so(
     """A table in a database is counted up to a limit. Of a topic only the end is read."""
     table = place_at("postgres")
     table.publish(*((minute, "a", 1) for minute in range(7)))
-    monkeypatch.setattr(postgres_reader, "COUNTED", 5)
+    monkeypatch.setattr(postgres_reader, "MAX_COUNTED", 5)
     assert (
         said(monkeypatch, capsys, table.file, "-n", 2)[2] == "(the newest 2 rows of more than 5; more with --limit)\n"
     )
-    monkeypatch.setattr(postgres_reader, "COUNTED", 7)
+    monkeypatch.setattr(postgres_reader, "MAX_COUNTED", 7)
     assert said(monkeypatch, capsys, table.file, "-n", 2)[2] == "(the newest 2 rows of 7; more with --limit)\n"
     topic = place_at("kafka")
     topic.publish(*((minute, f"u{minute}", 1) for minute in range(40)))

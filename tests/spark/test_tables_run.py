@@ -161,7 +161,7 @@ def test_a_data_file_that_is_gone_is_told_in_a_line(table: Any, runner: Runner, 
     for path in tmp_path.rglob("*.parquet"):
         path.unlink()
     with pytest.raises(
-        SlackwaterError, match=r'source "events": .* a file of it is gone .*this epoch was not committed'
+        SlackwaterError, match=r'source "events": .* one of its files is gone .*this epoch was not committed'
     ) as raised:
         runner.run(source=table.source(), window=WINDOW, transform_sql=SQL)
     assert "\n" not in str(raised.value)

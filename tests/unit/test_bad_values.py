@@ -42,7 +42,7 @@ def test_undecodable_json_is_described(row: dict[str, Any], message: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("{broken", "no JSON"), ("[1]", "[1], expected a JSON object"), (None, "")]
+    ("text", "message"), [("{broken", "not JSON"), ("[1]", "[1], expected a JSON object"), (None, "")]
 )
 def test_json_that_is_not_an_object_is_described(text: str | None, message: str) -> None:
     assert describe_undecodable_row(source(), text) == message

@@ -102,7 +102,7 @@ def test_partition_folders_are_read_and_other_folders_next_to_them_refused(tmp_p
     assert listed_files(tmp_path, "t/day=1") == ["t/day=1/a"]
     assert listed_files(tmp_path, "t/day=2") == ["t/day=2/b", "t/day=2/hour=3/c"]
     tree(tmp_path, "t/other/e")
-    with pytest.raises(ValueError, match=r'"\S+/t" and "\S+/t/other" are not of one kind'):
+    with pytest.raises(ValueError, match=r'"\S+/t" and "\S+/t/other" cannot be read as one table'):
         listed_files(tmp_path, "t")
 
 

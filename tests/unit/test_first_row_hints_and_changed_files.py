@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import slackwater as sw
-from slackwater.connectors.files.file_change_tracker import AT_ONCE, FileChangeTracker, changed_files_text
+from slackwater.connectors.files.file_change_tracker import FILES_PER_CHECK, FileChangeTracker, changed_files_text
 from slackwater.connectors.files.source import (
     FileEntry,
     absolute_query,
@@ -92,8 +92,8 @@ def test_a_check_takes_a_few_files_and_goes_round(tmp_path: Path) -> None:
     looks, file_count = 0, len(tracker.entries)
     while not tracker.find_changed():
         looks += 1
-        assert len(tracker._unchecked) == file_count - AT_ONCE * looks
-    assert looks == 100_001 // AT_ONCE
+        assert len(tracker._unchecked) == file_count - FILES_PER_CHECK * looks
+    assert looks == 100_001 // FILES_PER_CHECK
 
 
 def test_changed_files_are_part_of_the_offsets_and_old_lists_are_read(tmp_path: Path) -> None:

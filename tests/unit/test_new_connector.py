@@ -135,4 +135,4 @@ def test_a_run_and_a_backfill_plan_the_new_source(tmp_path: Path) -> None:
 
 def test_a_source_without_a_backlog_query_is_not_polled(tmp_path: Path) -> None:
     pipeline = page(tmp_path)
-    assert connector_for(pipeline.connections["clock"]).question(pipeline.sources[0]) is None
+    assert connector_for(pipeline.connections["clock"]).input_lister(pipeline.sources[0]) is None

@@ -127,7 +127,7 @@ def test_some_sources_only_spark_can_plan(tmp_path: Path, options: Mapping[str, 
 def test_conflicting_partition_folders_are_one_line(tmp_path: Path) -> None:
     write_file(tmp_path / "a=1", "x")
     write_file(tmp_path / "b", "y")
-    with pytest.raises(EpochError, match=r'^source "events": "\S+" and "\S+/b" are not of one kind'):
+    with pytest.raises(EpochError, match=r'^source "events": "\S+" and "\S+/b" cannot be read as one table'):
         FilesPlanner(source(str(tmp_path)), []).next()
 
 

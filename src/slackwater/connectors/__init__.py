@@ -1,6 +1,7 @@
-"""Connectors: one folder per system. `__init__.py` describes the system; `connector.py` creates and checks its sources and target.
+"""Connectors: one folder per system.
 
-Two folders serve several systems: `payloads` decodes records, and `tables` contains what Delta and Iceberg share.
+In each folder, `__init__.py` describes the connector, and `connector.py` creates and checks sources and targets. Two
+folders serve several systems: `payloads` decodes records, and `tables` has the code that Delta and Iceberg share.
 
 May import: config, core, errors, logging, pyspark, secrets, state, storage, tunings.
 """
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-# the import paths of the descriptions of built-in connectors, by kind of system
+# the import path of each built-in connector's description, by kind of system
 DESCRIPTIONS: Mapping[str, str] = {
     "files": "slackwater.connectors.files:FILES",
     "console": "slackwater.connectors.console:CONSOLE",

@@ -23,8 +23,8 @@ from slackwater.config.sql import ddl
 from slackwater.core.schema import INTEGERS, NUMBERS
 from slackwater.core.time import parse_timestamp_us
 
-SHOWN = 60  # characters of a value in a message
-MOST_BYTES = 64_000_000  # bytes of a file that a command searches for a line
+_MAX_SHOWN = 60  # characters of a value in a message
+MAX_SEARCHED_BYTES = 64_000_000  # the part of a file that a command searches for a line
 _NOT_A_NUMBER = re.compile(r"[+-]?(nan|inf|infinity)", re.IGNORECASE)
 _WHOLE = re.compile(r"\s*[+-]?\d+\s*")
 
@@ -50,7 +50,7 @@ def describe_undecodable_row(source: Source, text: str | None, parsed: Mapping[s
         try:
             document = json.loads(text)
         except (ValueError, RecursionError):
-            return "no JSON"
+            return "not JSON"
         if not isinstance(document, Mapping):
             return f"{_format_value(document)}, expected a JSON object"
         values = {name: document[name] for name in types if document.get(name) is not None}
@@ -64,7 +64,10 @@ def describe_undecodable_row(source: Source, text: str | None, parsed: Mapping[s
 
 
 def describe_event_time(column: str, row: Mapping[str, Any] | None) -> str:
-    """Describe the event time of a decoded row. Empty if `row` is None, or if `column` is not a plain column name."""
+    """Describe the value of a row's event-time column, such as `column "ts" is missing or NULL`.
+
+    Return an empty string if `row` is None, or if `column` is not a plain column name.
+    """
     if row is None or not re.fullmatch(r"\w+", column) or column.startswith("_"):
         return ""
     value = row.get(column)
@@ -98,7 +101,7 @@ def _cells(source: Source, text: str) -> list[str]:
 
 
 def _fits(value: Any, type_: str, format_: str) -> bool:
-    """Return whether a value from a JSON or CSV record can be read as a type. True for types that are not checked."""
+    """Return whether a value from a JSON or CSV record can be read as a Spark type. True for types without a check."""
     base = type_.partition("(")[0].partition("<")[0].casefold()
     is_text = isinstance(value, str)
     if base in INTEGERS:
@@ -130,7 +133,7 @@ def _is_number(text: str) -> bool:
 
 def _format_value(value: object) -> str:
     text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}… ({len(text):,} characters)"
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}… ({len(text):,} characters)"
 
 
 # -- lines -------------------------------------------------------------------------------------------------------------
@@ -138,9 +141,13 @@ def _format_value(value: object) -> str:
 
 @dataclass(frozen=True)
 class Record:
-    """A record to search for in a file: its text, or the row that was read from it, without NULLs.
+    """A record to search for in a file, identified by its text or by its row.
 
-    A line whose text differs still matches if its values are equal: `{"a": 1}` matches `{"a":1}`.
+    A line with a different text still matches if its values are equal: `{"a": 1}` matches `{"a":1}`.
+
+    Args:
+        text: The text of the record.
+        row: The values that were read from the record, by column, without NULLs.
     """
 
     text: str | None = None
@@ -150,7 +157,7 @@ class Record:
 class _Search:
     """A search for one record in the lines of a file.
 
-    To save time, a line is parsed only if it contains the record's longest distinctive string, if there is one.
+    If the record has a distinctive string value, only lines that contain this string are parsed. This saves time.
     """
 
     def __init__(self, source: Source, format_: str, record: Record) -> None:
@@ -185,7 +192,7 @@ class _Search:
 
 
 def _is_same_text(first: Any, second: Any) -> bool:
-    """Return whether two text values are equal, ignoring case, surrounding spaces and number format."""
+    """Return whether two values are equal texts, ignoring case, surrounding spaces and the format of numbers."""
     if first == second or (first in (None, "") and second in (None, "")):
         return True
     if not isinstance(first, str) or not isinstance(second, str):
@@ -196,7 +203,7 @@ def _is_same_text(first: Any, second: Any) -> bool:
 
 
 def _is_read_as(written: Any, read: Any, type_: str) -> bool:
-    """Return whether the value `written` in a file would be read as `read`. False for types that are not compared."""
+    """Return whether a reader would read the value `written` as `read`. False for types that are not compared."""
     if written in (None, "") or read is None:
         return written in (None, "") and read is None
     base = type_.partition("(")[0].casefold()
@@ -209,36 +216,41 @@ def _is_read_as(written: Any, read: Any, type_: str) -> bool:
 
 
 def find_line_numbers(
-    places: Sequence[tuple[Source | None, str | None, Record]], max_bytes: int = MOST_BYTES
+    searches: Sequence[tuple[Source | None, str | None, Record]], max_bytes: int = MAX_SEARCHED_BYTES
 ) -> list[int | None]:
-    """Return the line number of each record in its file. Each file is read once; see `find_lines_in_file`.
+    """Return the line number of each record in its file, or None; see `find_lines_in_file`. Each file is read once.
 
     Args:
-        places: The source, the file and the record of each search. Without a source or a file, the result is None.
+        searches: The source, the file and the record of each search. Without a source or a file, the result is None.
         max_bytes: How many bytes of each file to search.
     """
-    lines: list[int | None] = [None] * len(places)
+    lines: list[int | None] = [None] * len(searches)
     files: dict[tuple[str, str], list[int]] = {}
-    for number, (source, file, _) in enumerate(places):
+    for number, (source, file, _) in enumerate(searches):
         if source is not None and file:
             files.setdefault((source.name, file), []).append(number)
     for (_, file), numbers in files.items():
-        source = places[numbers[0]][0]
+        source = searches[numbers[0]][0]
         assert source is not None
-        for number, line in zip(
-            numbers, find_lines_in_file(source, file, [places[n][2] for n in numbers], max_bytes), strict=True
-        ):
+        records = [searches[n][2] for n in numbers]
+        for number, line in zip(numbers, find_lines_in_file(source, file, records, max_bytes), strict=True):
             lines[number] = line
     return lines
 
 
 def find_lines_in_file(
-    source: Source, file: str, records: Sequence[Record], max_bytes: int = MOST_BYTES
+    source: Source, file: str, records: Sequence[Record], max_bytes: int = MAX_SEARCHED_BYTES
 ) -> list[int | None]:
     """Return the line number, from 1, of each record in a text file. None for a record without a match.
 
-    Equal records get the line of their first match. The search covers the first `max_bytes` bytes of the file. Files
-    with several lines per record, files in encodings other than UTF-8, and files on other machines are not searched.
+    Equal records get the line of their first match. Files with several lines per record, files in encodings other than
+    UTF-8, and files on other machines are not searched.
+
+    Args:
+        source: The source that read the file.
+        file: The path of the file.
+        records: The records to search for.
+        max_bytes: How many bytes of the file to search.
     """
     lines: list[int | None] = [None] * len(records)
     options = {key.casefold(): value.casefold() for key, value in source.options.items()}

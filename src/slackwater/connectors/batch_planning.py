@@ -3,8 +3,8 @@
     offsets of the state ─▶ planner ─▶ next(): new input, within the limits ─▶ planned batch ─▶ rows, new offsets
                               tracks its position in memory; only a commit makes it durable
 
-A source has a planner if it can list files, or request offsets from brokers or versions from tables, without Spark. If
-any source of a pipeline cannot, a Spark streaming query plans all of them (`SourceSet`).
+A source has a planner if its files, offsets or versions can be requested without Spark. If any source of a pipeline has
+no planner, a Spark streaming query plans all sources (`SourceSet`).
 """
 
 from __future__ import annotations
@@ -41,9 +41,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DataFrameSource:
-    """A streaming DataFrame from the caller or a connector. It cannot seek: it can resume only from Spark's checkpoint.
+    """A streaming DataFrame as a source. It cannot seek: it can resume only from Spark's checkpoint.
 
-    `decode`: a function that converts the rows of `frame` to the columns of the source.
+    Args:
+        name: The name of the source.
+        frame: The streaming DataFrame, from the caller or a connector.
+        decode: A function that converts the rows of `frame` to the columns of the source.
     """
 
     name: str
@@ -67,10 +70,10 @@ class SourceSet:
     store: StateStore
 
     def plan(self) -> DataFrame:
-        """Return one streaming DataFrame over all sources.
+        """Return one streaming DataFrame that plans the batches of all sources.
 
-        It plans the batches of all sources. The rows of a `DataFrameSource` are also read through it, each as a struct;
-        the rows of all other sources are read separately.
+        It also contains the rows of each `DataFrameSource`, as structs. The rows of all other sources are read
+        separately.
         """
         if len(self.sources) == 1 and isinstance(self.sources[0], DataFrameSource):
             return self.sources[0].frame
@@ -83,10 +86,7 @@ class SourceSet:
         return _spark_planned(source).plan(self.session).selectExpr(f"{index} AS __src")
 
     def signature(self) -> list[dict[str, Any]]:
-        """Return what identifies the sources in a checkpoint.
-
-        If the list of sources changes, a new checkpoint is needed.
-        """
+        """Return the values that identify each source in a checkpoint. If they change, a new checkpoint is needed."""
         return [
             {"name": s.name} if isinstance(s, DataFrameSource) else _spark_planned(s).signature() for s in self.sources
         ]
@@ -118,9 +118,9 @@ class SourceSet:
             lost = [s.name for s in self.sources if isinstance(s, DataFrameSource) and state.clocks[s.name].rows]
             if lost:
                 raise StartError(
-                    f'source "{lost[0]}" cannot seek and resumes only from Spark\'s checkpoint, but the checkpoint '
-                    f"{last} is lost or was made for other sources; restore it, or give"
-                    " the pipeline a new name or state path to start over",
+                    f'source "{lost[0]}" can resume only from Spark\'s checkpoint, but the checkpoint {last} is lost '
+                    "or was made for other sources; restore it, or give the pipeline a new name or state path to start "
+                    "over",
                     Topic.CHECKPOINT_ONLY,
                 )
             if any(c.rows for c in state.clocks.values()):
@@ -148,7 +148,14 @@ class SourceSet:
             (checkpoint / name).write_text(content)
 
     def batch(self, checkpoint: Path, number: int, planned: DataFrame, state: Commit) -> Batch:
-        """Return a batch that Spark planned: a DataFrame for each source that has rows, and the offsets after them."""
+        """Return a batch that Spark planned: a DataFrame for each source that has rows, and the offsets after them.
+
+        Args:
+            checkpoint: The directory of Spark's checkpoint.
+            number: The number of the batch in the checkpoint.
+            planned: The rows of the batch in the DataFrame of `plan`.
+            state: The latest commit.
+        """
         began = time.monotonic()
         batches: dict[str, SourceBatch] = {}
         position = 0
@@ -171,13 +178,13 @@ class SourceSet:
 
 
 def _spark_planned(source: Seekable) -> SparkPlannedSource:
-    """Return `source`, which Spark can plan: `create_planners` has rejected all other sources."""
+    """Narrow the type of a source. `create_planners` has rejected all sources that Spark cannot plan."""
     assert isinstance(source, SparkPlannedSource)
     return source
 
 
 def _streaming_leaves(frame: DataFrame) -> int:
-    """Return the number of Spark sources from which a DataFrame reads."""
+    """Return the number of streaming sources in the plan of a DataFrame."""
     leaves = frame._jdf.queryExecution().analyzed().collectLeaves()
     return sum(bool(leaves.apply(i).isStreaming()) for i in range(leaves.size()))
 
@@ -200,17 +207,17 @@ class Planners:
 
     streams: SourceSet
     by_source: Mapping[str, Planner]
-    _planned: dict[str, PlannedBatch] = field(default_factory=dict)  # kept if a later source does not respond
+    _planned: dict[str, PlannedBatch] = field(default_factory=dict)  # input that a failed call of `next` had planned
 
     def stop_at_current_end(self) -> None:
         for planner in self.by_source.values():
             planner.stop_at_current_end()
 
     def next(self) -> Mapping[str, PlannedBatch]:
-        """Return the next input of each source; empty if no source has new input.
+        """Return the next input of each source, by name. Empty if no source has new input.
 
-        If a source does not respond, the call fails. The input that it has already planned for other sources is then
-        returned by the next call.
+        If a source does not respond, the call fails. The next call then returns the input that was already planned for
+        other sources.
         """
         for name, planner in self.by_source.items():
             if name not in self._planned and (part := planner.next()) is not None:
@@ -220,7 +227,13 @@ class Planners:
         return planned
 
     def batch(self, id_: BatchId, parts: Mapping[str, PlannedBatch], state: Commit) -> Batch:
-        """Read the planned parts and combine them into one batch, which continues from `state`."""
+        """Read the planned input of each source, and combine it into one batch.
+
+        Args:
+            id_: The id of the new batch.
+            parts: The planned input, by source.
+            state: The commit from which the batch continues.
+        """
         session, store = self.streams.session, self.streams.store
         batches = {n: part.read(session, store, state.epoch + 1, state.sources[n]) for n, part in parts.items()}
         return combine_batches(id_, {name: batch for name, batch in batches.items() if batch is not None})
@@ -232,9 +245,15 @@ class Planners:
 
 
 def create_planners(streams: SourceSet, state: Commit, read: Mapping[str, Iterable[Any]]) -> Planners | None:
-    """Return the planners of all sources. None if any of the sources can be planned only by Spark.
+    """Return the planners of all sources. None if only Spark can plan one of the sources.
 
-    `read`: the files in the state, by source. Raises SlackwaterError if a source cannot determine where to continue.
+    Args:
+        streams: The sources.
+        state: The commit from which to continue.
+        read: The files that the state lists as read, by source.
+
+    Raises:
+        SlackwaterError: A source cannot determine where to continue.
     """
     ours = [source for source in streams.sources if _can_plan(source)]
     if len(ours) < len(streams.sources):
@@ -265,7 +284,7 @@ def connect_not_supported_error(pipeline: str, source: str) -> StartError:
 
 
 def _check_spark_can(sources: Sequence[AnySource]) -> None:
-    """Raise StartError if one of the sources cannot be planned by Spark. Called if another one needs Spark."""
+    """Raise StartError if Spark cannot plan one of the sources. Called if another source needs Spark for planning."""
     other = next(s for s in sources if not _can_plan(s))
     for source in sources:
         if isinstance(source, SelfPlannedSource) and not isinstance(source, SparkPlannedSource):
@@ -278,5 +297,5 @@ def _check_spark_can(sources: Sequence[AnySource]) -> None:
 
 
 def _can_plan(source: AnySource) -> TypeGuard[SelfPlannedSource]:
-    """Return whether a source can report its new input without Spark."""
+    """Return whether the input of a source can be planned without Spark."""
     return isinstance(source, SelfPlannedSource) and source.plans_itself

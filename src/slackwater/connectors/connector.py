@@ -1,4 +1,4 @@
-"""Base classes of the connectors, and the unread input of a source that they can determine without Spark.
+"""Base classes of the connectors, and `Backlog`, the unread input of a source.
 
 The config has already been checked, so only operations that the kind of system supports are called.
 """
@@ -38,16 +38,16 @@ if TYPE_CHECKING:
 class Backlog:
     """The unread input of one source, relative to a commit.
 
-    These are the files that the commit does not reference, or the Kafka records between the commit's offsets and the
-    end of each partition. The input is listed first (a `Question`) and compared with a commit afterward (an `Answer`),
-    so one listing can be compared with several commits.
+    Unread input consists of the files that the commit does not reference, or of the Kafka records between the commit's
+    offsets and the end of each partition. An `InputLister` lists the input. The `BacklogCounter` that it returns can
+    then be applied to several commits.
 
     Args:
         source: The name of the source.
-        unit: What is counted, "files" or "records".
+        unit: The unit of `count`: "files" or "records".
         count: The number of unread files or records. None if it is unknown; `problem` then says why.
-        rows: The estimated number of unread rows. For files, the estimate is based on the files that were read so far;
-            without any, it is None.
+        rows: The estimated number of unread rows. For files, the estimate is based on the files that were read so far.
+            None if there is no estimate.
         problem: Why `count` is unknown.
     """
 
@@ -58,8 +58,8 @@ class Backlog:
     problem: str | None = None
 
 
-Answer = Callable[[Snapshot], Backlog]  # subtracts what the commit of the snapshot contains
-Question = Callable[[], Answer]  # may raise SlackwaterError, OSError
+BacklogCounter = Callable[[Snapshot], Backlog]  # counts the listed input that the snapshot's commit does not contain
+InputLister = Callable[[], BacklogCounter]  # lists the input; may raise SlackwaterError, OSError
 C = TypeVar("C", bound=Connection)
 
 
@@ -73,7 +73,15 @@ class Connector(Generic[C]):
     # -- sources ---------------------------------------------------------------------------------------------------
 
     def source(self, session: SparkSession, pipeline: Pipeline, spec: Source, schema_json: str | None) -> AnySource:
-        """Return the source. `schema_json`: the schema with which it was first read, if any, in Spark's JSON format."""
+        """Return the source that `spec` configures.
+
+        Args:
+            session: The Spark session that reads the source.
+            pipeline: The pipeline that contains the source.
+            spec: The config of the source.
+            schema_json: The schema with which the source was first read, in Spark's JSON format. None at the first
+                start.
+        """
         self._unsupported("be read")
 
     def check_source(self, spec: Source) -> None:
@@ -81,12 +89,12 @@ class Connector(Generic[C]):
 
     def resolve_position(self, spec: Source, position: str | int) -> Offsets:
         """Resolve "earliest", "latest" or a time (in microseconds UTC) to offsets."""
-        self._unsupported("be asked where that is")
+        self._unsupported("resolve a position")
 
-    def question(self, spec: Source) -> Question | None:
-        """Return a function that lists the input without Spark, so that its unread part can be counted (see `Backlog`).
+    def input_lister(self, spec: Source) -> InputLister | None:
+        """Return a function that lists the input of a source without Spark, to count its unread part (see `Backlog`).
 
-        None if the system does not support that.
+        Return None if the system does not support this.
         """
         return None
 
@@ -96,7 +104,7 @@ class Connector(Generic[C]):
         Return the changes that the next start accepts, and the types of the columns that it will read, by name. Raises
         StartError for a change that a start rejects, and SourceUnavailableError if the table is unreachable.
         """
-        self._unsupported("be asked for its columns")
+        self._unsupported("compare columns")
 
     # -- targets ---------------------------------------------------------------------------------------------------
 
@@ -105,25 +113,31 @@ class Connector(Generic[C]):
         self._unsupported("be written to")
 
     def check_target(self, spec: TargetSpec, key: str) -> None:
-        """Raise StartError if the target does not exist or is unreachable. `key`: its config key, for messages."""
+        """Raise StartError if the target does not exist or is unreachable. `key`: the config key, for messages."""
 
     def will_create(self, spec: TargetSpec, key: str) -> str | None:
-        """Describe the object that a start would create in the system; None if it would create nothing."""
+        """Describe the object that a start would create in the system. None if it would create nothing."""
         return None
 
     def create_target(self, spec: TargetSpec, pipeline: Pipeline) -> None:
         """Create the target if that is possible without knowing its columns. Raises StartError if it fails."""
 
     def target_with_marker(self, spec: TargetSpec, table: TargetTable) -> TargetWithMarker | None:
-        """Return the target, to read its marker; None if it does not store one."""
+        """Return the target in a form that can only read its marker. None if the target does not store markers."""
         return None
 
     # -- reading a target back -----------------------------------------------------------------------------------------
 
     def result_reader(self, spec: TargetSpec, pipeline: Pipeline, writers: Sequence[str]) -> ResultReader:
-        """Return the reader of the rows that some writers left in a target of the pipeline, or in its dead letters.
+        """Return a reader of the rows in a target of the pipeline, or of its dead letters.
 
-        Raises StartError if the system does not store rows.
+        Args:
+            spec: The target, or the destination of the dead letters.
+            pipeline: The pipeline.
+            writers: The names of the writers whose rows are read.
+
+        Raises:
+            StartError: The system does not store rows.
         """
         raise StartError(
             f"{pipeline.name}: its target is {self.connection.kind}, which cannot be read back", Topic.OUTPUT_UNREADABLE
@@ -136,7 +150,7 @@ class Connector(Generic[C]):
 
 
 def source_time_zone(pipeline: Pipeline, spec: Source) -> str:
-    """Return the time zone for a source's local times: `event_time_zone` of the first stage that reads it, or UTC."""
+    """Return the time zone of local times in a source: `event_time_zone` of the first stage that reads it, or UTC."""
     readers = (
         stage_pipeline
         for stage_pipeline in pipeline.stage_pipelines.values()
@@ -146,13 +160,19 @@ def source_time_zone(pipeline: Pipeline, spec: Source) -> str:
 
 
 def connector_for(connection: Connection) -> Connector[Any]:
-    """Import the modules for a kind of system, and return its connector."""
+    """Return the connector for a connection. Its modules are imported at the first call."""
     connector_class: type[Connector[Any]] = load_object(CONNECTORS[connection.kind].connector)
     return connector_class(connection)
 
 
 class RecordFrame(NamedTuple):
-    """A streaming DataFrame of records, with the name of the payload column and SQL for additional columns."""
+    """A streaming DataFrame of records.
+
+    Args:
+        frame: The DataFrame.
+        body: The name of the column with the payload.
+        extra_columns: SQL for the columns to add to those of the payload.
+    """
 
     frame: DataFrame
     body: str
@@ -160,9 +180,9 @@ class RecordFrame(NamedTuple):
 
 
 class SparkStreamConnector(Connector[C]):
-    """A connector whose sources are read by a Spark connector.
+    """Base class of connectors whose sources are read by a Spark connector.
 
-    Such sources cannot seek: only Spark's checkpoint records where to continue.
+    Their sources cannot seek, because only Spark's checkpoint stores the position.
     """
 
     @abstractmethod

@@ -21,9 +21,9 @@ _HEADERS = "ARRAY<STRUCT<key: STRING, value: BINARY>>"
 
 
 def letters_to_records(letters: DataFrame, letter_column: str) -> DataFrame:
-    """Return dead letters in the form in which Spark reads records from a topic.
+    """Convert dead letters to the columns in which Spark reads records from a topic.
 
-    The timestamp of each record is the event time of its dead letter. `letter_column` is a column to keep.
+    The timestamp of each record is the event time of its dead letter. `letter_column`: a column to keep.
     """
     return letters.selectExpr(
         "key",
@@ -38,16 +38,25 @@ def letters_to_records(letters: DataFrame, letter_column: str) -> DataFrame:
 
 
 def decoded_letter_rows(letters: DataFrame, schema: StructType, extra_columns: Sequence[str]) -> DataFrame:
-    """Return the dead letters whose rows could be decoded, with the columns of `schema` and `extra_columns`."""
+    """Convert the dead letters of decoded rows back to rows. Dead letters of undecodable rows are omitted.
+
+    Args:
+        letters: The dead letters.
+        schema: The columns of the rows.
+        extra_columns: SQL for additional columns.
+    """
     F = spark_connect.sql_functions(letters)  # noqa: N806
     decoded = letters.where("reason <> 'undecodable'")
     return decoded.withColumn("_p", F.from_json(_text(letters), schema)).selectExpr(*_columns(schema), *extra_columns)
 
 
 def text_letter_rows(letters: DataFrame, times: TextTimestampSchema, extra_columns: Sequence[str]) -> DataFrame:
-    """Return all dead letters as rows.
+    """Convert dead letters back to rows. The text of an undecodable row is parsed again, as a line of JSON or CSV.
 
-    The text of an undecodable row is parsed as a line of its JSON or CSV file would be.
+    Args:
+        letters: The dead letters.
+        times: The schema of the rows.
+        extra_columns: SQL for additional columns.
     """
     from pyspark.sql.types import StringType, StructField, StructType
 

@@ -1,4 +1,4 @@
-"""Lookups: tables that SQL joins with by name. They are reloaded between epochs."""
+"""Load the lookups of a pipeline, with which SQL can join rows by name, and reload them between epochs."""
 
 from __future__ import annotations
 
@@ -20,9 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class LookupViews:
-    """The lookups of a pipeline, as temporary views of its Spark session.
+    """The lookups of a pipeline, as temporary views in its Spark session.
 
-    If a lookup cannot be refreshed, its previous version stays in use.
+    Args:
+        session: The Spark session.
+        specs: The config of each lookup, by name.
+        warn: A function that logs a warning.
+        failures: The number of failed refreshes. After a failure, the previous version stays in use.
     """
 
     session: SparkSession
@@ -66,7 +70,7 @@ class LookupViews:
             frame = times.convert(read.schema(times.reader_schema).load(absolute_query(spec.query)))
         else:
             frame = (read.schema(spec.schema_) if spec.schema_ else read).load(absolute_query(spec.query))
-        # A copy: the files may be replaced or deleted while this version is still in use.
+        # Spark keeps a copy, because the files may be replaced or deleted while this version is in use.
         frame = frame.localCheckpoint(eager=True)
         frame.createOrReplaceTempView(name)
         self._loaded[name] = (time.monotonic(), frame)

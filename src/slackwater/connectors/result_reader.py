@@ -1,4 +1,4 @@
-"""What the readers of results have in common: their interface, counts, and the difference of two reads of a table."""
+"""The interface of result readers, row counts, and the difference between two reads of a table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slackwater.core.row_format import json_lines
 
 @dataclass(frozen=True)
 class RowCount:
-    """A row count. If `at_least` is true, counting stopped at `rows`, and there are more rows."""
+    """A number of rows. If `at_least` is true, counting stopped at `rows`, and there are more rows."""
 
     rows: int
     at_least: bool = False
@@ -26,7 +26,13 @@ class RowCount:
 
 @dataclass(frozen=True)
 class LabeledRows:
-    """Rows, with a label that names their origin in messages. `identity`: the columns that identify a row, if known."""
+    """Rows with the name of their origin.
+
+    Args:
+        label: The name of the origin, for messages.
+        rows: The rows.
+        identity: The columns that identify a row. None if they are unknown.
+    """
 
     label: str
     rows: pl.DataFrame
@@ -34,38 +40,38 @@ class LabeledRows:
 
 
 class ResultReader(ABC):
-    """Reads the results or the dead letters in a target back, without Spark and without a lock.
+    """Reader of the results or the dead letters in a target. It needs neither Spark nor a lock.
 
-    For results, call `read` first, then `poll` as often as needed.
+    For results, call `read` first, and then `poll` as often as needed.
     """
 
     @property
     @abstractmethod
     def location(self) -> str:
-        """Return the name of the location of the results, for messages."""
+        """The location of the results, for messages."""
 
     @abstractmethod
     def read(self, where: Mapping[str, str | None] | None = None, limit: int | None = None) -> pl.DataFrame | None:
-        """Return the newest rows in any order; None if nothing has been published.
+        """Return the newest rows in any order. None if nothing has been published.
 
-        A reader may ignore both arguments, so the caller filters and cuts the rows.
+        A reader may ignore both arguments, so the caller must filter and limit the rows itself.
 
         Args:
-            where: The values of some columns as text, by column; None means NULL.
-            limit: How many rows the caller needs. If there are more, the result contains more than `limit` rows.
+            where: The values that columns must have, as text, by column. None means NULL.
+            limit: The number of rows that the caller needs. If there are more, the result has more than `limit` rows.
         """
 
     @abstractmethod
     def poll(self) -> pl.DataFrame | None:
-        """Return the rows that were published since the last call; None if no rows were published."""
+        """Return the rows that were published since the last call of `read` or `poll`. None if there are none."""
 
     def read_all(self) -> LabeledRows | None:
-        """Return all rows of the target, including those of other writers; None if the target cannot be read completely."""
+        """Return all rows of the target, including rows of other writers. None if it cannot be read completely."""
         rows = self.read()
         return LabeledRows(self.location, pl.DataFrame() if rows is None else rows)
 
     def count(self, rows_read: int) -> RowCount | None:
-        """Return the number of published rows; None if counting would require reading all rows.
+        """Return the number of published rows. None if counting would require reading all rows.
 
         `rows_read`: the number of rows that `read` returned.
         """
@@ -87,9 +93,9 @@ def none_if_empty(rows: pl.DataFrame) -> pl.DataFrame | None:
 
 
 def subtract_rows(rows: pl.DataFrame, former: pl.DataFrame | None) -> pl.DataFrame:
-    """Return `rows` without the rows of `former`. Each row of `former` removes at most one equal row.
+    """Return the rows that are not in `former`. Each row of `former` removes at most one equal row.
 
-    A merge rewrites whole files of a table, so not every row of a new file is new.
+    This finds the new rows in new files of a table, because a merge also copies existing rows to new files.
     """
     if former is None:
         return rows

@@ -1,4 +1,4 @@
-"""Definitions that all sources share: batches for the engine, protocols, and short messages for Spark errors."""
+"""The interfaces of sources and planners, the batches that they return, and short messages for Spark errors."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class ColumnStats(NamedTuple):
     Args:
         rows: The number of rows.
         nulls: The number of rows in which the column is NULL.
-        unit_us: The unit of a time column in microseconds; 0 for a column of integers.
+        unit_us: The unit of a time column in microseconds. 0 for a column of integers.
         least: The minimum. None if no row has a value.
         greatest: The maximum. None if no row has a value.
-        newest_file: The file with the maximum.
+        newest_file: The file that contains the maximum.
     """
 
     rows: int
@@ -44,16 +44,16 @@ class ColumnStats(NamedTuple):
 
 @dataclass(frozen=True)
 class SourceBatch:
-    """The rows that one source contributes to a batch, counts of its files and records, and the offsets after them."""
+    """The part of a batch that one source contributes: rows, the offsets after them, and counts."""
 
     frame: Any
     offsets: Offsets | None
     files: int = 0
-    partitions: Mapping[str, int] = field(default_factory=dict)  # record count per partition, including empty ones
+    partitions: Mapping[str, int] = field(default_factory=dict)  # record count of each partition, which may be 0
     lost: int = 0  # records that expired before they were read (on_data_loss = "skip")
-    # for files: returns the files that match a fingerprint; see `connectors.files.source.make_file_namer`
+    # for files: returns the names of files by fingerprint; see `connectors.files.source.make_file_namer`
     name_files: Callable[[int], str | None] | None = None
-    column_stats: Callable[[str], ColumnStats | None] | None = None  # statistics of a column, without reading any row
+    column_stats: Callable[[str], ColumnStats | None] | None = None  # reads no rows
 
 
 @dataclass(frozen=True)
@@ -61,22 +61,22 @@ class ReplayRecord:
     """The replayed dead letters of an epoch.
 
     Args:
-        record: The name of the stored list of applied letters; None if no letter was applied.
+        record: The name of the stored list of applied letters. None if no letter was applied.
         count: The number of applied letters.
-        tried: The name of the stored list that says how many times each of the other letters was tried; None if there
-            is no such list.
+        tried: The name of the stored list with the number of attempts for each letter that was not applied. None if
+            there is no such list.
         late: The number of applied letters that are late rows and therefore correct windows.
     """
 
     record: str | None
     count: int
     tried: str | None
-    late: int = 0  # how many of the applied dead letters are late rows
+    late: int = 0
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch: its id, the offsets after it by source, and its payload for the engine.
+    """The input of one epoch: its id, the offsets after it by source, and its payload for the engine.
 
     `id` is None if no new input was planned, for example in an epoch without rows.
     """
@@ -89,13 +89,19 @@ class Batch:
     lost: Mapping[str, int] = field(default_factory=dict)
     name_files: Mapping[str, Callable[[int], str | None]] = field(default_factory=dict)
     column_stats: Mapping[str, Callable[[str], ColumnStats | None]] = field(default_factory=dict)
-    stage_names: frozenset[str] = frozenset()  # the stages in `payload`; limits of sources do not apply to them
-    replayed: ReplayRecord | None = None  # set if the batch holds dead letters, which do not advance clocks
-    began: float | None = None  # when planning began, in monotonic seconds; None: with the epoch
+    stage_names: frozenset[str] = frozenset()  # the stages in `payload`, to which limits of sources do not apply
+    replayed: ReplayRecord | None = None  # set if the batch contains dead letters, which do not advance clocks
+    began: float | None = None  # when planning began, in monotonic seconds; None if it began with the epoch
 
 
 def combine_batches(id_: BatchId, batches: Mapping[str, SourceBatch], began: float | None = None) -> Batch:
-    """Combine the batches of the sources, by name, into one batch."""
+    """Combine the batches of several sources into one batch.
+
+    Args:
+        id_: The id of the new batch.
+        batches: The batch of each source, by name.
+        began: When planning began, in monotonic seconds. None if it began with the epoch.
+    """
     return Batch(
         id_,
         {name: part.offsets for name, part in batches.items() if part.offsets is not None},
@@ -110,9 +116,9 @@ def combine_batches(id_: BatchId, batches: Mapping[str, SourceBatch], began: flo
 
 
 class SourceUnavailableError(Exception):
-    """Raised when a source does not respond, so that its unread input is unknown. This does not make the source idle.
+    """Raised when a source does not respond, so that its unread input is unknown. The source does not become idle.
 
-    `cause`: the error that says why.
+    `cause`: the error with the reason.
     """
 
     def __init__(self, cause: SlackwaterError) -> None:
@@ -122,9 +128,9 @@ class SourceUnavailableError(Exception):
 
 @dataclass(frozen=True)
 class Seekable(ABC):
-    """A source that can resume from the offsets in the state store, so it does not depend on Spark's checkpoint.
+    """Source that can resume from the offsets in the state store, without Spark's checkpoint.
 
-    Its batches are planned by the run (`SelfPlannedSource`) or by a Spark streaming query (`SparkPlannedSource`); some
+    Its batches are planned by the run (`SelfPlannedSource`) or by a Spark streaming query (`SparkPlannedSource`). Some
     sources support both. Sources that are not seekable can resume only from Spark's checkpoint.
     """
 
@@ -142,11 +148,11 @@ class Seekable(ABC):
         return self.spec.name
 
     def latest(self) -> Offsets | None:
-        """Return the offsets just past all current input; None if the input has no order."""
+        """Return the offsets after all current input. None if the input has no order."""
         return None
 
     def configured_start(self) -> Offsets | None:
-        """Return the offsets at which the config says to start; None if the input has no order.
+        """Return the offsets at which the config says to start. None if the input has no order.
 
         For "latest", call `latest` instead.
         """
@@ -161,21 +167,28 @@ class Seekable(ABC):
 
         Args:
             letters: The letters, with the columns of `core.dead_letter_schema`.
-            letter: The name of the column that numbers the letters; the rows keep it.
-            file: The name of the column for the file of each row; used only by sources that read files.
+            letter: The name of the column that numbers the letters. The rows keep this column.
+            file: The name of the column to add for the file of each row. Only sources that read files add it.
         """
 
 
 class PlannedBatch(Protocol):
-    """The input of one source for the next epoch, planned but not read."""
+    """The input of one source for the next epoch, which is planned but not yet read."""
 
     def read(self, session: SparkSession, store: StateStore, epoch: int, record: SourceRecord) -> SourceBatch | None:
-        """Return the rows, which Spark reads lazily, and the offsets after them; None if there is nothing to read."""
+        """Return the rows, which Spark reads lazily, and the offsets after them. None if there is nothing to read.
+
+        Args:
+            session: The Spark session.
+            store: The state store, in which the source may store lists of files.
+            epoch: The epoch that reads the rows.
+            record: The offsets of the source in the latest commit.
+        """
         ...
 
 
 class Planner(Protocol):
-    """Plans the next input of one source, and tracks the run's position in it.
+    """Planner of the input of one source. It tracks the position of the run in this input.
 
     Its methods may raise SourceUnavailableError, SlackwaterError and OSError.
     """
@@ -190,18 +203,18 @@ class Planner(Protocol):
         ...
 
     def next(self) -> PlannedBatch | None:
-        """Return the next input, within the limits of the source; None if there is nothing new."""
+        """Return the next input, within the limits of the source. None if there is no new input."""
         ...
 
 
 class SelfPlannedSource(Seekable):
-    """A source that can report its new input without Spark. `kind`: the word for such a source in messages."""
+    """Source whose input can be planned without Spark. `kind`: the word for the source in messages, such as "table"."""
 
     kind: ClassVar[str] = "source"
 
     @property
     def plans_itself(self) -> bool:
-        """False if the settings of the source leave planning to Spark."""
+        """Whether the run plans the source. False if a setting of the source requires that Spark plans it."""
         return True
 
     def check_connect(self, pipeline: str) -> None:
@@ -212,8 +225,8 @@ class SelfPlannedSource(Seekable):
         """Return a planner that continues after `record`.
 
         Args:
-            record: The offsets in the state.
-            files: For a file source, the files that are part of the state.
+            record: The offsets of the source in the latest commit.
+            files: For a file source, the files that the state lists as read.
 
         Raises:
             SlackwaterError: The source cannot determine where to continue.
@@ -221,21 +234,27 @@ class SelfPlannedSource(Seekable):
 
 
 class SparkPlannedSource(Seekable):
-    """A source that a Spark streaming query can plan."""
+    """Source that a Spark streaming query can plan."""
 
     @abstractmethod
     def signature(self) -> dict[str, Any]:
-        """Return what identifies the source in a checkpoint. If the signature changes, a new checkpoint is needed."""
+        """Return the values that identify the source in a checkpoint. If they change, a new checkpoint is needed."""
 
     @abstractmethod
     def plan(self, session: SparkSession) -> DataFrame:
-        """Return the streaming DataFrame that plans batches. Rows are never read through it."""
+        """Return a streaming DataFrame that plans batches. It is never used to read rows."""
 
     @abstractmethod
     def seek(self, checkpoint: Path, index: int, store: StateStore, record: SourceRecord) -> str:
-        """Prepare a new checkpoint to continue after `record`.
+        """Prepare a new checkpoint that continues after `record`. Return the offset line for its batch 0.
 
-        Return the offset line of the checkpoint's batch 0. The line "-" stands for the start of the input.
+        The line "-" stands for the start of the input.
+
+        Args:
+            checkpoint: The directory of the checkpoint.
+            index: The index of the source in the checkpoint.
+            store: The state store.
+            record: The offsets of the source in the latest commit.
         """
 
     @abstractmethod
@@ -249,11 +268,24 @@ class SparkPlannedSource(Seekable):
         epoch: int,
         record: SourceRecord,
     ) -> SourceBatch | None:
-        """Return this source's rows in a planned batch; None if the batch has no rows of this source."""
+        """Return this source's rows in a batch that Spark planned. None if the batch has no rows of this source.
+
+        Args:
+            session: The Spark session.
+            checkpoint: The directory of Spark's checkpoint.
+            index: The index of the source in the checkpoint.
+            number: The number of the batch in the checkpoint.
+            store: The state store, in which the source may store lists of files.
+            epoch: The epoch that reads the rows.
+            record: The offsets of the source in the latest commit.
+        """
 
 
 def declared_schema(session: SparkSession, source: str, text: str) -> StructType:
-    """Return the columns that the config of a source declares. Raises StartError if Spark cannot parse them."""
+    """Return the columns that the config of a source declares. Raises StartError if Spark cannot parse them.
+
+    `source`: the name of the source, for messages. `text`: the columns as DDL.
+    """
     try:
         return spark_connect.schema_of_ddl(session, text)
     except Exception as error:
@@ -264,9 +296,15 @@ def declared_schema(session: SparkSession, source: str, text: str) -> StructType
 
 
 def checkpoint_line(checkpoint: Path, source: int, batch: int) -> str | None:
-    """Return a source's offset in Spark's checkpoint after a batch; None if the source did not have an offset yet.
+    """Return the offset line of a source after a batch. None if the source had no offset yet.
 
-    Raises EpochError if the checkpoint file is missing or damaged.
+    Args:
+        checkpoint: The directory of Spark's checkpoint.
+        source: The index of the source in the checkpoint.
+        batch: The number of the batch.
+
+    Raises:
+        EpochError: The checkpoint file is missing or damaged.
     """
     path = checkpoint / "offsets" / str(batch)
     try:
@@ -279,7 +317,8 @@ def checkpoint_line(checkpoint: Path, source: int, batch: int) -> str | None:
     return None if line == "-" else line
 
 
-# Texts that identify an out-of-memory error. The last cause that Spark reports is only a closed pipe.
+# Messages for out-of-memory errors, by the text that identifies them. The last cause that Spark reports is misleading:
+# a closed pipe.
 _OUT_OF_MEMORY = {
     "Python worker exited unexpectedly": "a Python worker of Spark was killed, as the system does when memory runs out; read less per "
     "epoch (max_files_per_trigger, max_offsets_per_trigger), or use fewer cores at once (spark.master)",
@@ -296,7 +335,7 @@ _NO_CONNECTOR = re.compile(
 
 
 def spark_error_reason(error: BaseException) -> str:
-    """Return the essential line of a Spark error, without plans and stack traces."""
+    """Return the most important line of a Spark error, without plans and stack traces."""
     for sign, fact in _OUT_OF_MEMORY.items():
         if sign in str(error):
             return fact
@@ -318,7 +357,7 @@ def spark_error_reason(error: BaseException) -> str:
 
 
 def _connector(scheme: str) -> str:
-    """Return the end of an error message for a missing file system connector: what to do about the URL scheme."""
+    """Return advice for a URL scheme without a file system connector, as the end of an error message."""
     if scheme in ("s3", "s3n"):
         return "addresses; write s3a://"
     package = SPARK_CONNECTORS.get(scheme)

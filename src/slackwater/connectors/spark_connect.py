@@ -1,12 +1,12 @@
-"""Spark operations that work differently over Spark Connect, where this process is only a client.
+"""Spark operations that differ between classic Spark and Spark Connect, where this process is only a client.
 
     operation                    classic: the JVM               Connect: the server
     functions, observations      pyspark.sql                    pyspark.sql.connect
     a separate session           newSession                     another session of the same server, same settings
-    SQL over a DataFrame         a temporary view               sent with the query: views are resolved when it runs
+    SQL over a DataFrame         a temporary view               the DataFrame's plan is sent with the query
     is Spark alive?              the process, its socket        the socket of the server
 
-A Connect plan is only a description of a query. Names in the plan are resolved when the query runs.
+A Connect plan only describes a query. The names in it are resolved when the query runs.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 ROWS, TABLES = "slackwater_source_", "slackwater_table_"  # prefixes for the names of DataFrames that are sent with SQL
-_SECONDS = 3.0  # timeout of a connection attempt to the server
-_versions: dict[str, str] = {}  # by the id of a Connect session
+_SECONDS = 3.0  # the timeout of a connection attempt to the server
+_versions: dict[str, str] = {}  # Spark versions by the id of the Connect session
 
 
 def is_connect(spark_object: Any) -> bool:
@@ -41,12 +41,12 @@ def is_connect(spark_object: Any) -> bool:
 
 
 def sql_functions(spark_object: Any) -> Any:
-    """Return PySpark's function module for a DataFrame or a session. A process may have sessions of both kinds."""
+    """Return the module with PySpark's SQL functions for a DataFrame or session: the classic or the Connect module."""
     return import_module("pyspark.sql.connect.functions" if is_connect(spark_object) else "pyspark.sql.functions")
 
 
 def from_avro(spark_object: Any) -> Any:
-    """Return PySpark's `from_avro` for a DataFrame or a session."""
+    """Return PySpark's `from_avro` for a DataFrame or session: the classic or the Connect function."""
     module = "pyspark.sql.connect.avro.functions" if is_connect(spark_object) else "pyspark.sql.avro.functions"
     return import_module(module).from_avro
 
@@ -61,7 +61,7 @@ def new_observation(frame: DataFrame) -> Any:
 
 
 def new_session(session: Any) -> SparkSession:
-    """Return another session of the same server, with those settings of this session that can be set per session."""
+    """Open another session on the same server, and copy all settings that can be set per session."""
     from pyspark.sql.connect.session import SparkSession as ConnectSession
 
     if hasattr(session, "newSession"):
@@ -74,27 +74,27 @@ def new_session(session: Any) -> SparkSession:
     settings = created.conf.getAll
     for key, value in session.conf.getAll.items():
         if settings.get(key) != value and key != "spark.app.name":
-            with suppress(Exception):  # a setting that belongs to the server
+            with suppress(Exception):  # the setting can be changed only on the server
                 created.conf.set(key, value)
     return created
 
 
 def retry_policies() -> list[Any]:
-    """Return retry policies that give up on a server after about half a minute, instead of PySpark's ten minutes."""
+    """Return retry policies that give up on a server after about half a minute. PySpark's default is ten minutes."""
     from pyspark.sql.connect.client.retries import DefaultPolicy
 
     return [DefaultPolicy(max_retries=9, max_backoff=5000)]
 
 
 def task_slots(session: SparkSession) -> int:
-    """Return how many tasks the cluster runs in parallel, as Spark reports it."""
+    """Return the number of tasks that the cluster can run in parallel, according to Spark."""
     if not is_connect(session):
         return session.sparkContext.defaultParallelism
     return session.range(0, 1 << 16).selectExpr("spark_partition_id() AS p").distinct().count()
 
 
 def spark_version(session: Any) -> tuple[int, ...]:
-    """Return the major and minor version of the Spark that runs the jobs, such as (4, 0) for 4.0.2."""
+    """Return the major and minor version of the Spark that runs the jobs. For example, (4, 0) for Spark 4.0.2."""
     if is_connect(session):
         text = _versions.get(session.session_id) or _versions.setdefault(session.session_id, session.version)
     else:
@@ -103,7 +103,7 @@ def spark_version(session: Any) -> tuple[int, ...]:
 
 
 def is_on_this_machine(session: SparkSession) -> bool:
-    """Return whether Spark runs in local mode, on this machine."""
+    """Return whether Spark runs on this machine in local mode."""
     return not is_connect(session) and (session.sparkContext.master or "").startswith("local")
 
 
@@ -129,7 +129,7 @@ def server_endpoint(session: Any) -> str:
 
 
 def thread_class(session: SparkSession) -> Callable[..., Thread]:
-    """Return a class of threads that inherit the caller's job settings."""
+    """Return the thread class whose threads inherit the caller's Spark job settings."""
     if is_connect(session):
         return Thread  # over Connect, job settings belong to the session
     from pyspark import InheritableThread
@@ -148,7 +148,7 @@ def schema_of_ddl(session: SparkSession, text: str) -> StructType:
 
 
 def schema_of_json(session: Any, texts: Sequence[str]) -> StructType:
-    """Infer the common schema of JSON strings, as Spark does. Raises StartError over Connect before Spark 4.2."""
+    """Infer the common schema of JSON strings with Spark. Raises StartError over Connect before Spark 4.2."""
     if not is_connect(session):
         return session.read.json(session.sparkContext.parallelize(texts)).schema
     if spark_version(session) < (4, 2):
@@ -165,9 +165,9 @@ def schema_of_json(session: Any, texts: Sequence[str]) -> StructType:
 
 @dataclass(frozen=True)
 class ConnectTables:
-    """A Connect session, plus DataFrames that its SQL can refer to by name, like tables of the catalog.
+    """A Connect session with DataFrames that its SQL can refer to by name, like tables of the catalog.
 
-    Used by `sw.batch`, which runs in the caller's session.
+    `sw.batch` uses it, because it runs in the caller's session.
     """
 
     session: Any
@@ -178,9 +178,9 @@ class ConnectTables:
 
 
 def query_frames(session: Any, sql: str, tables: Mapping[str, DataFrame]) -> DataFrame:
-    """Return a DataFrame for a SQL query that can refer to `tables` by name.
+    """Return the result of a SQL query that can refer to `tables` by name, over Spark Connect.
 
-    The tables are sent with the query, under unique names.
+    The plans of the tables are sent with the query, under unique names.
     """
     from pyspark.sql.connect.dataframe import DataFrame as ConnectFrame
     from pyspark.sql.connect.plan import SubqueryAlias

@@ -14,17 +14,17 @@ from slackwater.state.commit import TargetMarker
 
 @dataclass(frozen=True)
 class TargetTable:
-    """The table that a target writes: its writer, its columns in order, and the columns that identify a row.
+    """Description of the table that a target writes.
 
     Args:
         writer: The name under which a target stores the marker of the last epoch.
         fields: The columns, in order.
-        identity: The columns that identify a row. A row replaces the row with an equal identity; NULL equals NULL.
-            None if rows are only added (dead letters).
+        identity: The columns that identify a row. A row replaces the row with an equal identity, where NULL equals
+            NULL. None if rows are only added, such as dead letters.
         state: The id of the state to which the epochs belong. Markers of other states are ignored, because the
             pipeline was started over.
-        new: Columns that this state has not written yet. `open` adds them if they are missing; other missing columns
-            are an error.
+        new: Columns that this state has not written yet. `open` adds them if they are missing. It is an error if any
+            other column is missing.
     """
 
     writer: str
@@ -34,7 +34,7 @@ class TargetTable:
     new: tuple[str, ...] = ()
 
     def missing(self, existing_columns: Container[str]) -> list[Field]:
-        """Return the new columns that are not among `existing_columns`."""
+        """Return the columns in `new` that are not in `existing_columns`."""
         return [f for f in self.fields if f.name in self.new and f.name not in existing_columns]
 
 
@@ -46,7 +46,15 @@ def columns_text(fields: Iterable[Field]) -> str:
 def rows_in_ranges(
     rows: pl.DataFrame, ranges: pl.DataFrame, fields: Sequence[Field], identity: Sequence[str], column: str
 ) -> pl.DataFrame:
-    """Return the rows that match a row of `ranges`, with these columns; see `ReadableTarget`."""
+    """Return the rows that match a row of `ranges`.
+
+    Args:
+        rows: The rows of a target.
+        ranges: The ranges; see `ReadableTarget`.
+        fields: The columns to return.
+        identity: The columns that identify a row.
+        column: The name of the time column.
+    """
     kinds, keys = {f.name: f.polars for f in fields}, [c for c in identity if c != column]
     rows = rows.select(pl.col(n).cast(t) for n, t in kinds.items())
     joined = rows.join(ranges, on=keys, nulls_equal=True) if keys else rows.join(ranges, how="cross")
@@ -54,10 +62,10 @@ def rows_in_ranges(
 
 
 class TargetWriter(Protocol):
-    """Writes the committed output of each epoch. Publishing an epoch again, or an older one, must have no effect.
+    """Writer of the committed output of each epoch. Publishing an epoch again, or an older epoch, must have no effect.
 
-    `capacity` describes which values the target can store (see `core.schema.ValueLimits`). Rows with other values become bad
-    rows before the commit.
+    `capacity` describes which values the target can store (see `core.schema.ValueLimits`). Rows with other values
+    become bad rows before the commit.
     """
 
     guarantee: str  # "exactly once" or "at least once"
@@ -74,9 +82,9 @@ class TargetWriter(Protocol):
         Args:
             epoch: The epoch.
             rows: The rows, with the columns of the table, in order.
-            superseded: The identities of superseded rows, possibly empty, and for sessions also `session_id`. None of
-                these rows is in `rows`. Passed only to a target that upserts.
-            commit: The id of the epoch's commit, a part of the marker.
+            superseded: The identities of superseded rows, and for sessions also `session_id`. The frame may be empty.
+                It contains no row of `rows`. Only a target that upserts receives it.
+            commit: The id of the epoch's commit, which is a part of the marker.
 
         Raises:
             PublishError: The target did not accept the epoch, which stays pending.
@@ -88,31 +96,31 @@ class TargetWriter(Protocol):
 
 @runtime_checkable
 class HasPreviousOutput(Protocol):
-    """A target that can describe output that another state left in it."""
+    """Target that can describe the output that another state has written to it."""
 
     def describe_previous_output(self) -> str | None:
         """Describe another state's output, such as `12 files of another state of "orders" in "out", up to epoch 11`.
 
-        Return None if the target holds no output of another state.
+        Return None if the target has no output of another state.
         """
         ...
 
 
 class TargetWithMarker(Protocol):
-    """A target that stores a marker with its rows, and can read it without being opened."""
+    """Target that stores a marker with its rows. The marker can be read before the target is opened."""
 
     description: str
 
     def read_marker(
         self, state: str, expected: Sequence[TargetMarker] = (), fence: bool = False
     ) -> TargetMarker | None:
-        """Return the last marker of this writer, whichever state wrote it.
+        """Return the last marker of this writer with any state.
 
         Return None if the target has no marker of this writer, or no longer has its rows.
 
         Args:
-            state: The state on whose behalf the marker is read.
-            expected: The markers of this state that may be in the target.
+            state: The id of the state that reads the marker.
+            expected: The markers of this state that the target may have.
             fence: Whether to abort unfinished writes of an earlier process of this writer. Only the holder of the
                 state's lock may do this.
 
@@ -122,7 +130,7 @@ class TargetWithMarker(Protocol):
         ...
 
     def writers(self) -> list[str]:
-        """Return all writers that have a marker, including those of other pipelines.
+        """Return the names of all writers that have a marker, including writers of other pipelines.
 
         Raises StartError if the target cannot be read.
         """
@@ -131,14 +139,14 @@ class TargetWithMarker(Protocol):
 
 @runtime_checkable
 class ReadableTarget(Protocol):
-    """A target that can return its rows, so that windows that are no longer in the state can be corrected."""
+    """Target whose rows can be read, so that windows that are no longer in the state can be corrected."""
 
     def read_ranges(self, ranges: pl.DataFrame, column: str) -> pl.DataFrame:
         """Return the rows that match a row of `ranges`: equal keys, and the time `column` between `__low` and `__high`.
 
         Args:
-            ranges: The columns of the identity except `column`, and the inclusive limits in microseconds UTC. Ranges
-                of equal keys do not overlap. NULL equals NULL.
+            ranges: The keys, which are the columns of the identity except `column`, and the inclusive limits in
+                microseconds UTC. Ranges of equal keys do not overlap. NULL equals NULL.
             column: The name of the time column.
 
         Returns:

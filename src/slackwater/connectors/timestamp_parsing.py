@@ -1,8 +1,8 @@
-"""The rule, as Spark SQL, that determines which strings are times. It is the same for string columns, JSON and CSV.
+"""Parse timestamps and dates in strings, with the same rule for string columns, JSON and CSV.
 
 A string is a timestamp or date if it begins with a four-digit year, a month and a day, and Spark can cast it. A string
 without a time zone is in the source's time zone. Spark's own cast accepts more strings: "10:15" as today at 10:15, and
-"2024" as January 1st. Therefore, readers return times as strings, to which the rule is then applied.
+"2024" as January 1st. Therefore, readers return times as strings, and the rule is then applied as Spark SQL.
 
     schema     at TIMESTAMP          read as     at STRING ──▶ rule ──▶ at TIMESTAMP
                p STRUCT<day: DATE>               p STRUCT<day: STRING>   other strings ──▶ _corrupt_record
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
 UTC = "UTC"
-# a pattern in the reader's options replaces the rule for that type
+# reader options with a pattern, which replaces the rule for the type
 _PATTERN = {"timestamp": "timestampFormat", "timestamp_ntz": "timestampNTZFormat", "date": "dateFormat"}
 _ZONED = "substring(trim({0}), 11) RLIKE '[0-9. ] *[A-Za-z+-]'"  # a zone after the date and the digits of the time
 _SECONDS_FROM = 9  # a JSON number with this many digits in a TIMESTAMP column is epoch seconds, unlike 2024 or 20240301
 
 
 def has_date_sql(text: str) -> str:
-    """Return SQL that is true if a string begins with a four-digit year, a month and a day, given that Spark can cast it.
+    """Return SQL that is true if a string that Spark can cast begins with a four-digit year, a month and a day.
 
-    Spark's casts also accept a year alone, a year and a month, and times without a date. Such strings are short, or
-    have a colon in place of the first dash.
+    Spark's casts also accept a year alone, a year and a month, and times without a date. These strings are short, or
+    have a colon in place of the first dash. `text`: SQL for the string.
     """
     return f"length(trim({text})) >= 8 AND substring(trim({text}), 5, 1) = '-'"
 
 
 def timestamp_sql(text: str, zone: str = UTC) -> str:
-    """Return SQL that converts a string to a TIMESTAMP; NULL if it does not contain one."""
+    """Return SQL that converts a string to a TIMESTAMP, or to NULL if the string is not a timestamp."""
     read = f"try_cast({text} AS TIMESTAMP)"
     if zone != UTC:
         read = f"CASE WHEN {_ZONED.format(text)} THEN {read} ELSE {local_time_sql(read, zone)} END"
@@ -45,7 +45,7 @@ def timestamp_sql(text: str, zone: str = UTC) -> str:
 
 
 def local_time_sql(clock: str, zone: str) -> str:
-    """Return SQL that corrects a TIMESTAMP that was read as UTC, although it is a local time of `zone`."""
+    """Return SQL that corrects a TIMESTAMP that was parsed as UTC although it is a local time in `zone`."""
     return clock if zone == UTC else f"to_utc_timestamp({clock}, '{zone}')"
 
 
@@ -65,12 +65,12 @@ def _json_timestamp(text: str, zone: str) -> str:
 
 @dataclass(frozen=True)
 class TextTimestampSchema:
-    """A schema whose times are read as strings and then converted.
+    """Schema for a reader that returns times as strings, and the conversion of these strings.
 
     Args:
         schema: The schema of the result.
-        form: "json" or "csv".
-        zone: The time zone for timestamps that do not state one.
+        form: The format of the data: "json" or "csv".
+        zone: The time zone of timestamps that do not contain one.
         options: The options of the reader.
     """
 
@@ -81,14 +81,14 @@ class TextTimestampSchema:
 
     @property
     def reader_schema(self) -> StructType:
-        """The schema to pass to the reader."""
+        """The schema to pass to the reader, in which times are strings."""
         return self._as_text(self.schema)
 
     def convert(self, rows: DataFrame) -> DataFrame:
-        """Convert the strings in rows from the reader to times. Other columns are unchanged.
+        """Convert the times in rows of the reader from strings. Other columns are unchanged.
 
-        A row with a string that is not a time becomes corrupt. If the rows have no column `_corrupt_record` (lookups),
-        the string becomes NULL instead.
+        If a string is not a time, its row becomes a corrupt record. In rows without a column `_corrupt_record`, which
+        belong to lookups, the string becomes NULL instead.
         """
         text_columns = {f.name: f.dataType for f in self.schema.fields if self._has_text(f.dataType)}
         if not text_columns:
@@ -153,7 +153,7 @@ class TextTimestampSchema:
         return _json_timestamp(text, self.zone) if self.form == "json" else timestamp_sql(text, self.zone)
 
     def _invalid_sql(self, text: str, kind: Any) -> str:
-        """Return SQL that is true if any string in a value of type `kind` is not a time."""
+        """Return SQL that is true if a value contains a string that is not a time. `text`: SQL for the value."""
         from pyspark.sql.types import ArrayType, MapType, StructType
 
         if isinstance(kind, StructType):

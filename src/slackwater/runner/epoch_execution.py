@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from slackwater.connectors.files import source as files_source
-from slackwater.connectors.files.file_change_tracker import AT_ONCE, FileChangeTracker
+from slackwater.connectors.files.file_change_tracker import FILES_PER_CHECK, FileChangeTracker
 from slackwater.connectors.files.file_change_tracker import changed_files_text as changed_text
 from slackwater.connectors.files.source import FileEntry, FilesSource
 from slackwater.connectors.source import Batch, Seekable, spark_error_reason
@@ -128,7 +128,7 @@ class ChangedFileReporter:
                 latest = FileOffsets(self._offsets(name).lists[-1:])
                 self._trackers[name].add(files_source.load_file_list(self._store, latest))
 
-    def report_changes(self, limit: int | None = AT_ONCE) -> None:
+    def report_changes(self, limit: int | None = FILES_PER_CHECK) -> None:
         """Log and count the files that changed after they were read, and record the changes in a commit.
 
         `limit`: the maximum number of files to check per source; None for all files.

@@ -1,4 +1,4 @@
-"""Connectors for Kinesis and Pub/Sub. They use Spark connectors that the user installs."""
+"""Connectors for Kinesis and Pub/Sub, based on Spark connectors that the user installs."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Q = TypeVar("Q", KinesisConnection, PubSubConnection)
 
 
 class _CloudConnector(SparkStreamConnector[Q]):
-    """Base class of connectors for cloud queues."""
+    """Base class of the connectors for Kinesis and Pub/Sub."""
 
     @abstractmethod
     def reader(self, spec: Source) -> CloudReader:
-        """Return the format and options of the Spark connector."""
+        """Return the format and the options with which Spark reads a source."""
 
     def records(self, session: SparkSession, spec: Source) -> RecordFrame:
         reader = self.reader(spec)

@@ -1,4 +1,4 @@
-"""Kinesis and Pub/Sub: check the settings of a stream and convert them to options of a third-party Spark connector.
+"""Check the settings of Kinesis and Pub/Sub streams, and convert them to options of third-party Spark connectors.
 
     r = kinesis_options("clicks", "eu-west-1")    # format, options, columns, packages to install
     session.readStream.format(r.format).options(**r.options).load()
@@ -19,16 +19,16 @@ from slackwater.core.humanize import mismatch
 from slackwater.errors import ConfigError, StartError, Topic
 
 _KINESIS_JAR = (
-    'Spark does not know the format "aws-kinesis"; expected the Kinesis connector of awslabs; build the jar of '
-    "github.com/awslabs/spark-sql-kinesis-connector for Scala 2.13 and name it in spark.jars"
+    'Spark does not know the format "aws-kinesis"; expected the Kinesis connector by awslabs; build the jar of '
+    "github.com/awslabs/spark-sql-kinesis-connector for Scala 2.13 and add it to spark.jars"
 )
 _PUBSUB_LITE_JAR = (
-    'Spark does not know the format "pubsublite"; expected the Pub/Sub Lite connector of Google; '
-    "name com.google.cloud:pubsublite-spark-sql-streaming:1.0.1 in spark.jars.packages"
+    'Spark does not know the format "pubsublite"; expected Google\'s Pub/Sub Lite connector; '
+    "add com.google.cloud:pubsublite-spark-sql-streaming:1.0.1 to spark.jars.packages"
 )
 _PUBSUB_RUNTIME = (
-    'Spark does not know the format "pubsub"; expected a Databricks runtime, which alone has it; '
-    "run there, or read the subscription through Kafka"
+    'Spark does not know the format "pubsub"; expected a Databricks runtime, the only one that includes it; '
+    "run on Databricks, or read the subscription through Kafka"
 )
 
 
@@ -41,8 +41,8 @@ class CloudReader:
         options: The options of the Spark data source.
         payload_column: The column with the bytes of a record.
         event_time_column: The column with the time of a record.
-        event_time_unit: The unit of that column. None if its type is TIMESTAMP.
-        install: The error message for the case that Spark does not know the format.
+        event_time_unit: The unit of the time column. None if its type is TIMESTAMP.
+        install: The error message if Spark does not know the format.
     """
 
     format: str
@@ -53,7 +53,7 @@ class CloudReader:
     install: str
 
     def missing_connector_error(self, error: BaseException) -> StartError | None:
-        """Return an error that says what to install if `error` means that Spark does not know the format; else None."""
+        """Return an error with advice on what to install if `error` says that the format is unknown. Otherwise None."""
         text = str(error)
         unknown = (
             "DATA_SOURCE_NOT_FOUND" in text or "Failed to find data source" in text or "Failed to find the data" in text
@@ -108,7 +108,7 @@ def kinesis_options(
         "kinesis.endpointUrl": endpoint or f"https://kinesis.{region}.{domain}",
         "kinesis.startingPosition": position,
         "kinesis.consumerType": "GetRecords" if consumer_name is None else "SubscribeToShard",
-        "kinesis.failOnDataLoss": str(on_data_loss == "fail").lower(),  # the connector's own default loses silently
+        "kinesis.failOnDataLoss": str(on_data_loss == "fail").lower(),  # by default, the connector loses data silently
     }
     if consumer_name is not None:
         options["kinesis.consumerName"] = consumer_name
@@ -132,7 +132,7 @@ def pubsub_options(
 
     Args:
         subscription: The name of the subscription. For Pub/Sub Lite, it can be the full path
-            (projects/…/locations/…/subscriptions/…), without any of the next three arguments.
+            (projects/…/locations/…/subscriptions/…), without `project`, `topic` and `location`.
         project: The project of the subscription.
         topic: The topic of the subscription; only for Pub/Sub itself.
         location: The location of the subscription; only for Pub/Sub Lite.
@@ -167,9 +167,7 @@ def pubsub_options(
     if topic:
         options = {"subscriptionId": subscription, "topicId": topic, "projectId": project or ""}
         if max_records_per_batch is not None:
-            options["maxRecordsPerFetch"] = str(
-                max_records_per_batch
-            )  # per request of a task; the closest option that exists
+            options["maxRecordsPerFetch"] = str(max_records_per_batch)  # the closest option: per request of a task
         return CloudReader("pubsub", options, "payload", "publishTimestampInMillis", "ms", _PUBSUB_RUNTIME)
     where = subscription if full else f"projects/{project}/locations/{location}/subscriptions/{subscription}"
     options = {"pubsublite.subscription": where}

@@ -1,7 +1,4 @@
-"""The console: print each epoch's rows as a table, without keeping them.
-
-Delivery is at least once: printed rows cannot be removed.
-"""
+"""The console as a target: the rows of each epoch are printed as a table, at least once, and are not stored."""
 
 from __future__ import annotations
 

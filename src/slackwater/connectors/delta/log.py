@@ -5,7 +5,7 @@
       {"remove": …}                                          a file that it removes
       {"metaData": …}                                        the columns of the table, if it changes them
 
-To look for a new version, a run requests the next file of the log, and does not list the log.
+To look for a new version, a run requests the next file of the log instead of listing the log.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
     from pyspark.sql.types import StructType
 
-_READ = {  # supported reader features; any other may change how files or the log are interpreted
+_SUPPORTED_FEATURES = {  # reader features; any other feature may change how files or the log are interpreted
     "timestampNtz",
     "v2Checkpoint",
     "vacuumProtocolCheck",
@@ -39,7 +39,7 @@ _READ = {  # supported reader features; any other may change how files or the lo
 
 
 class DeltaLog:
-    """The log of one Delta table. `path`: the table's path in the config; `options`: the options of its object store."""
+    """Log of one Delta table. `path`: the table's path in the config. `options`: the options of its object store."""
 
     retention_advice = (
         "keep the log of the table longer (delta.logRetentionDuration, delta.deletedFileRetentionDuration)"
@@ -50,14 +50,12 @@ class DeltaLog:
         self._path, self._options = path, dict(options)
         self._id = ""
         self._first_version: int | None = None  # the first version that was read
-        self._newest_stamp: tuple[int, object] | None = (
-            None  # the newest version that was read, and the stamp of its file
-        )
+        self._newest_stamp: tuple[int, object] | None = None  # the newest version read, and the stamp of its log file
 
     def snapshot(self) -> TableSnapshot:
         table = self._table()
         protocol, metadata = table.protocol(), table.metadata()
-        unknown = sorted(set(protocol.reader_features or ()) - _READ)
+        unknown = sorted(set(protocol.reader_features or ()) - _SUPPORTED_FEATURES)
         mapping = metadata.configuration.get("delta.columnMapping.mode", "none")
         if unknown or mapping != "none":
             feature = f"column mapping by {mapping}" if mapping != "none" else ", ".join(unknown)
@@ -216,7 +214,7 @@ class DeltaLog:
 
 
 def delta_error_reason(error: BaseException, options: Mapping[str, str]) -> str:
-    """Return an error of the library deltalake as one line, without the values of secret storage options."""
+    """Format an error of the library deltalake as one line, without the values of secret storage options."""
     text = mask_secrets(" ".join(str(error).split()) or type(error).__name__)
     for name, value in options.items():
         if value and any(part in name.lower() for part in ("key", "secret", "token", "password", "credential")):
@@ -243,7 +241,7 @@ def _rows(add: Mapping[str, Any]) -> int:
 
 
 def _text(value: Any) -> str | None:
-    """Return a partition value as text, in the format of the log. None for NULL, which can be an empty string."""
+    """Format a partition value as in the log. Return None for NULL, which the log may write as an empty string."""
     if value is None or value == "":
         return None
     if isinstance(value, bool):

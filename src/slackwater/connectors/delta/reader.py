@@ -1,4 +1,4 @@
-"""Reads the results in a Delta table: first its latest version, then the rows that later versions add."""
+"""Read the results in a Delta table: first its latest version, then the rows that later versions add."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slackwater.errors import StartError, Topic
 
 @dataclass
 class DeltaResultReader(ResultReader):
-    """The result reader for a Delta table. See `ResultReader`."""
+    """Result reader for a Delta table."""
 
     path: str
     options: dict[str, str]

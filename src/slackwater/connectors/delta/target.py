@@ -29,9 +29,9 @@ from slackwater.errors import PublishError, StartError, Topic
 from slackwater.state.commit import TargetMarker
 
 _DELETE_FLAG = "__gone"
-_RECENT_COMMITS = 100  # how many commits are searched for ours; a table may have other writers
+_RECENT_COMMITS = 100  # the number of commits to search for those of this writer; a table may have other writers
 _SPARK_NAMES = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint"}
-_DATAFUSION = {  # types for which the log has the minimum and maximum of every file
+_DATAFUSION = {  # DataFusion's names of the types for which the log has the minimum and maximum of every file
     "tinyint": "Int8",
     "smallint": "Int16",
     "int": "Int32",
@@ -43,7 +43,7 @@ _DATAFUSION = {  # types for which the log has the minimum and maximum of every 
 
 
 class DeltaTarget:
-    """Writes each epoch once. An epoch at or below the table's marker is ignored."""
+    """Target that writes each epoch exactly once. An epoch up to the one in the table's marker is ignored."""
 
     guarantee = "exactly once"
 
@@ -74,7 +74,7 @@ class DeltaTarget:
 
     @property
     def capacity(self) -> ValueLimits:
-        """Return the value limits: times must be in the range of years that Spark can write and read."""
+        """The value limits: times must be in the range of years that Spark can write and read."""
         return ValueLimits(time_range=YEARS)
 
     def open(self) -> None:
@@ -87,7 +87,7 @@ class DeltaTarget:
             differences = "; ".join(self._differences(delta, missing))
             if missing and not differences:  # only changes the log; no data file is written
                 delta.alter.add_columns([f for f in Schema.from_arrow(self._arrow).fields if f.name in missing])
-        except Exception as error:  # the library has no base class; some errors are plain Exceptions
+        except Exception as error:  # deltalake has no base class for errors; some are plain Exceptions
             raise StartError(
                 f"Delta table {self._path} cannot be opened ({self._reason(error)}); expected a Delta table or a path "
                 "where one can be created; check the path and the storage options",
@@ -105,10 +105,10 @@ class DeltaTarget:
 
     @contextmanager
     def _start_errors(self, opens: bool = False) -> Iterator[None]:
-        """Raise StartError for any error of the library."""
+        """Convert any error of deltalake to StartError. `opens`: whether the table is being opened, for the message."""
         try:
             yield
-        except Exception as error:  # the library has no base class
+        except Exception as error:  # deltalake has no base class for errors
             if opens:
                 raise StartError(
                     f"{self.description} cannot be opened ({self._reason(error)}); check the path and the storage options",
@@ -120,7 +120,7 @@ class DeltaTarget:
             ) from error
 
     def _recent_commits(self) -> list[dict[str, Any]]:
-        """Return the recent commits of all writers, newest first. Empty if the table does not exist."""
+        """Return the recent commits of all Slackwater writers, newest first. Empty if the table does not exist."""
         if not DeltaTable.is_deltatable(self._path, self._options):
             return []
         commits = DeltaTable(self._path, storage_options=self._options).history(_RECENT_COMMITS)
@@ -163,7 +163,7 @@ class DeltaTarget:
             return sorted({c["slackwater_writer"] for c in self._recent_commits()})
 
     def _last_marker(self, delta: DeltaTable, state: str) -> TargetMarker | None:
-        """Return the writer's last marker in the recent commits; without one, the last marker of `state`, if any."""
+        """Return this writer's last marker in the recent commits, or else the last marker of `state`."""
         writer = self._table.writer
         own_commits = (c for c in delta.history(_RECENT_COMMITS) if c.get("slackwater_writer") == writer)
         if (commit := next(own_commits, None)) is not None:
@@ -174,7 +174,7 @@ class DeltaTarget:
 
     @property
     def _apps(self) -> tuple[str, str]:
-        """The application ids of the transactions that store hashes of the last epoch's state and commit id."""
+        """The application ids of two transactions: one stores a hash of the last state, one of the last commit id."""
         return f"slackwater/{self._table.writer}#state", f"slackwater/{self._table.writer}#commit"
 
     def last_epoch(self) -> int:
@@ -211,7 +211,7 @@ class DeltaTarget:
             ) from error
 
     def read_ranges(self, ranges: pl.DataFrame, column: str) -> pl.DataFrame:
-        """Return the rows in these ranges; see `connectors.target.ReadableTarget`."""
+        """Return the rows that match a row of `ranges`; see `connectors.target.ReadableTarget`."""
         kind = pa.timestamp("us", tz="UTC")
         low, high = (pa.scalar(v, kind) for v in (ranges["__low"].min(), ranges["__high"].max()))
         try:
@@ -261,7 +261,7 @@ class DeltaTarget:
 
     @property
     def _delete_flag(self) -> str:
-        """The name of the column that marks rows to delete. No column of the table has this name."""
+        """The name of a temporary column that marks rows to delete. No column of the table has this name."""
         names = {f.name for f in self._table.fields}
         return next(name for n in range(len(names) + 1) if (name := f"{_DELETE_FLAG}{n or ''}") not in names)
 
@@ -270,7 +270,7 @@ class DeltaTarget:
         return " AND ".join([*(f"(t.{c} IS NOT DISTINCT FROM s.{c})" for c in identity), *self._ranges(rows)])
 
     def _ranges(self, rows: pl.DataFrame) -> Iterator[str]:
-        """Yield SQL conditions for the value ranges of the identity columns, so that files outside them are skipped."""
+        """Yield SQL conditions for the value ranges of the identity columns, so that other files are skipped."""
         kinds = {f.name: _DATAFUSION.get(f.type) for f in self._table.fields}
         for name in self._table.identity or ():
             column, kind = rows[name].to_physical(), kinds[name]
@@ -304,12 +304,12 @@ class DeltaTarget:
 
 
 def _number(text: str) -> int:
-    """Return a hash of a string. The hash fits into the version number of a transaction."""
+    """Return a hash of a string that fits into the version number of a transaction."""
     return xxhash.xxh3_64_intdigest(text.encode()) >> 1
 
 
 def _types(schema: Schema) -> dict[str, str]:
-    """Map the column names to their types in Spark's spelling."""
+    """Return the type of each column in Spark's spelling, by column name."""
     return {f.name: _spark_type(f.type) for f in schema.fields}
 
 

@@ -10,10 +10,10 @@ from slackwater.config.connection import FilesConnection
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
 from slackwater.config.target import Target as TargetSpec
-from slackwater.connectors.connector import Connector, Question, source_time_zone
+from slackwater.connectors.connector import Connector, InputLister, source_time_zone
 from slackwater.connectors.files import source as files_source
 from slackwater.connectors.files.output_directory import open_directory
-from slackwater.connectors.files.planner import PlannedFilesSource, check_readable, count_unread_files
+from slackwater.connectors.files.planner import PlannedFilesSource, check_readable, list_backlog
 from slackwater.connectors.files.reader import FilesResultReader
 from slackwater.connectors.files.target import FilesTarget
 from slackwater.connectors.target import TargetTable
@@ -38,8 +38,8 @@ class FilesConnector(Connector[FilesConnection]):
         files_source.check_directory_exists(spec)
         check_readable(spec)
 
-    def question(self, spec: Source) -> Question | None:
-        return None if not spec.query or "://" in spec.query else partial(count_unread_files, spec)
+    def input_lister(self, spec: Source) -> InputLister | None:
+        return None if not spec.query or "://" in spec.query else partial(list_backlog, spec)
 
     def target(self, spec: TargetSpec, pipeline: Pipeline, table: TargetTable) -> FilesTarget:
         return self.target_with_marker(spec, table)

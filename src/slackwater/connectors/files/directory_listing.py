@@ -24,7 +24,7 @@ from typing import NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
 SINK_LOG = "_spark_metadata"
-# characters that Java percent-encodes in a URI; most non-ASCII characters stay as they are
+# characters that Java percent-encodes in a URI; most non-ASCII characters are unchanged
 _QUOTED = re.compile(
     r"[^A-Za-z0-9_\-!.~'()*,;:$&+=/@\x80-\U0010ffff]|[\x7f-\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
 )
@@ -44,11 +44,11 @@ def is_hidden(name: str) -> bool:
 
 @dataclass(frozen=True)
 class DirectoryListing:
-    """The files that a query matches.
+    """Listing of the files that a query matches.
 
     Args:
         pattern: An absolute pattern in Hadoop's syntax.
-        recursive: Whether to include all files below the roots, whatever the names of their folders.
+        recursive: Whether to include all files below the roots, regardless of the names of their folders.
         only: A pattern that the file names must match. If None, all names match.
     """
 
@@ -69,9 +69,8 @@ class DirectoryListing:
                 yield from _committed_files(log)
                 return
         direct: list[str] = []
-        below: dict[
-            str, tuple[str | None, list[str]]
-        ] = {}  # by folder: the root of its `column=value` path, and its files
+        # by folder: the root of its `column=value` path, and its files
+        below: dict[str, tuple[str | None, list[str]]] = {}
         for root in find_roots(self.pattern):
             if not root.is_folder:
                 if not is_hidden(posixpath.basename(root.path)):
@@ -99,8 +98,8 @@ class DirectoryListing:
         if len(bases) > 1:
             first, second, *_ = sorted(bases)
             raise ValueError(
-                f'"{first}" and "{second}" are not of one kind: with column=value folders below "{self.pattern}", all '
-                "files must be in such folders of one parent, or next to them"
+                f'"{first}" and "{second}" cannot be read as one table, because there are column=value folders below '
+                f'"{self.pattern}"; put all files into such folders of one parent, or next to them'
             )
         return True
 
@@ -122,7 +121,7 @@ def _folders_with_files(root: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _table_root(folder: str, root: str) -> str | None:
-    """Return the folder, `root` or below, that contains the `column=value` folders of a path; None without any."""
+    """Return the parent of the first `column=value` folder between `root` and `folder`. None without such a folder."""
     in_partition, current = False, folder
     while current != root:
         name, _, value = posixpath.basename(current).partition("=")
@@ -135,7 +134,7 @@ def _table_root(folder: str, root: str) -> str | None:
 
 
 def _committed_files(log: str) -> Iterator[str]:
-    """Yield the files that a Spark stream has committed to a folder, as recorded in the folder's log."""
+    """Yield the files that a Spark stream has committed to a folder, according to the log in that folder."""
     numbers: dict[int, str] = {}
     for entry in scan_folder(log):
         text, _, ending = entry.name.partition(".")
@@ -165,7 +164,7 @@ class GlobRoot(NamedTuple):
 
 
 def find_roots(pattern: str) -> list[GlobRoot]:
-    """Return the existing paths that an absolute pattern matches, without duplicates, in order of name.
+    """Return the existing paths that an absolute pattern matches, without duplicates, sorted by name.
 
     Raises ValueError if the pattern is not valid.
     """
@@ -179,7 +178,7 @@ def is_pattern(path: str) -> bool:
 
 
 def plain_path(path: str) -> str:
-    """Convert a pattern without special characters to a plain path, by removing the escapes."""
+    """Remove the escapes from a pattern without wildcards, which results in a plain path."""
     return posixpath.normpath(re.sub(r"\\(.)", r"\1", path))
 
 
@@ -249,10 +248,10 @@ def scan_folder(folder: str) -> list[os.DirEntry[str]]:
 
 
 def is_dir(entry: os.DirEntry[str]) -> bool:
-    """Return whether an entry is a directory."""
+    """Return whether an entry is a directory. False for a symbolic link to itself."""
     try:
         return entry.is_dir()
-    except OSError:  # a symbolic link to itself
+    except OSError:
         return False
 
 

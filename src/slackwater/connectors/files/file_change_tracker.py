@@ -14,26 +14,26 @@ from dataclasses import dataclass, field
 
 from slackwater.connectors.files.source import FileEntry
 
-AT_ONCE = 200  # files per check
+FILES_PER_CHECK = 200
 
 
 @dataclass
 class FileChangeTracker:
-    """The files that a source has read.
+    """Tracker of the files that a source has read.
 
-    `entries`: each file, by path, as it was when it was read, or when a change was last detected.
+    `entries`: the entry of each file, by path, at the time of its read or of its last detected change.
     """
 
     entries: dict[str, FileEntry] = field(default_factory=dict)
-    _unchecked: list[str] = field(default_factory=list)  # paths left in the current round; the last one is checked next
+    _unchecked: list[str] = field(default_factory=list)  # paths to check in this round; the last one is checked next
 
     def add(self, entries: Iterable[FileEntry]) -> None:
         for entry in entries:
             self.entries[entry.path] = entry
             self._unchecked.append(entry.path)
 
-    def find_changed(self, limit: int | None = AT_ONCE) -> list[FileEntry]:
-        """Check the next `limit` files (None: all files), and return the current entries of the files that changed.
+    def find_changed(self, limit: int | None = FILES_PER_CHECK) -> list[FileEntry]:
+        """Check the next `limit` files, or all files if `limit` is None. Return the current entries of changed files.
 
         Each change is returned once.
         """
@@ -51,7 +51,13 @@ class FileChangeTracker:
 
 
 def changed_files_text(source: str, names: list[str], count: int) -> str:
-    """Return the warning about changed files, with a few of their names."""
+    """Return a warning about changed files.
+
+    Args:
+        source: The name of the source.
+        names: The names of a few changed files.
+        count: The number of changed files.
+    """
     more = f" and {count - len(names):,} more" if count > len(names) else ""
     one = count == 1
     return (

@@ -30,11 +30,11 @@ class OutputDirectory(Protocol):
     def full_name(self) -> str: ...
 
     def names(self, within: str = "") -> list[str]:
-        """Return the names of the files in the directory or its folder `within`. Empty if the folder does not exist."""
+        """Return the names of the files in the directory, or in its subfolder `within`. Empty if it does not exist."""
         ...
 
     def write(self, name: str, fill: Callable[[Path], None]) -> None:
-        """Write a file atomically. `fill` writes the content to the path that it is given."""
+        """Write a file atomically. `fill`: a function that writes the content to a path."""
         ...
 
     def read(self, name: str) -> bytes | None: ...
@@ -42,12 +42,12 @@ class OutputDirectory(Protocol):
     def write_marker(self, name: str, content: bytes) -> None:
         """Overwrite the marker, a small file.
 
-        Raises PublishError if another runner has written it since it was last read.
+        Raises PublishError if another runner has changed the marker since this runner read it.
         """
         ...
 
     def move(self, names: Sequence[str], to: str) -> None:
-        """Move files to a subfolder, one at a time."""
+        """Move files to the subfolder `to`, one at a time."""
         ...
 
     def local_copy(self) -> Path:
@@ -64,7 +64,7 @@ def open_directory(path: str | Path, options: Mapping[str, str] | None = None) -
 
 @dataclass(frozen=True)
 class LocalDirectory:
-    """An `OutputDirectory` in a file system."""
+    """Output directory in a local file system."""
 
     path: Path
 
@@ -122,7 +122,7 @@ def _delete_on_failure(path: Path) -> Iterator[None]:
 
 @dataclass
 class BucketDirectory:
-    """An `OutputDirectory` in an object store."""
+    """Output directory in an object store."""
 
     client: ObjectClient
     _versions: dict[str, str | None] = field(default_factory=dict)
@@ -142,7 +142,7 @@ class BucketDirectory:
             self.client.put(name, path.read_bytes())
 
     def read(self, name: str) -> bytes | None:
-        """Return the content of a file, from a cache if possible. Writes of this process update the cache."""
+        """Return the content of a file, or None if it does not exist. The content is cached after the first read."""
         if name not in self._content:
             try:
                 stored = self.client.get(name)

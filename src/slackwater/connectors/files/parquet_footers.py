@@ -1,4 +1,4 @@
-"""Statistics from Parquet footers: the number of rows, and the minimum and maximum of a column.
+"""Read statistics from Parquet footers: the number of rows, and the minimum and maximum of a column.
 
 file   [row group][row group]…[footer: rows, minimum, maximum and number of NULLs, per row group and column]
                                ╰─▶ ColumnStats, without reading any row
@@ -24,9 +24,10 @@ _UNITS = {"milliseconds": 1000, "microseconds": 1}
 
 
 def column_stats(files: Sequence[Path], column: str) -> ColumnStats | None:
-    """Return the statistics of a column of times or integers. None unless the footers of all files contain them.
+    """Return the statistics of a column of times or integers.
 
-    Also None if a file cannot be read; the error is reported when its rows are read.
+    Return None if the footer of a file does not contain them, or if a file cannot be read. The error is reported when
+    the rows of the file are read.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -74,9 +75,9 @@ def _file_stats(file: Path, footer: FileMetaData, column: str) -> ColumnStats | 
 
 
 def _leaf_index(footer: FileMetaData, column: str) -> int | None:
-    """Return the index of a top-level column among the leaves of the schema, ignoring case as Spark does.
+    """Return the index of a top-level column among the leaves of the schema. Names are compared ignoring case.
 
-    None if there is no such column, or more than one.
+    None if no column or more than one column has this name.
     """
     names = [footer.schema.column(n).path.casefold() for n in range(footer.num_columns)]
     matches = [n for n, name in enumerate(names) if name == column.casefold()]
@@ -84,7 +85,7 @@ def _leaf_index(footer: FileMetaData, column: str) -> int | None:
 
 
 def _unit_us(column: ColumnSchema) -> int | None:
-    """Return the unit of a time column in microseconds; 0 for an integer column; None for any other type."""
+    """Return the unit of a time column in microseconds. 0 for an integer column, and None for any other type."""
     if column.max_repetition_level or column.physical_type not in ("INT32", "INT64"):
         return None
     kind = json.loads(column.logical_type.to_json())

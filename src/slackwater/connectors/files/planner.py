@@ -1,6 +1,6 @@
-"""Plan file sources without Spark: list the directory and take new files, oldest first, up to a limit per epoch.
+"""Plan file sources without Spark, and count their unread files.
 
-The same listing counts the unread files.
+A planner lists the directory and takes new files, oldest first, up to a limit per epoch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slackwater.config.source import Source
-from slackwater.connectors.connector import Answer, Backlog
+from slackwater.connectors.connector import Backlog, BacklogCounter
 from slackwater.connectors.files import directory_listing
 from slackwater.connectors.files import source as files_source
 from slackwater.connectors.files.directory_listing import DirectoryListing
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("slackwater")
 
-# options of Spark's file stream; if a source sets one, Spark plans it
+# options of Spark's file stream; Spark plans a source that sets one of them
 _SPARK_STREAM_OPTIONS = frozenset(
     {
         "basepath",
@@ -55,9 +55,10 @@ _LOCAL = re.compile(r"file:(?://)?(?=/)")
 
 
 def create_listing(spec: Source) -> DirectoryListing | None:
-    """Return a listing of a source's files that needs no Spark.
+    """Return a listing of a source's files that does not need Spark.
 
-    None if only Spark can list them, because they are not on a local disk or an option of Spark's file stream is set.
+    Return None if only Spark can list the files, because they are not on a local disk, or because the source sets an
+    option of Spark's file stream.
     """
     options = {name.lower(): value for name, value in spec.options.items()}
     pattern = _LOCAL.sub("", files_source.absolute_query(spec.query or ""), count=1)
@@ -81,7 +82,7 @@ class FileBatch:
 
 
 def check_readable(spec: Source) -> None:
-    """Raise StartError if this user has no permission to list a local source's directories or to read one of its files."""
+    """Raise StartError if this user may not list the directories of a local source or read one of its files."""
     file_listing = create_listing(spec)
     if file_listing is None:
         return
@@ -105,15 +106,15 @@ def _unlistable_reason(error: OSError) -> str:
     return f'"{error.filename}" cannot be listed ({error.strerror}); give this user read access, or narrow query'
 
 
-def count_unread_files(source: Source) -> Answer:
-    """List the files that the query matches, and return a function that counts the unread ones."""
+def list_backlog(source: Source) -> BacklogCounter:
+    """List the files of a source, and return a function that counts the files that a commit does not contain."""
     file_listing = create_listing(source) or DirectoryListing(files_source.absolute_query(source.query or ""))
     try:
         paths = list(islice(file_listing.files(), MAX_COMPARED + 1))
     except ValueError as error:
         raise EpochError(f'source "{source.name}": {error}') from None
 
-    def answer(snapshot: Snapshot) -> Backlog:
+    def count(snapshot: Snapshot) -> Backlog:
         record = snapshot.commit.sources.get(source.name)
         read = FileOffsets.coerce(None if record is None else record.offsets)
         rows = 0 if record is None else snapshot.commit.clocks[source.name].rows
@@ -121,24 +122,22 @@ def count_unread_files(source: Source) -> Answer:
             problem = f"more than {plural(MAX_COMPARED, 'file')}, which are not compared"
             return Backlog(source.name, "files", None, None, problem)
         names = {os.path.normpath(file_uri_to_path(e.path)) for e in files_source.load_file_list(snapshot, read)}
-        count = sum(1 for path in paths if os.path.normpath(path) not in names)
-        unread_rows = round(rows / read.count * count) if read.count else (0 if not count else None)
-        return Backlog(source.name, "files", count, unread_rows)
+        unread = sum(1 for path in paths if os.path.normpath(path) not in names)
+        unread_rows = round(rows / read.count * unread) if read.count else (0 if not unread else None)
+        return Backlog(source.name, "files", unread, unread_rows)
 
-    return answer
+    return count
 
 
 class FilesPlanner:
-    """Plans the epochs of a local file source. `read`: the files that the state lists as read."""
+    """Planner of a local file source. `read`: the files that the state lists as read."""
 
     def __init__(self, source: FilesSource, read: Iterable[FileEntry]) -> None:
         file_listing = create_listing(source.spec)
         assert file_listing is not None, "see `PlannedFilesSource`"
         self._source, self._listing = source, file_listing
         self._max_files = source.spec.max_files_per_trigger
-        self._seen_paths = {
-            file_uri_to_path(entry.path) for entry in read
-        }  # files that are planned or must not be read
+        self._seen_paths = {file_uri_to_path(e.path) for e in read}  # files that are planned or must not be read
         self._pending: list[FileEntry] = []  # listed, but not planned yet
         self._ended = False
 
@@ -158,12 +157,11 @@ class FilesPlanner:
                 self._pending[: self._max_files],
                 self._pending[self._max_files :] if self._max_files else [],
             )
-            entries = [
-                now for entry in selected if (now := self._refresh(entry)) is not None
-            ]  # their attributes just before they are read
+            entries = [now for entry in selected if (now := self._refresh(entry)) is not None]
         return FileBatch(self._source, entries) if entries else None
 
     def _refresh(self, entry: FileEntry) -> FileEntry | None:
+        """Return the current entry of a file just before it is read. None if the file no longer exists."""
         self._seen_paths.add(file_uri_to_path(entry.path))
         if (now := entry.current) is None:
             name = file_uri_to_path(entry.path)
@@ -171,7 +169,7 @@ class FilesPlanner:
         return now
 
     def _new_files(self) -> list[FileEntry]:
-        """List the new files, in the order in which they will be read.
+        """Return the new files in the order in which they will be read.
 
         Raises EpochError, or ExhaustedError, if a directory cannot be listed.
         """
@@ -205,7 +203,7 @@ class FilesPlanner:
 
 
 class PlannedFilesSource(FilesSource, SelfPlannedSource):
-    """A file source that the run plans itself, if its files are on a local disk."""
+    """File source that the run plans without Spark if its files are on a local disk."""
 
     @property
     def plans_itself(self) -> bool:

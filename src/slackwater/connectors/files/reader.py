@@ -1,4 +1,4 @@
-"""Reads the results in files: first all files that this pipeline has written, then those that it has added since."""
+"""Read the results in files: first all files that the pipeline has written, then the files that it adds later."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SUFFIXES = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".ndjson"
 
 @dataclass
 class FilesResultReader(ResultReader):
-    """The result reader for files. See `ResultReader`."""
+    """Result reader for files. It reads only the files of `writers`."""
 
     folder: OutputDirectory
     form: str
@@ -40,7 +40,7 @@ class FilesResultReader(ResultReader):
         return pl.concat(frames, how="diagonal_relaxed") if frames else None
 
     def _written_files(self) -> list[Path]:
-        """Return the files of the writers, oldest first."""
+        """Return the files that `writers` wrote, oldest first."""
         ending = {"json": "jsonl"}.get(self.form, self.form)
         writers = "|".join(map(re.escape, self.writers))
         pattern = re.compile(rf"(?:{writers})-(?:[0-9a-f]{{8}}-)?[0-9]{{9,}}\.{ending}")
@@ -71,7 +71,7 @@ class FilesResultReader(ResultReader):
 
 
 def read_path(where: str) -> LabeledRows:
-    """Read a file, or all files of a directory. Raises StartError if there are none, or if they differ in format."""
+    """Read a file, or all files in a directory. Raises StartError if no file exists, or if the formats differ."""
     path = Path(where)
     if not path.exists():
         raise StartError(

@@ -2,7 +2,7 @@
 
 `files.planner` or Spark plans the batches. If Spark plans, its checkpoint records which files belong to which batch
 (`offsets/<batch>`, `sources/<i>/<n>`). The engine reads exactly the planned files as a batch DataFrame, so columns are
-pruned and each source is read once. The names of the files are kept in the state store. `seek` writes them to a new
+pruned and each source is read once. The state store keeps the names of the files. `seek` writes them to a new
 checkpoint for Spark, so a source can resume even if its checkpoint is lost.
 """
 
@@ -41,15 +41,15 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-MERGE_AT = 64  # once there are this many lists of files, they are merged into one
+MERGE_AT = 64  # the number of lists of files at which they are merged into one list
 SIZE_MODULUS = 1 << 20  # a fingerprint contains the file size modulo this number
 # reader options that make Spark skip files that it cannot read
 _SKIPPING_OPTIONS = {"ignorecorruptfiles": "ignoreCorruptFiles", "ignoremissingfiles": "ignoreMissingFiles"}
-CHANGES_SHOWN = 3  # how many names of changed files the state keeps for messages
+CHANGES_SHOWN = 3  # the number of names of changed files that the state keeps for messages
 
 
 class FileListReader(Protocol):
-    """Anything that can read a stored list, such as a state store or a read-only view of one."""
+    """Reader of stored lists, such as a state store or a read-only view of it."""
 
     @property
     def read_list(self) -> Callable[[str], list[str]]: ...
@@ -57,7 +57,7 @@ class FileListReader(Protocol):
 
 @dataclass(frozen=True)
 class FileEntry:
-    """One file as it was read.
+    """Attributes of one file when it was read.
 
     Args:
         path: The URI of the file.
@@ -71,7 +71,7 @@ class FileEntry:
 
     @property
     def current(self) -> FileEntry | None:
-        """The file as it is now. None if it no longer exists, or is not on a local disk."""
+        """The current attributes of the file. None if it no longer exists, or is not on a local disk."""
         if not self.path.startswith("file:"):
             return None
         try:
@@ -81,14 +81,14 @@ class FileEntry:
         return FileEntry(self.path, status.st_mtime_ns // 1_000_000, status.st_size)
 
     def has_fingerprint(self, fingerprint: int) -> bool:
-        """Return whether a file fingerprint, computed from modification time and size, matches this file."""
+        """Return whether a fingerprint, which combines a modification time and a size, matches this file."""
         time, size = divmod(fingerprint, SIZE_MODULUS)
         return time == self.timestamp and (self.size is None or self.size % SIZE_MODULUS == size)
 
     def differs(self, now: FileEntry) -> bool:
-        """Return whether the file has changed.
+        """Return whether the file has changed since this entry. `now`: the current entry of the file.
 
-        Sizes are compared only if both are known: early versions did not store them.
+        Sizes are compared only if both are known, because early Slackwater versions did not store them.
         """
         return self.timestamp != now.timestamp or (
             self.size is not None and now.size is not None and self.size != now.size
@@ -97,9 +97,9 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class FilesSource(SparkPlannedSource):
-    """A file source with its schema, planned by Spark. Its subclass `PlannedFilesSource` is planned by the run.
+    """File source with its schema, planned by Spark. The subclass `PlannedFilesSource` is planned by the run.
 
-    `zone`: the time zone for timestamps that do not state one, unless a reader option sets it.
+    `zone`: the time zone of timestamps that do not contain one, unless a reader option sets it.
     """
 
     schema: StructType
@@ -108,7 +108,7 @@ class FilesSource(SparkPlannedSource):
 
     def plan(self, session: SparkSession) -> DataFrame:
         reader = session.readStream.format(self.spec.format or "").schema(self.schema)
-        # By default Spark ignores files that are a week older than the newest one. None of ours may be skipped.
+        # By default, Spark skips files that are a week older than the newest file. Slackwater must read all files.
         options: dict[str, Any] = {"maxFileAge": "36500d", **self.spec.options}
         if self.spec.max_files_per_trigger is not None:
             options["maxFilesPerTrigger"] = self.spec.max_files_per_trigger
@@ -118,7 +118,7 @@ class FilesSource(SparkPlannedSource):
         return {"name": self.name, "query": restore_written_path(self.spec.query or ""), "format": self.spec.format}
 
     def seek(self, checkpoint: Path, index: int, store: StateStore, record: SourceRecord) -> str:
-        """Write a new checkpoint whose batch 0 contains all files in the state. Return the offset line of the batch."""
+        """Write a new checkpoint in which batch 0 has all files in the state. Return the offset line of batch 0."""
         log = checkpoint / "sources" / str(index)
         log.mkdir(parents=True)
         entries = load_file_list(store, FileOffsets.coerce(record.offsets))
@@ -139,12 +139,12 @@ class FilesSource(SparkPlannedSource):
         entries = batch_files(checkpoint, index, number)
         if not entries:
             return None
-        entries = [entry.current or entry for entry in entries]  # read just before the file is read
+        entries = [entry.current or entry for entry in entries]  # the attributes just before the files are read
         offsets = store_file_list(store, epoch, FileOffsets.coerce(record.offsets), entries)
         return self.batch_from_files(session, entries, offsets)
 
     def batch_from_files(self, session: SparkSession, files: Sequence[FileEntry], offsets: FileOffsets) -> SourceBatch:
-        """Return the batch that consists of these files. `offsets`: the offsets after them."""
+        """Return the batch that consists of `files`. `offsets`: the offsets after these files."""
         stats = cache(partial(parquet_footers.column_stats, [Path(file_uri_to_path(f.path)) for f in files]))
         stats_if_complete = stats if self._footers_are_complete(session, files) else None
         return SourceBatch(
@@ -171,7 +171,7 @@ class FilesSource(SparkPlannedSource):
         return bool(self._cache["all_is_read"])
 
     def list_files(self, session: SparkSession) -> list[FileEntry]:
-        """Return all current files in the order in which a stream reads them.
+        """Return all current files in the order in which Spark's file stream reads them.
 
         Raises StartError if Spark cannot list them.
         """
@@ -186,7 +186,7 @@ class FilesSource(SparkPlannedSource):
         return sorted((FileEntry(r["path"], r["at"]) for r in rows), key=lambda e: (e.timestamp, e.path))
 
     def read(self, session: SparkSession, files: Sequence[FileEntry]) -> DataFrame:
-        """Return the rows of these files, with a column for undecodable records if the format can have such records.
+        """Return the rows of files. For JSON and CSV, the column `_corrupt_record` contains undecodable records.
 
         The reader and the columns are the same in every epoch, so they are created once per Spark session.
         """
@@ -220,7 +220,7 @@ class FilesSource(SparkPlannedSource):
 def absolute_query(query: str) -> str:
     """Convert a query to an absolute path, because Spark's process may have another working directory.
 
-    The leading part of the path that exists is taken literally; the rest may be a pattern.
+    The longest existing prefix of the path is taken literally. The rest may be a pattern.
     """
     if "://" in query or query.startswith("file:"):
         return query
@@ -240,18 +240,18 @@ def _existing_prefix(path: Path) -> Path:
 
 
 def escape_pattern(path: str) -> str:
-    """Return a pattern that matches only this path."""
+    """Return a pattern that matches only the given path."""
     return re.sub(r"([\\*?\[\]{}])", r"\\\1", path)
 
 
 def readable_path(uri: str) -> str:
-    """Convert a URI from Spark's file list to a path for Spark's readers: a pattern without percent-encoding."""
+    """Convert a URI from Spark's file list to a path for Spark's readers, which expect a pattern instead of a URI."""
     scheme, colon, rest = uri.partition(":")
     return f"{scheme}{colon}{escape_pattern(unquote(rest))}"
 
 
 def _as_glob(query: str) -> str:
-    """Convert the path of a file to a pattern that matches only the file; return any other query unchanged.
+    """Convert the path of a file to a pattern that matches only this file. Any other query is returned unchanged.
 
     Spark's file stream accepts only directories and patterns.
     """
@@ -261,7 +261,7 @@ def _as_glob(query: str) -> str:
 
 
 def _batch_reader(session: SparkSession, form: str, schema: StructType | None, options: Mapping[str, str]) -> Any:
-    """Return a batch reader. It puts JSON and CSV records that do not match the schema into `_corrupt_record`."""
+    """Return a batch reader. JSON and CSV records that do not match the schema go to the column `_corrupt_record`."""
     read = session.read.format(form).options(**options)
     if schema is None:
         return read
@@ -274,9 +274,17 @@ def _batch_reader(session: SparkSession, form: str, schema: StructType | None, o
 
 
 def resolve_schema(session: SparkSession, spec: Source, stored_schema: str | None) -> StructType:
-    """Return the declared schema, or the one stored with the state (as JSON), or one inferred from existing files.
+    """Return the declared schema, the schema in the state, or a schema inferred from existing files.
 
-    Raises StartError if no schema can be inferred.
+    The first available schema is used.
+
+    Args:
+        session: The Spark session.
+        spec: The source.
+        stored_schema: The schema in the state, in Spark's JSON format. None at the first start.
+
+    Raises:
+        StartError: No schema can be inferred.
     """
     from pyspark.sql.types import StringType, StructField, StructType
 
@@ -306,7 +314,7 @@ def resolve_schema(session: SparkSession, spec: Source, stored_schema: str | Non
 
 
 def check_directory_exists(spec: Source) -> None:
-    """Raise StartError if a local path names a directory that does not exist. A pattern may match nothing yet."""
+    """Raise StartError if the directory of a local source does not exist. A pattern in it may match nothing yet."""
     query = spec.query or ""
     if "://" in query:
         return
@@ -332,7 +340,16 @@ def _before_glob(path: Path) -> list[str]:
 
 
 def batch_files(checkpoint: Path, source: int, batch: int) -> list[FileEntry]:
-    """Return the files of one planned batch. Raises EpochError if the checkpoint does not contain it."""
+    """Return the files of one batch that Spark planned.
+
+    Args:
+        checkpoint: The directory of Spark's checkpoint.
+        source: The index of the source in the checkpoint.
+        batch: The number of the batch.
+
+    Raises:
+        EpochError: The checkpoint does not contain the batch.
+    """
     until, since = _log_offset(checkpoint, source, batch), _log_offset(checkpoint, source, batch - 1)
     return [
         entry for n in range(since + 1, until + 1) for entry in _log_entries(checkpoint / "sources" / str(source), n)
@@ -357,13 +374,19 @@ def _log_entries(log: Path, n: int) -> list[FileEntry]:
     return [FileEntry(e["path"], e["timestamp"]) for e in entries if e["batchId"] == n]
 
 
-# -- the state store's own list of files -------------------------------------------------------------------------------
+# -- the list of files in the state store ------------------------------------------------------------------------------
 
 
 def store_file_list(store: StateStore, epoch: int, before: FileOffsets, files: Sequence[FileEntry]) -> FileOffsets:
-    """Store the files in the state store and return the offsets after them.
+    """Store the list of an epoch's files in the state store, and return the offsets after these files.
 
     The offsets reference the stored lists, which together contain every file read so far.
+
+    Args:
+        store: The state store.
+        epoch: The epoch that reads the files.
+        before: The offsets before the files.
+        files: The files.
     """
     lists, entries = before.lists, list(files)
     if len(lists) >= MERGE_AT:
@@ -373,7 +396,7 @@ def store_file_list(store: StateStore, epoch: int, before: FileOffsets, files: S
 
 
 def make_file_namer(files: Sequence[FileEntry]) -> Callable[[int], str | None]:
-    """Return a function that returns, for messages, the names of the files that match a file fingerprint."""
+    """Return a function that formats the names of the files with a given fingerprint for a message."""
 
     def name_files(fingerprint: int) -> str | None:
         return " or ".join(file_uri_to_path(f.path) for f in files if f.has_fingerprint(fingerprint)) or None
@@ -382,7 +405,17 @@ def make_file_namer(files: Sequence[FileEntry]) -> Callable[[int], str | None]:
 
 
 def store_changed_files(store: StateStore, epoch: int, before: FileOffsets, files: Sequence[FileEntry]) -> FileOffsets:
-    """Store the current versions of changed files, and return offsets that count them. Each change is reported once."""
+    """Store the current entries of changed files, so that each change is reported once.
+
+    Args:
+        store: The state store.
+        epoch: The epoch that detected the changes.
+        before: The offsets of the previous epoch.
+        files: The current entries of the changed files.
+
+    Returns:
+        The offsets, with the number of changed files and a few of their names.
+    """
     earlier = before.changed or ChangedFiles()
     names = (*earlier.last, *(file_uri_to_path(e.path) for e in files))
     changed = ChangedFiles(earlier.count + len(files), names[-CHANGES_SHOWN:])
@@ -390,7 +423,7 @@ def store_changed_files(store: StateStore, epoch: int, before: FileOffsets, file
 
 
 def load_file_list(store: FileListReader, offsets: FileOffsets) -> list[FileEntry]:
-    """Return the latest entry of every file in the stored lists that `offsets` references."""
+    """Return the latest entry of every file in the stored lists to which `offsets` refers."""
     lines = [line for name in offsets.lists for line in store.read_list(name)]
     entries = (FileEntry(*json.loads(line)) for line in lines)
-    return list({e.path: e for e in entries}.values())  # a changed file is listed again; the later entry counts
+    return list({e.path: e for e in entries}.values())  # a changed file is listed again, and its later entry counts

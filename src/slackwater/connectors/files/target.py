@@ -1,7 +1,7 @@
 """Files in a directory as a target: one file per epoch, and a marker with the last epoch.
 
 out/sessions/
-  user-sessions-000000012.parquet     written under another name, then renamed: complete or absent
+  user-sessions-000000012.parquet     written under a temporary name, then renamed, so it is complete or absent
   _slackwater/user-sessions.json      the last published epoch; readers of the directory ignore it
 """
 
@@ -29,7 +29,7 @@ _TIME = f"{TIME}Z"
 
 
 class FilesTarget:
-    """Writes each epoch once. An epoch at or below the marker is ignored."""
+    """Target that writes each epoch exactly once. An epoch up to the one in the marker is ignored."""
 
     guarantee = "exactly once"
     upserts = False
@@ -37,13 +37,21 @@ class FilesTarget:
     def __init__(
         self, path: str | Path, form: str, table: TargetTable, options: Mapping[str, str] | None = None
     ) -> None:
+        """Prepare the target without accessing the directory.
+
+        Args:
+            path: The path or URL of the directory.
+            form: The format of the files: "parquet", "json" or "csv".
+            table: The columns and the writer.
+            options: The options of the object store.
+        """
         self._folder, self._format, self._table = open_directory(path, options), form, table
         self._marker = f"{OUTPUT_FOLDER}/{table.writer}.json"
         self.description = f'{form} files in "{path}"'
 
     @property
     def capacity(self) -> ValueLimits:
-        """Return the value limits: text formats write years with four digits, but Parquet can store any time."""
+        """The value limits: text formats write years with four digits, but Parquet can store any time."""
         return ANYTHING if self._format == "parquet" else ValueLimits(time_range=YEARS)
 
     def open(self) -> None:
@@ -88,7 +96,7 @@ class FilesTarget:
         return infix if any(f"-{infix}" in name for name in self._files()) else ""
 
     def can_put_newer_aside(self, rollback: TargetMarker) -> bool:
-        """Return whether this state's files up to `rollback` exist and are distinguishable from those of other states."""
+        """Return whether the files of this state up to `rollback` exist and have different names from other files."""
         marker, own_infix = self._read_marker(), self._own_infix
         if marker.get("state", "") == self._table.state:
             return True
@@ -97,7 +105,7 @@ class FilesTarget:
         return bool(marker.get("infix", "") != own_infix and last in self._folder.names())
 
     def put_newer_aside(self, rollback: TargetMarker) -> str:
-        """Move files written after `rollback` to a directory that readers ignore, and restore `rollback` as the marker.
+        """Move files written after `rollback` to a directory that readers ignore, and restore the marker `rollback`.
 
         Return the directory. The move can be repeated after a crash. Raises StartError if a file cannot be moved.
         """
@@ -113,13 +121,19 @@ class FilesTarget:
         return f'"{self._shown}/{to}"'
 
     def _is_newer(self, name: str, epoch: int, own_infix: str, marker: Mapping[str, Any]) -> bool:
-        """Return whether a file was written after an epoch of this state.
+        """Return whether a file was written after `epoch` of this state.
 
-        True for the files of this state's later epochs and, if another state wrote the marker, for all files of that
-        state.
+        This is true for files of later epochs of this state. If another state wrote the marker, it is also true for
+        all files of that state.
+
+        Args:
+            name: The name of the file.
+            epoch: The epoch of this state.
+            own_infix: The infix in the names of this state's files.
+            marker: The current marker.
         """
         written = re.fullmatch(rf"{re.escape(self._table.writer)}-([0-9a-f]{{8}}-)?([0-9]{{9,}})\.\w+", name)
-        assert written is not None, "names of `_files`"
+        assert written is not None, "`name` must be one of `_files`"
         infix = written[1] or ""
         return (infix == own_infix and int(written[2]) > epoch) or (infix == marker.get("infix", "") != own_infix)
 
@@ -140,7 +154,7 @@ class FilesTarget:
         return self._folder.full_name
 
     def _files(self) -> list[str]:
-        """Return the names of the files that this writer has written, whatever state they belong to."""
+        """Return the names of the files that this writer has written with any state."""
         ending = "jsonl" if self._format == "json" else self._format
         named = re.compile(rf"{re.escape(self._table.writer)}-([0-9a-f]{{8}}-)?[0-9]{{9,}}\.{ending}")
         return [name for name in self._folder.names() if named.fullmatch(name)]
@@ -157,9 +171,9 @@ class FilesTarget:
         return f"{description}, up to epoch {marker['epoch']}" if marker["epoch"] >= 0 else description
 
     def put_aside(self) -> str | None:
-        """Move all files of this writer, and finally the marker, to a directory that readers ignore.
+        """Move all files of this writer, and finally its marker, to a directory that readers ignore.
 
-        Return the directory, or None if there are no files. Raises StartError if a file cannot be moved.
+        Return the directory, or None if the writer has no files. Raises StartError if a file cannot be moved.
         """
         files = self._files()
         if not files:
@@ -218,12 +232,12 @@ class FilesTarget:
 
 
 def text_columns(rows: pl.DataFrame) -> pl.DataFrame:
-    """Convert times to ISO 8601 and bytes to hexadecimal, also when nested, for formats without these types."""
+    """Convert times to ISO 8601 and bytes to hexadecimal, also in nested values, for formats without these types."""
     return rows.with_columns(apply_to_scalars(pl.col(c), t, _to_text).alias(c) for c, t in rows.schema.items())
 
 
 def json_columns(rows: pl.DataFrame) -> pl.DataFrame:
-    """Convert arrays and structs to JSON text, for formats that have neither."""
+    """Convert arrays and structs to JSON text, for formats without nested types."""
     nested = [c for c, t in rows.schema.items() if is_nested(t)]
     return rows.with_columns(
         pl.when(pl.col(c).is_not_null()).then(value_to_json(pl.col(c), rows.schema[c])).alias(c) for c in nested

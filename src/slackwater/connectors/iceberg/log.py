@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 
 class IcebergLog:
-    """The snapshots of one Iceberg table.
+    """Log of one Iceberg table, which consists of its snapshots.
 
     Args:
         name: The name of the table.
-        load: A function that loads the current table from its catalog, or returns None if the table does not exist.
+        load: A function that returns the current table, or None if it does not exist.
         reason: A function that formats a PyIceberg error as one line, without secrets.
     """
 
@@ -106,10 +106,10 @@ class IcebergLog:
         return snapshot
 
     def _snapshots_after(self, table: Table, offsets: TableOffsets, until: int | None = None) -> list[Snapshot]:
-        """Return the snapshots after these offsets, oldest first.
+        """Return the snapshots after `offsets`, oldest first.
 
-        The search goes from the current snapshot back to the offsets. With `until`, it stops earlier: at the snapshot
-        with this id, or at one whose parent is unknown.
+        The search goes back from the current snapshot. With `until`, it stops at the snapshot with this id, or at a
+        snapshot with an unknown parent.
 
         Raises:
             StartError: The table was rolled back or replaced, so the offsets are not on its main branch.
@@ -165,7 +165,7 @@ class IcebergLog:
         )
 
     def _columns(self, table: Table, snapshot: Snapshot) -> Any:
-        """Return a snapshot's columns if its schema is newer than that of the first snapshot read, else None."""
+        """Return the columns of a snapshot. None if its schema is not newer than that of the first snapshot read."""
         if snapshot.schema_id is None or self._schema is None or snapshot.schema_id <= self._schema:
             return None
         schema = table.schemas().get(snapshot.schema_id)
@@ -187,10 +187,10 @@ def _offsets_of(table: Table, snapshot: Snapshot, files: int | None = None) -> T
 
 
 def _is_successor(snapshot: Snapshot, offsets: TableOffsets) -> bool:
-    """Return whether a snapshot with an unknown parent directly follows these offsets, judging by its sequence number.
+    """Return whether the sequence number of a snapshot directly follows `offsets`.
 
-    PyIceberg drops the reference to a parent that has expired. In tables of format version 1, all sequence numbers are
-    0.
+    This identifies a successor whose parent is unknown, because PyIceberg drops the reference to an expired parent. In
+    tables of format version 1, all sequence numbers are 0.
     """
     if offsets.version < 0 and not snapshot.sequence_number:
         return snapshot.parent_snapshot_id is None
@@ -225,9 +225,9 @@ _PLAIN: dict[Any, str] = {
 
 
 def to_spark_schema(table: str, schema: Schema) -> StructType:
-    """Return the columns as a Spark schema with field ids. `table`: the table's name in messages.
+    """Convert an Iceberg schema to a Spark schema with field ids. `table`: the name of the table, for messages.
 
-    Raises StartError for a column that Spark's reader cannot return as the table defines it.
+    Raises StartError if Spark's Parquet reader cannot read a column as the table defines it.
     """
     try:
         columns: StructType = _spark(schema.as_struct())

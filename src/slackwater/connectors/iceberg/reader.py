@@ -1,4 +1,4 @@
-"""Reads the results in an Iceberg table: first the current snapshot, then the rows that later snapshots add."""
+"""Read the results in an Iceberg table: first the current snapshot, then the rows that later snapshots add."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class IcebergResultReader(ResultReader):
-    """The result reader for an Iceberg table. See `ResultReader`."""
+    """Result reader for an Iceberg table."""
 
     connection: IcebergConnection
     name: str

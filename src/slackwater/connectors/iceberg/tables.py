@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 
 _TRIES, _PAUSE_S = 3, 0.1
-_SECONDS = 60.0  # timeout of a request to the catalog
+_SECONDS = 60.0  # the timeout of a request to the catalog
 _SPARK_NAMES = {"long": "bigint", "timestamptz": "timestamp", "timestamp": "timestamp_ntz"}
-_PROPERTIES = {  # of new tables; they limit the metadata of one commit per epoch
+_PROPERTIES = {  # properties of new tables, which limit the metadata that a commit per epoch accumulates
     "commit.manifest-merge.enabled": "true",
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "100",
@@ -43,10 +43,10 @@ _PROPERTIES = {  # of new tables; they limit the metadata of one commit per epoc
 
 @dataclass
 class IcebergTables:
-    """The tables of a catalog.
+    """Access to the tables of a catalog.
 
     Args:
-        kind: "rest", "sql", "glue" or "hive".
+        kind: The kind of catalog: "rest", "sql", "glue" or "hive".
         name: The name of the catalog.
         options: The properties of the catalog.
     """
@@ -62,13 +62,13 @@ class IcebergTables:
         patch_visitor()
         catalog = load_catalog(self.name, **{"type": self.kind, **self.options})
         session = getattr(catalog, "_session", None)
-        if session is not None:  # a REST catalog; without a timeout it would wait forever for a lost response
+        if session is not None:  # a REST catalog, which by default waits forever for a lost response
             for scheme in ("http://", "https://"):
                 session.mount(scheme, _timeout_adapter())
         return catalog
 
     def load(self, table: str) -> Table | None:
-        """Return the current table; None if it does not exist. Retries are safe, because loading changes nothing."""
+        """Return the current table, or None if it does not exist. Failed requests are retried."""
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
         for remaining in reversed(range(_TRIES)):
@@ -85,7 +85,10 @@ class IcebergTables:
     def create(self, table: str, fields: Sequence[Field], day_of: str | None) -> None:
         """Create a table and its namespace if they do not exist.
 
-        `day_of`: the time column by whose days the table is partitioned; None for an unpartitioned table.
+        Args:
+            table: The name of the table, with its namespace.
+            fields: The columns.
+            day_of: The time column by which the table is partitioned, by day. None for an unpartitioned table.
         """
         from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionField, PartitionSpec
         from pyiceberg.transforms import DayTransform
@@ -111,7 +114,10 @@ def _timeout_adapter() -> Any:
     from requests.adapters import HTTPAdapter
 
     class TimeoutAdapter(HTTPAdapter):
-        """Sends each request once, with a timeout. If a commit gets no response, the table shows whether it succeeded."""
+        """HTTP adapter that sends each request once, with a timeout.
+
+        It does not retry, because a commit without a response may have succeeded.
+        """
 
         def send(self, *arguments: Any, **more: Any) -> Any:
             return super().send(*arguments, **{**more, "timeout": more.get("timeout") or _SECONDS})
@@ -123,7 +129,7 @@ def _timeout_adapter() -> Any:
 
 
 def schema_of(fields: Sequence[Field]) -> Schema:
-    """Return the columns as an Iceberg schema. Smaller integers become 32 bits wide, the minimum in Iceberg."""
+    """Convert columns to an Iceberg schema. Small integers become 32 bits wide, the minimum in Iceberg."""
     from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids
     from pyiceberg.schema import assign_fresh_schema_ids
 
@@ -131,13 +137,13 @@ def schema_of(fields: Sequence[Field]) -> Schema:
 
 
 def add_columns(fields: Sequence[Field], table: Table) -> None:
-    """Add columns to a table in one metadata commit, which fails if the columns changed in the meantime."""
+    """Add columns to a table in one metadata commit. It fails if the table has changed since it was loaded."""
     with table.update_schema() as change:
         change.union_by_name(schema_of(fields))
 
 
 def column_differences(fields: Sequence[Field], table: Table) -> Iterator[str]:
-    """Yield a line for each difference that prevents a table from storing the results."""
+    """Yield a message for each difference between `fields` and a table that prevents the table from storing results."""
     expected = {f.name: _spark_type(f.field_type) for f in schema_of(fields).fields}
     actual = {f.name: _spark_type(f.field_type) for f in table.schema().fields}
     for name, kind in expected.items():
@@ -176,7 +182,7 @@ def to_table_types(rows: pl.DataFrame, fields: Sequence[Field], table: Table) ->
 
 
 def time_between(column: str, low_us: int, high_us: int) -> BooleanExpression:
-    """Return a filter for a time column; both limits, in microseconds UTC, are inclusive."""
+    """Return a filter on a time column. Both limits are inclusive, in microseconds UTC."""
     from pyiceberg import expressions
 
     are: Any = expressions  # the annotations of its classes are too narrow
@@ -190,7 +196,13 @@ def time_between(column: str, low_us: int, high_us: int) -> BooleanExpression:
 def read_files(
     table: Table, columns: Sequence[str] | None = None, where: BooleanExpression | None = None
 ) -> Iterator[tuple[FileScanTask, pl.DataFrame]]:
-    """Yield the rows of the current snapshot that match `where`, file by file, with the given columns or all."""
+    """Yield the rows of the current snapshot, file by file.
+
+    Args:
+        table: The table.
+        columns: The columns to return. None means all columns.
+        where: A filter that rows must match. None means all rows.
+    """
     from pyiceberg.expressions import AlwaysTrue
 
     for task in table.scan(where or AlwaysTrue()).plan_files():
@@ -200,7 +212,14 @@ def read_files(
 def read_file_rows(
     table: Table, task: FileScanTask, columns: Sequence[str] | None = None, where: BooleanExpression | None = None
 ) -> pl.DataFrame:
-    """Return the rows of a file that match `where` and are not deleted, with the given columns or all."""
+    """Return the rows of a file that are not deleted.
+
+    Args:
+        table: The table.
+        task: The file.
+        columns: The columns to return. None means all columns.
+        where: A filter that rows must match. None means all rows.
+    """
     rows = pl.from_arrow(_scan(table, columns, where).to_table([task]))
     assert isinstance(rows, pl.DataFrame)
     return rows
@@ -225,7 +244,7 @@ def read_all(table: Table) -> pl.DataFrame:
 
 
 def iceberg_error_reason(error: BaseException) -> str:
-    """Return a PyIceberg error as one line, without secrets of the connection."""
+    """Format a PyIceberg error as one line, without secrets of the connection."""
     while inner := next((a for a in reversed(error.args) if isinstance(a, BaseException)), None):
         error = inner  # HTTP clients nest errors
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -237,10 +256,10 @@ _PATCHED = "_slackwater_keeps_nulls"
 
 
 def patch_visitor() -> None:
-    """Patch PyIceberg 0.12, which writes and reads a NULL list or map that can contain structs as empty.
+    """Patch PyIceberg 0.12, in which a NULL list or map becomes empty if its type contains structs.
 
-    Its `ArrowProjectionVisitor` rebuilds the Arrow arrays of such columns from their offsets, without their validity. The
-    patch restores the validity.
+    PyIceberg's `ArrowProjectionVisitor` rebuilds the Arrow arrays of these columns from their offsets, without the
+    validity bitmap. The patch restores the bitmap.
     """
     from pyiceberg.io.pyarrow import ArrowProjectionVisitor
 

@@ -6,8 +6,8 @@
       assert-ref-snapshot-id main = …                           fails the commit if the table has changed
 
 The mode "append" only adds rows. The mode "merge" replaces rows with an equal identity (NULL equals NULL, NaN equals
-NaN) and deletes superseded rows, by rewriting the files that contain such rows. Before a failed commit is tried again,
-the table is reloaded, because the commit succeeded if only the response was lost.
+NaN) and deletes superseded rows. For this, it rewrites the files that contain these rows. Before a failed commit is
+retried, the table is reloaded, because the commit may have succeeded although the response was lost.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("slackwater")
 
 _TRIES, _PAUSE_S = 6, 0.1  # the pause doubles with each attempt
-_BUFFERED_ROWS = 1_000_000  # rows of rewritten files that are kept in memory
-_DAYS = 32  # the maximum number of days to filter one by one; more days are filtered as one range
+_BUFFERED_ROWS = 1_000_000  # the number of rows of rewritten files to keep in memory
+_DAYS = 32  # the maximum number of days that are filtered individually; more days are filtered as one range
 _DAY_US = 86_400_000_000
 _MAIN = "main"
 
 
 class IcebergTarget:
-    """Writes each epoch once. An epoch at or below the table's marker is ignored."""
+    """Target that writes each epoch exactly once. An epoch up to the one in the table's marker is ignored."""
 
     guarantee = "exactly once"
 
@@ -58,7 +58,7 @@ class IcebergTarget:
             name: The name of the table, with its namespace.
             mode: "merge" (needs an identity) or "append".
             table: The columns and the writer.
-            day_of: The time column by which new tables are partitioned, by day; None for unpartitioned tables.
+            day_of: The time column by which a new table is partitioned, by day. None for an unpartitioned table.
         """
         if mode == "merge" and not table.identity:
             raise StartError(
@@ -76,7 +76,7 @@ class IcebergTarget:
 
     @property
     def capacity(self) -> ValueLimits:
-        """Return the value limits: times must be in the range of years that Spark can write and read."""
+        """The value limits: times must be in the range of years that Spark can write and read."""
         return ValueLimits(time_range=YEARS)
 
     def open(self) -> None:
@@ -86,7 +86,7 @@ class IcebergTarget:
             if table is None:
                 self._tables.create(self._name, self._columns.fields, self._day_of)
                 table = self._tables.load(self._name)
-            assert table is not None, "it was made just now"
+            assert table is not None, "`create` has just created it"
             missing = self._columns.missing([f.name for f in table.schema().fields])
             existing = [f for f in self._columns.fields if f not in missing]
             different = "; ".join(iceberg.column_differences(existing, table))
@@ -107,7 +107,7 @@ class IcebergTarget:
         self._table = None
 
     def _load(self) -> Table | None:
-        """Return the current table; None if it does not exist. Raises StartError if the catalog does not respond."""
+        """Return the current table, or None if it does not exist. Raises StartError if the catalog does not respond."""
         try:
             return self._tables.load(self._name)
         except Exception as error:  # catalogs raise the exceptions of their clients
@@ -169,7 +169,7 @@ class IcebergTarget:
                 if tries < _TRIES:
                     self._commit_once(table, epoch, rows, superseded, commit)
                     return
-            except Exception as error:  # rejected, or the response was lost: the reloaded table shows which
+            except Exception as error:  # the reloaded table shows whether the commit was rejected
                 failed, self._table = error, None
                 if isinstance(error, ValueError | TypeError | pa.ArrowException) and not isinstance(error, OSError):
                     break
@@ -185,10 +185,10 @@ class IcebergTarget:
     def _commit_once(
         self, table: Table, epoch: int, rows: pl.DataFrame, superseded: pl.DataFrame | None, commit: str
     ) -> None:
-        """Send one commit, without retries.
+        """Send one commit without retries, and keep the data files if it fails.
 
-        PyIceberg's own commit method retries. If a retry is rejected, PyIceberg deletes the data files, although they
-        belong to the table if the first attempt succeeded. This method does not delete the files of failed attempts.
+        PyIceberg's own commit method retries, and deletes the data files if a retry is rejected. However, these files
+        belong to the table if the first attempt succeeded.
         """
         from pyiceberg.table import Transaction
         from pyiceberg.table.update import AssertRefSnapshotId, AssertTableUUID
@@ -220,7 +220,14 @@ class IcebergTarget:
     ) -> bool:
         """Rewrite the files that contain rows with the identities of `rows` or `superseded`, and add `rows`.
 
-        Return False, without writing, if no file contains such a row.
+        Return False, without writing, if no file needs to be rewritten.
+
+        Args:
+            transaction: The transaction to which to add the changes.
+            table: The current table.
+            rows: The rows of the epoch.
+            superseded: The identities of superseded rows.
+            properties: The properties of the new snapshot.
         """
         from pyiceberg.io.pyarrow import _dataframe_to_data_files
 
@@ -273,14 +280,14 @@ class IcebergTarget:
 
     @property
     def _time(self) -> str | None:
-        """The time column of the identity, used to skip files; None if the identity has no time column."""
+        """The time column of the identity, which is used to skip files. None if the identity has no time column."""
         times = [
             f.name for f in self._columns.fields if f.type == "timestamp" and f.name in (self._columns.identity or ())
         ]
         return self._day_of if self._day_of in times else next(iter(times), None)
 
     def _days(self, keys: pl.DataFrame) -> list[dt.date] | None:
-        """Return the days on which the times of the keys lie; None if a key has no time."""
+        """Return the days that contain the times of `keys`, sorted. None if a key has no time."""
         if self._time is None or keys[self._time].null_count():
             return None
         return keys[self._time].dt.date().unique().sort().to_list()
@@ -292,7 +299,7 @@ class IcebergTarget:
         return f", of {days[0]}" if len(days) == 1 else f", of {len(days):,} days from {days[0]} to {days[-1]}"
 
     def _day_filter(self, keys: pl.DataFrame) -> BooleanExpression | None:
-        """Return a filter that skips files without rows of the keys' days; None if files cannot be skipped."""
+        """Return a filter that skips files without rows on the days of `keys`. None if no file can be skipped."""
         from pyiceberg.expressions import Or
 
         column, days = self._time, self._days(keys)
@@ -310,7 +317,7 @@ class IcebergTarget:
     # -- reading -----------------------------------------------------------------------------------------------------------
 
     def read_ranges(self, ranges: pl.DataFrame, column: str) -> pl.DataFrame:
-        """Return the rows in these ranges; see `connectors.target.ReadableTarget`."""
+        """Return the rows that match a row of `ranges`; see `connectors.target.ReadableTarget`."""
         kinds = {f.name: f.polars for f in self._columns.fields}
         frames = [pl.DataFrame(schema=kinds)]
         if ranges.is_empty():

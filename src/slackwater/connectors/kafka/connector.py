@@ -11,7 +11,7 @@ from slackwater.config.connection import KafkaConnection
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
 from slackwater.config.target import Target as TargetSpec
-from slackwater.connectors.connector import Answer, Backlog, Connector, Question, source_time_zone
+from slackwater.connectors.connector import Backlog, BacklogCounter, Connector, InputLister, source_time_zone
 from slackwater.connectors.kafka.broker import KafkaBroker, client_settings, named_topics
 from slackwater.connectors.kafka.planner import PlannedKafkaSource
 from slackwater.connectors.kafka.reader import KafkaResultReader
@@ -75,8 +75,8 @@ class KafkaConnector(Connector[KafkaConnection]):
             }
         return KafkaOffsets(group_by_topic(offsets), broker.topic_ids(topics))
 
-    def question(self, spec: Source) -> Question:
-        return partial(unread_records, KafkaBroker(self.connection), spec)
+    def input_lister(self, spec: Source) -> InputLister:
+        return partial(list_backlog, KafkaBroker(self.connection), spec)
 
     def target_with_marker(self, spec: TargetSpec, table: TargetTable) -> KafkaTarget | None:
         """Return the target if it delivers exactly once. Otherwise return None, because it has no marker."""
@@ -142,16 +142,16 @@ class KafkaConnector(Connector[KafkaConnection]):
         return bool(KafkaBroker(self.connection).partitions(f"pattern:{re.escape(spec.topic or '')}", key))
 
 
-def unread_records(broker: KafkaBroker, source: Source) -> Answer:
+def list_backlog(broker: KafkaBroker, source: Source) -> BacklogCounter:
     """Request the range of offsets of each partition, and return a function that counts the unread records."""
     partitions = broker.partitions(source.query or "", f'source "{source.name}"')
     bounds = broker.offset_ranges([(t, p) for t, parts in partitions.items() for p in parts])
 
-    def answer(snapshot: Snapshot) -> Backlog:
+    def count(snapshot: Snapshot) -> Backlog:
         record = snapshot.commit.sources.get(source.name)
         read = KafkaOffsets.coerce(None if record is None else record.offsets)
         # Without a committed offset, a partition counts from its start. Records may expire before they are read.
-        count = sum(max(end - max(read.next_offset(*part) or low, low), 0) for part, (low, end) in bounds.items())
-        return Backlog(source.name, "records", count, count)
+        unread = sum(max(end - max(read.next_offset(*part) or low, low), 0) for part, (low, end) in bounds.items())
+        return Backlog(source.name, "records", unread, unread)
 
-    return answer
+    return count

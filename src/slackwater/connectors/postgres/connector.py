@@ -1,4 +1,4 @@
-"""Connector for Postgres: tables for results and for dead letters."""
+"""Connector for Postgres tables with results and dead letters."""
 
 from __future__ import annotations
 

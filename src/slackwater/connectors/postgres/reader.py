@@ -1,4 +1,4 @@
-"""Reads the results in a Postgres table: first its rows, then the rows of transactions invisible to the last read."""
+"""Read the results in a Postgres table: first its rows, then the rows of transactions committed since the last read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slackwater.core.dead_letter_schema import CHUNK, NEWEST, SCHEMA, LetterFilt
 from slackwater.errors import StartError, Topic
 from slackwater.state.postgres import client
 
-COUNTED = 100_000  # rows of a table are counted up to this number, because counting reads them
+MAX_COUNTED = 100_000  # rows are counted up to this number, because Postgres reads each row that it counts
 _TYPES: Mapping[str, pl.DataType] = {
     "boolean": pl.Boolean(),
     "smallint": pl.Int16(),
@@ -30,22 +30,25 @@ _TYPES: Mapping[str, pl.DataType] = {
     "timestamp without time zone": pl.Datetime("us"),
 }
 
-# xmin has 32 bits: the full transaction id of a row is the nearest one that is not in the future
+# `xmin` has only 32 bits. The full transaction id of a row is the nearest id with these bits that is not in the future.
 _TOP = '"slackwater top"'
 _XID = f"""(xmin::text::bigint + ({_TOP} >> 32 << 32)
     - CASE WHEN xmin::text::bigint > {_TOP} & 4294967295 THEN 4294967296 ELSE 0 END)"""
 
 
 def _visible_in(snapshot: str) -> str:
-    """Return the SQL condition that a row is visible in a snapshot."""
+    """Return SQL that is true if a row is visible in a snapshot."""
     return f"pg_visible_in_snapshot(greatest({_XID}, 3)::text::xid8, '{snapshot}'::pg_snapshot)"
 
 
 @dataclass
 class PostgresResultReader(ResultReader):
-    """The result reader for a Postgres table.
+    """Result reader for a Postgres table.
 
-    `order`: the column whose highest values are in the newest rows. If None, the rows written last are the newest.
+    Args:
+        url: The URL of the database.
+        table: The name of the table, with or without a schema.
+        order: The column by which rows are ordered from old to new. If None, the rows written last are the newest.
     """
 
     url: str
@@ -70,9 +73,9 @@ class PostgresResultReader(ResultReader):
 
     def count(self, rows_read: int) -> RowCount:
         assert self._snapshot is not None, "call `read` first"
-        counted = f"SELECT FROM {self._sql_name}{_snapshot_clause(self._snapshot)} LIMIT {COUNTED + 1}"
+        counted = f"SELECT FROM {self._sql_name}{_snapshot_clause(self._snapshot)} LIMIT {MAX_COUNTED + 1}"
         row_count = int(self._query_value(f"SELECT count(*) FROM ({counted}) AS counted"))
-        return RowCount(min(row_count, COUNTED), row_count > COUNTED)
+        return RowCount(min(row_count, MAX_COUNTED), row_count > MAX_COUNTED)
 
     def poll(self) -> pl.DataFrame | None:
         previous, current = self._snapshot, self._current_snapshot()
@@ -92,7 +95,7 @@ class PostgresResultReader(ResultReader):
         return LabeledRows(self._label, rows)
 
     def read_letters(self, pipeline: str, letter_filter: LetterFilter) -> Iterator[pl.DataFrame]:
-        """Yield the dead letters in chunks. The server applies the filter, except to `group_keys`."""
+        """Yield the dead letters in chunks. The server applies the filter, except the condition on `group_keys`."""
         with client.open_connection(self.url, f"dead_letter {self.table}") as db:
             existing_columns = client.columns_of(db, self._sql_name)
             columns = [n for n in letter_filter.columns_to_read if n in existing_columns]
@@ -149,9 +152,9 @@ class PostgresResultReader(ResultReader):
         return row[0]
 
     def _read_rows(self, tail: str) -> pl.DataFrame | None:
-        """Return the rows of the table; None if it does not exist. Raises StartError if it cannot be read.
+        """Return rows of the table, or None if it does not exist. Raises StartError if it cannot be read.
 
-        `tail`: the SQL after the table name.
+        `tail`: SQL to append to the table name in the query.
         """
         try:
             with client.open_connection(self.url, self._label) as db:
@@ -170,18 +173,18 @@ class PostgresResultReader(ResultReader):
 
 
 def _snapshot_clause(snapshot: str) -> str:
-    """Return the SQL after a table name that selects the rows visible in a snapshot."""
+    """Return SQL to append to a table name, which selects the rows that are visible in a snapshot."""
     top = f"(SELECT pg_snapshot_xmax('{snapshot}'::pg_snapshot)::text::bigint AS {_TOP}) AS s"
     return f", {top} WHERE {_visible_in(snapshot)}"
 
 
 def _equals(column: str, value: str | None) -> str:
-    """Return the SQL condition that a column has a value; None means NULL."""
+    """Return SQL that is true if a column has the given value. None means NULL."""
     return f"{client.quote_name(column)} " + ("IS NULL" if value is None else f"= {sql.quote(value)}")
 
 
 def _polars_type(type_text: str) -> pl.DataType | None:
-    """Return the Polars type for a column type; None if the column is read as text."""
+    """Return the Polars type for a Postgres type. None if the column is read as text."""
     if type_text in ("text", "character varying"):
         return pl.String()
     if match := re.fullmatch(r"numeric\((\d+),(\d+)\)", type_text):

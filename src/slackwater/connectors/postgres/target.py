@@ -1,4 +1,4 @@
-"""A Postgres table as a target: rows are copied to a temporary table and upserted; superseded rows are deleted.
+"""A Postgres table as a target: superseded rows are deleted, and rows are copied to a temporary table and upserted.
 
     superseded ─COPY─▶ temporary table ─DELETE … USING, by identity─▶               public.sessions
     rows       ─COPY─▶ temporary table ─INSERT … ON CONFLICT (identity) DO UPDATE─▶ public.sessions
@@ -23,7 +23,7 @@ from slackwater.errors import PublishError, StartError, Topic
 from slackwater.state.commit import TargetMarker
 from slackwater.state.postgres import client
 
-# by expected type: wider types of an existing column, which can hold all its values
+# for each expected type: the types of an existing column that can also store all its values
 _WIDER = {
     "text": ("character varying",),
     "real": ("double precision",),
@@ -34,7 +34,7 @@ _WIDER = {
 
 
 class PostgresTarget:
-    """Writes each epoch once to a table, which is given as `name` or `schema.name`.
+    """Target that writes each epoch exactly once to a table, `name` or `schema.name`.
 
     If the table does not exist, it is created from the output columns, with the identity as a unique key.
     """
@@ -53,7 +53,7 @@ class PostgresTarget:
 
     @property
     def capacity(self) -> ValueLimits:
-        """Return the value limits: no U+0000 in text, times that Postgres clients can read, a maximum identity size."""
+        """The value limits: no U+0000 in text, times that Postgres clients can read, and a maximum identity size."""
         return ValueLimits(False, YEARS, client.INDEX_BYTES if self._columns.identity else None)
 
     def open(self) -> None:
@@ -91,7 +91,7 @@ class PostgresTarget:
         db.execute(f"CREATE TABLE {self._table} ({columns}{unique})")
 
     def _add_columns(self, db: psycopg.Connection[Any]) -> None:
-        """Add the new columns with one statement, within the transaction. Raises StartError if that fails."""
+        """Add the columns that are new and missing, with one statement. Raises StartError if this fails."""
         missing = self._columns.missing(client.columns_of(db, self._table))
         if not missing:
             return
@@ -144,7 +144,7 @@ class PostgresTarget:
 
     @contextmanager
     def _open_markers(self) -> Iterator[psycopg.Connection[Any]]:
-        """Connect to read markers. If a table does not exist, the block ends without an error."""
+        """Connect to read markers. If a table does not exist, the context ends without an error."""
         with client.open_connection(self.url, f"target {self._schema}.{self._name}") as db:
             try:
                 yield db
@@ -159,7 +159,7 @@ class PostgresTarget:
         )
 
     def problems(self) -> list[str]:
-        """Return the problems that would make `open` fail, one line each, without changing anything."""
+        """Return a message for each problem that would make `open` fail. Nothing is changed."""
         try:
             with client.open_connection(self.url, f"target {self._schema}.{self._name}") as db:
                 if db.execute("SELECT to_regclass(%s)", (self._table,)).fetchone() == (None,):
@@ -169,7 +169,7 @@ class PostgresTarget:
             return [str(error)]
 
     def _differences(self, db: psycopg.Connection[Any]) -> list[str]:
-        """Return the differences between the columns of the table and those of the output, one line each."""
+        """Return a message for each difference between the table and the output that prevents writing."""
         actual = {
             name: (kind, required)
             for name, kind, required in db.execute(
@@ -236,7 +236,15 @@ class PostgresTarget:
         superseded: pl.DataFrame | None = None,
         commit: str = "",
     ) -> None:
-        """Publish an epoch within the caller's transaction. Do nothing if the epoch was already published."""
+        """Publish an epoch within the caller's transaction. Do nothing if the epoch was already published.
+
+        Args:
+            connection: The connection with the open transaction.
+            epoch: The epoch.
+            rows: The rows.
+            superseded: The identities of superseded rows.
+            commit: The id of the epoch's commit.
+        """
         marked = connection.execute(
             f"INSERT INTO {self._marker} AS m (writer, table_name, state, epoch, commit_id, table_oid, marker_oid)"
             " VALUES (%s, %s, %s, %s, %s, to_regclass(%s)::oid, to_regclass(%s)::oid)"
@@ -274,7 +282,7 @@ class PostgresTarget:
         )
 
     def read_ranges(self, ranges: pl.DataFrame, column: str) -> pl.DataFrame:
-        """Return the rows in these ranges; see `connectors.target.ReadableTarget`."""
+        """Return the rows that match a row of `ranges`; see `connectors.target.ReadableTarget`."""
         fields = {f.name: f.polars for f in self._columns.fields}
         keys = [c for c in self._columns.identity or () if c != column]
         bounds = ranges.with_columns(
@@ -316,9 +324,9 @@ class PostgresTarget:
         client.copy_frame(connection, table, frame)
 
     def _delete(self, connection: psycopg.Connection[Any], identity: Sequence[str], superseded: pl.DataFrame) -> None:
-        """Delete superseded rows, with one DELETE for each combination of NULL columns."""
+        """Delete superseded rows, with one DELETE for each combination of columns that are NULL."""
         self._stage(connection, "slackwater_gone", superseded.select(identity))
-        connection.execute("ANALYZE slackwater_gone")  # otherwise the planner would not know the number of rows
+        connection.execute("ANALYZE slackwater_gone")  # tells the query planner the number of rows
         for same in _match_conditions(superseded.select(identity)):
             connection.execute(f"DELETE FROM {self._table} t USING slackwater_gone g WHERE {' AND '.join(same)}")
 
@@ -329,10 +337,10 @@ class PostgresTarget:
 
 
 def _match_conditions(rows: pl.DataFrame) -> Iterator[list[str]]:
-    """Yield lists of SQL conditions that match rows of table `t` with equal rows of table `g`; NULL equals NULL.
+    """Yield lists of SQL conditions that match rows of table `t` with equal rows of table `g`. NULL equals NULL.
 
-    Rows with NULL in the same columns share a list. A single list for all rows would need IS NOT DISTINCT FROM, which
-    no index supports.
+    `rows`: the rows of `g`. There is one list for each combination of columns that are NULL. A single list for all rows
+    would need IS NOT DISTINCT FROM, which cannot use an index.
     """
     if not rows.width:
         yield []
@@ -343,17 +351,20 @@ def _match_conditions(rows: pl.DataFrame) -> Iterator[list[str]]:
 
 
 def _is_wide_enough(actual: str, expected: str) -> bool:
-    """Return whether a column of type `actual` can hold every value of type `expected`."""
+    """Return whether a column of type `actual` can store every value of type `expected`."""
     if actual == expected or (actual == "numeric" and expected.startswith("numeric")):
         return True
     return actual in _WIDER.get(expected, ())
 
 
 def _is_same_table(stored: tuple[int | None, int | None], now: tuple[int | None, int | None]) -> bool:
-    """Return whether a marker belongs to the current table.
+    """Return whether a marker belongs to the current results table.
 
-    `stored`, `now`: the oids of the marker table and the results table, in the marker and at present. A table that was
-    dropped and recreated has a different oid. After a dump and restore, all tables have new oids, including the marker
-    table. Markers of early Slackwater versions have no oids.
+    A table that was dropped and recreated has a different oid. After a dump and restore, all tables have new oids,
+    including the marker table. Markers of early Slackwater versions have no oids.
+
+    Args:
+        stored: The oids of the marker table and the results table in the marker.
+        now: The current oids of these tables.
     """
     return None in stored or stored[0] != now[0] or stored[1] == now[1]

@@ -1,4 +1,4 @@
-"""A RabbitMQ queue: connections, messages, and batches that are acknowledged explicitly. Does not use Spark."""
+"""Read a RabbitMQ queue in batches that are acknowledged explicitly, without Spark."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from urllib.parse import urlsplit
 
 from slackwater.errors import EpochError, StartError, Topic
 
-REMEMBERED = 100_000
-HASH = 8  # bytes
-RETURN = 30.0  # how many seconds a broker that responded before may be unreachable
+_MAX_REMEMBERED = 100_000  # the number of message hashes to keep in memory
+HASH_BYTES = 8
+RECONNECT_SECONDS = 30.0  # how long to try to reconnect to a broker
 _PAUSE = 0.05  # seconds without a message after which a batch ends
-_KEEPALIVE = 5.0
+_KEEPALIVE = 5.0  # seconds between two answers to the broker's heartbeats
 
 
 @dataclass(frozen=True)
 class RabbitMessage:
-    """One message. Its fields are in the order of the source's columns."""
+    """One message. The fields are in the order of the source's columns."""
 
     body: bytes
     routing_key: str
@@ -38,16 +38,19 @@ class RabbitMessage:
 
     @property
     def identity(self) -> bytes | None:
-        """A hash that identifies the message; None without `message_id`. It covers the body, because ids get reused."""
+        """A hash that identifies the message. None if it has no `message_id`.
+
+        The hash includes the body, because some publishers reuse ids.
+        """
         if self.message_id is None:
             return None
         parts = (self.message_id.encode(), self.exchange.encode(), self.routing_key.encode(), self.body)
         framed = b"".join(len(p).to_bytes(8, "big") + p for p in parts)
-        return hashlib.blake2b(framed, digest_size=HASH).digest()
+        return hashlib.blake2b(framed, digest_size=HASH_BYTES).digest()
 
 
 def broker_address(url: str) -> str:
-    """Return the broker's address for messages, without user and password. Raises StartError if the URL is not valid."""
+    """Return the address of a broker without user and password. Raises StartError if the URL is not valid."""
     try:
         parts = urlsplit(url)
         port = parts.port or (5671 if parts.scheme == "amqps" else 5672)
@@ -76,10 +79,15 @@ def import_client() -> Any:
 
 
 def connect_queue(url: str, queue: str, prefetch: int = 0) -> tuple[Any, Any, int]:
-    """Return a connection, a channel, and the number of ready messages.
+    """Connect to a queue. Return the connection, a channel, and the number of ready messages.
 
-    `prefetch`: the maximum number of unacknowledged messages; 0 means no limit. Raises StartError, without the password
-    in its message.
+    Args:
+        url: The URL of the broker.
+        queue: The name of the queue.
+        prefetch: The maximum number of unacknowledged messages. 0 means no limit.
+
+    Raises:
+        StartError: The connection failed. The message does not contain the password.
     """
     address, pika = broker_address(url), import_client()
     try:
@@ -128,7 +136,7 @@ def connect_queue(url: str, queue: str, prefetch: int = 0) -> tuple[Any, Any, in
 
 
 def describe_connection_error(error: BaseException) -> str:
-    """Describe the cause of a connection error briefly. The errors of pika nest their causes and have no text."""
+    """Return a short cause of a connection error. The errors of pika have no text themselves, but nest their causes."""
     names: list[str] = []
     pending: list[Any] = [error]
     while pending:
@@ -174,10 +182,10 @@ def _json_default(value: Any) -> str:
 
 
 class RabbitQueue:
-    """Takes messages from one queue in numbered batches, and acknowledges batches when `ack` is called.
+    """Reader of one queue, which returns messages in numbered batches. The caller acknowledges batches with `ack`.
 
     After a lost connection, the broker redelivers unacknowledged messages. Redelivered messages with a `message_id` are
-    not returned twice: they rejoin their batch, or are acknowledged at once if that batch was acknowledged. A thread
+    not returned twice: they rejoin their batch, or are acknowledged at once if the batch was acknowledged. A thread
     answers the broker's heartbeats while a batch is processed.
     """
 
@@ -196,9 +204,11 @@ class RabbitQueue:
         threading.Thread(target=self._keep_alive, daemon=True, name="slackwater-rabbitmq").start()
 
     def remember(self, identities: Iterable[bytes], through: int) -> None:
-        """Record messages of finished batches up to and including batch `through`.
+        """Record the messages of finished batches, so that they are recognized if the broker redelivers them.
 
-        They are then recognized if they are redelivered. An earlier process may have read them.
+        Args:
+            identities: The hashes of the messages, which an earlier process may have read.
+            through: The number of the last finished batch.
         """
         with self._lock:
             self._acknowledged_through = max(self._acknowledged_through, through)
@@ -206,9 +216,9 @@ class RabbitQueue:
                 self._remember_identity(identity, through)
 
     def fetch(self, batch: int, limit: int | None = None) -> list[RabbitMessage]:
-        """Return the next messages in queue order, as batch number `batch`; at most `limit` of them.
+        """Return up to `limit` messages in queue order, and assign them to the batch with number `batch`.
 
-        Empty if none arrives within `read_timeout_ms`. Raises EpochError if the connection is lost twice.
+        Empty if no message arrives within `read_timeout_ms`. Raises EpochError if the connection is lost twice.
         """
         connection_error = import_client().exceptions.AMQPError
         max_messages = self._max if limit is None else min(limit, self._max)
@@ -256,7 +266,7 @@ class RabbitQueue:
         )
 
     def _was_handed_out(self, message: RabbitMessage, tag: int) -> bool:
-        """Return whether a redelivered message was already returned, and record its new delivery tag.
+        """Return whether a message is a redelivery of one that was already returned, and record its new delivery tag.
 
         If the batch of the message was already acknowledged, the message is acknowledged at once.
         """
@@ -273,7 +283,7 @@ class RabbitQueue:
     def _remember_identity(self, identity: bytes, batch: int) -> None:
         self._batch_of_identity[identity] = batch
         self._batch_of_identity.move_to_end(identity)
-        while len(self._batch_of_identity) > REMEMBERED:
+        while len(self._batch_of_identity) > _MAX_REMEMBERED:
             self._batch_of_identity.popitem(last=False)
 
     def ack(self, through: int) -> None:
@@ -307,7 +317,7 @@ class RabbitQueue:
     def _reopen(self) -> None:
         close_connection(self._connection)
         self._pending = {n: [] for n in self._pending}
-        end = time.monotonic() + RETURN
+        end = time.monotonic() + RECONNECT_SECONDS
         while True:
             try:
                 return self._open()

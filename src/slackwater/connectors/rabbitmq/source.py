@@ -1,18 +1,18 @@
-"""RabbitMQ as a streaming DataFrame.
+"""Read a RabbitMQ queue as a streaming DataFrame.
 
-A queue has no offsets: an acknowledged message is gone, so acknowledgment comes last.
+A queue has no offsets, and an acknowledged message is gone. Therefore, messages are acknowledged last.
 
     fetch batch 7 ──> epoch ──> commit ──> Spark: read after 7 ──> ack(7)
          │                                                           │
          └── unacknowledged: if the reader dies here, everything returns to the queue, in order
 
-Delivery is at least once. After a crash between the epoch's commit and its acknowledgment, the queue delivers the
-messages of that epoch again. Messages with the property `message_id` are then recognized and dropped: the batch's end
-offset, in Spark's checkpoint, contains a short hash of each. The latest 100,000 hashes are kept in memory. Messages
-without `message_id` cannot be recognized, so they count twice.
+Delivery is at least once. After a crash between the commit of an epoch and its acknowledgment, the queue delivers the
+messages of the epoch again. Messages with the property `message_id` are then recognized and dropped, because the end
+offset of a batch in Spark's checkpoint contains a short hash of each message. The latest 100,000 hashes are kept in
+memory. Messages without `message_id` cannot be recognized, so they count twice.
 
-A batch that Spark planned but did not finish is read from the queue again, and the same hashes identify its messages.
-Use one pipeline per queue: another consumer could receive some of these messages.
+A batch that Spark planned but did not finish is read from the queue again. The hashes identify its messages. Use only
+one pipeline per queue, because another consumer could receive some of these messages.
 
 The reader relies on the call order of PySpark 4.3, which calls `read` for the next batch only once a batch is finished.
 
@@ -32,8 +32,8 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 
 from slackwater.connectors.rabbitmq.queue import (
-    HASH,
-    RETURN,
+    HASH_BYTES,
+    RECONNECT_SECONDS,
     RabbitMessage,
     RabbitQueue,
     broker_address,
@@ -65,13 +65,13 @@ SCHEMA = (
     "body BINARY, routing_key STRING, exchange STRING, message_id STRING, "
     "headers STRING, redelivered BOOLEAN, received TIMESTAMP"
 )
-MOST_MESSAGES = 10_000  # per batch; every offset contains their hashes
-_REPLAY = 90.0  # seconds; longer than a broker needs to notice that a reader's machine is gone
+MOST_MESSAGES = 10_000  # the maximum per batch; every offset contains the hashes of a batch
+_REPLAY = 90.0  # seconds to wait for redelivery; longer than a broker needs to detect that a reader is gone
 
 
 @dataclass(frozen=True)
 class RabbitSettings:
-    """The checked options of the data source."""
+    """The options of the data source after validation."""
 
     url: str
     queue: str
@@ -81,7 +81,7 @@ class RabbitSettings:
 
     @classmethod
     def from_options(cls, options: Mapping[str, str]) -> RabbitSettings:
-        """Check the options. Raises StartError for an option that is missing, unknown or wrong."""
+        """Validate options. Raises StartError if an option is missing, unknown or wrong."""
         lower_options = {k.lower(): v for k, v in options.items()}
         if unknown := sorted(lower_options.keys() - set(cls.__dataclass_fields__)):
             raise StartError(
@@ -115,12 +115,12 @@ def _parse_count(options: Mapping[str, str], key: str, default: int, maximum: in
 
 
 def find_redelivered_messages(settings: RabbitSettings, identities: Iterable[bytes]) -> list[RabbitMessage]:
-    """Find the messages of an unfinished batch in the queue, without acknowledging them.
+    """Find the messages with these hashes in the queue, without acknowledging them.
 
-    Raises EpochError if any of them are missing and `on_data_loss` is "fail".
+    Raises EpochError if a message is missing and `on_data_loss` is "fail".
     """
     expected = Counter(identities)
-    end = time.monotonic() + (_REPLAY if settings.on_data_loss == "fail" else RETURN)
+    end = time.monotonic() + (_REPLAY if settings.on_data_loss == "fail" else RECONNECT_SECONDS)
     while True:
         messages = _search_queue(settings, expected)
         if len(messages) == expected.total():
@@ -169,13 +169,13 @@ def _pack_identities(messages: Iterable[RabbitMessage]) -> str:
 
 def _unpack_identities(text: str) -> list[bytes]:
     packed = base64.b64decode(text)
-    return [packed[i : i + HASH] for i in range(0, len(packed), HASH)]
+    return [packed[i : i + HASH_BYTES] for i in range(0, len(packed), HASH_BYTES)]
 
 
 class RabbitReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads batches in the Spark driver.
+    """Stream reader that reads batches in the Spark driver.
 
-    An offset contains the number of a batch, and the message hashes of that batch and of the batch before it.
+    An offset contains the number of a batch, and the message hashes of this batch and of the previous batch.
     """
 
     def __init__(self, settings: RabbitSettings) -> None:
@@ -195,7 +195,7 @@ class RabbitReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, start: dict[str, Any]) -> tuple[Iterator[tuple[Any, ...]], dict[str, Any]]:
         queue = self._queue()
         queue.remember([*_unpack_identities(start["before"]), *_unpack_identities(start["ids"])], start["batch"])
-        queue.ack(start["batch"])  # Spark calls `read` only after the batch, but `commit` only after the next one
+        queue.ack(start["batch"])  # the batch is finished; Spark calls `commit` for it only after the next batch
         if self._remaining == 0:
             return iter([]), start
         messages = queue.fetch(start["batch"] + 1, self._remaining)
@@ -224,11 +224,15 @@ class RabbitReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class RabbitDataSource(DataSource):
-    """The data source of `spark.readStream.format("slackwater_rabbitmq")`, once registered.
+    """Data source for `spark.readStream.format("slackwater_rabbitmq")`.
 
-    Options: `url` (amqp://user:password@host:5672/vhost), `queue`, `max_messages_per_trigger` (default 1000, at most
-    10,000), `read_timeout_ms` (how long a read waits for messages; default 500), `on_data_loss` (default "fail"; "skip"
-    continues without messages of an unfinished batch that are no longer in the queue).
+    Options:
+        url: The URL of the broker (amqp://user:password@host:5672/vhost).
+        queue: The name of the queue.
+        max_messages_per_trigger: The maximum number of messages per batch (default 1000, at most 10,000).
+        read_timeout_ms: How long a read waits for messages (default 500).
+        on_data_loss: What to do if messages of an unfinished batch are no longer in the queue: "fail" (the default),
+            or "skip" to continue without them.
     """
 
     def __init__(self, options: dict[str, str]) -> None:
@@ -247,7 +251,7 @@ class RabbitDataSource(DataSource):
 
 
 def stream(session: SparkSession, url: str, queue: str, **options: str | int) -> DataFrame:
-    """Return a streaming DataFrame over a queue.
+    """Return a streaming DataFrame over a queue. `options`: options of `RabbitDataSource`.
 
     Raises StartError if the broker is unreachable or the queue does not exist.
     """
@@ -259,10 +263,10 @@ def stream(session: SparkSession, url: str, queue: str, **options: str | int) ->
 
 
 def _register(session: SparkSession) -> None:
-    """Register the format with this Spark session.
+    """Register the data source with a Spark session.
 
-    Spark rejects a name that is already taken in the active session, which may be a different one. Therefore, this
-    session is made active during the registration.
+    Spark rejects a name that is already registered in the active session, which may be a different one. Therefore,
+    `session` is made active during the registration.
     """
     sessions: Any = session._get_j_spark_session_class(session._jvm)
     former = sessions.getActiveSession()

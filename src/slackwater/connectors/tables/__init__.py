@@ -1,4 +1,4 @@
-"""What the connectors for versioned tables (Delta and Iceberg) have in common, including a part of their descriptions."""
+"""The code that the connectors for versioned tables (Delta and Iceberg) share. This module describes their sources."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slackwater.core.offsets import TableOffsets
 def describe_table_source(name: str, version: str) -> dict[str, Any]:
     """Return the fields of a `ConnectorDescription` for sources that are tables.
 
-    `name`: the name of the table format. `version`: its word for versions, in the plural, such as "snapshots".
+    `name`: the name of the table format. `version`: the format's word for versions, in the plural, such as "snapshots".
     """
 
     def text(s: SourceKeys) -> str:
@@ -25,7 +25,7 @@ def describe_table_source(name: str, version: str) -> dict[str, Any]:
         "offsets": TableOffsets,
         "start": StartPosition(
             "earliest",
-            default_text="begins with what it holds, or with what comes next",
+            default_text="begins with its current content, or with the next change",
             no_offsets_reason=f"{name} tables start at one of their {version}; use starting_version",
         ),
         "short_name": text,

@@ -1,6 +1,6 @@
-"""Base class of connectors for versioned tables (Delta, Iceberg).
+"""Base class of the connectors for versioned tables (Delta, Iceberg).
 
-During a run, a source has the columns that its table had at the start of the run.
+During a run, a source keeps the columns that its table had at the start of the run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class TableConnector(Connector[C]):
-    """The connector for a system of versioned tables."""
+    """Base class of connectors for a format of versioned tables."""
 
     has_versions = True
 
@@ -43,7 +43,7 @@ class TableConnector(Connector[C]):
         _table_source(self.log(spec), spec, None)
 
     def resolve_position(self, spec: Source, position: str | int) -> TableOffsets:
-        """Return the offsets after the table's current version: "latest" is the only position of a table."""
+        """Return the offsets after the current version of the table. Tables support only the position "latest"."""
         return _table_source(self.log(spec), spec, None).snapshot.offsets
 
     def changes(self, spec: Source, record: SourceRecord) -> tuple[Sequence[KeyChange], Mapping[str, str]]:
@@ -76,10 +76,15 @@ class TableConnector(Connector[C]):
 
 
 def _table_source(log: TableLog, spec: Source, schema_json: str | None) -> TableSource:
-    """Return a source for the current version of the table.
+    """Return a source for the current version of a table.
 
-    `schema_json`: the columns with which it was first read, if any, in Spark's JSON format. Raises StartError if the
-    table does not exist, cannot be read, or has columns that the source does not accept.
+    Args:
+        log: The log of the table.
+        spec: The config of the source.
+        schema_json: The columns with which the source was first read, in Spark's JSON format. None at the first start.
+
+    Raises:
+        StartError: The table does not exist, cannot be read, or has columns that the source does not accept.
     """
     label = f'source "{spec.name}"'
     try:
@@ -101,7 +106,10 @@ def _columns(schema_json: str) -> StructType:
 
 
 def _with_accepted_columns(source: TableSource, schema_json: str | None) -> TableSource:
-    """Return the source with the columns that the run reads. Raises StartError if columns do not match the state."""
+    """Return the source with the columns that the run reads. Raises StartError if columns do not match the state.
+
+    `schema_json`: the columns in the state, in Spark's JSON format. None at the first start.
+    """
     if schema_json is None:
         return source
     from pyspark.sql.types import StructType

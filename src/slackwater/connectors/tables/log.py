@@ -1,6 +1,6 @@
-"""The log of a versioned table: its versions and their files, and changes of its columns.
+"""The interface to the log of a versioned table, with its versions and files, and checks of changed columns.
 
-`delta.log` and `iceberg.log` implement it with the library of their format.
+`delta.log` and `iceberg.log` implement the interface.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class DataFile:
     """A Parquet file of a table.
 
     Args:
-        path: The path as Spark expects it, without escapes.
+        path: The path in the form that Spark expects, without escapes.
         size: The size in bytes.
         values: The values of the partition columns as text. The file itself does not contain these columns.
     """
@@ -55,9 +55,9 @@ class TableSnapshot:
     """The current state of a table.
 
     Args:
-        offsets: The offsets after its newest version.
-        columns: Its columns, with the ids that identify them in files, if any.
-        partitions: The names of the partition columns, which its files do not contain.
+        offsets: The offsets after the newest version.
+        columns: The columns. If the files identify columns by id, the metadata of the fields contains the ids.
+        partitions: The names of the partition columns. The files do not contain these columns.
     """
 
     offsets: TableOffsets
@@ -70,9 +70,9 @@ class VersionGoneError(Exception):
 
 
 class TableLog(Protocol):
-    """The versions of a table. Implementations use the library of the table format.
+    """Log of a versioned table. Implementations use the library of the table format.
 
-    Its methods may raise VersionGoneError or SlackwaterError. Any other exception means that the table is unavailable.
+    Methods may raise VersionGoneError or SlackwaterError. Any other exception means that the table is unavailable.
     """
 
     @property
@@ -82,15 +82,15 @@ class TableLog(Protocol):
 
     @property
     def retention_advice(self) -> str:
-        """Advice for messages on how to keep versions for longer."""
+        """Advice on how to keep versions longer, for messages."""
         ...
 
     def snapshot(self) -> TableSnapshot:
-        """Return the current table. Raises StartError if it does not exist or Spark cannot read it correctly."""
+        """Return the current state of the table. Raises StartError if it does not exist or Spark cannot read it."""
         ...
 
     def list_files(self, offsets: TableOffsets) -> Sequence[DataFile]:
-        """Return all files of a version, earliest added first, in a stable order."""
+        """Return all files of the table at a version, in a stable order: the file that was added first comes first."""
         ...
 
     def read_version(self, offsets: TableOffsets) -> TableVersion:
@@ -98,7 +98,7 @@ class TableLog(Protocol):
         ...
 
     def versions_after(self, offsets: TableOffsets) -> Iterable[TableVersion]:
-        """Return the versions after these offsets, in order."""
+        """Return the versions after `offsets`, oldest first."""
         ...
 
     def offsets_before(self, version: int) -> TableOffsets:
@@ -106,18 +106,18 @@ class TableLog(Protocol):
         ...
 
     def error_reason(self, error: BaseException) -> str:
-        """Return the library's error as one line, without secrets."""
+        """Format an error of the library as one line, without secrets."""
         ...
 
 
 def find_added_columns(earlier: StructType, now: StructType) -> list[str]:
-    """Return the new columns with their types. Names are compared ignoring case, as in Spark."""
+    """Return the columns of `now` that are not in `earlier`, as text. Names are compared ignoring case."""
     names = {f.name.casefold() for f in earlier.fields}
     return [f'"{f.name}" ({f.dataType.simpleString()})' for f in now.fields if f.name.casefold() not in names]
 
 
 def _changed_columns(earlier: StructType, now: StructType) -> list[str]:
-    """Describe the columns that are missing or have a different type."""
+    """Return a text for each column of `earlier` that is missing in `now` or has a different type."""
     types = {f.name.casefold(): f.dataType.simpleString() for f in now.fields}
     return [
         f'"{f.name}" is now {types.get(f.name.casefold(), "missing")} (was {f.dataType.simpleString()})'

@@ -5,8 +5,8 @@
     first start ▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓         │         │        reads the content of the table at version 12
     later                          ▒▒▒▒▒▒▒▒▒ ▒▒▒▒▒▒▒▒▒         reads the files that each version adds, in a fixed order
 
-An offset is a version and the number of its files that were read. A `TableLog` (`delta.log`, `iceberg.log`) lists
-versions and files, and Spark reads the files. `TablePlanner` plans the epochs.
+An offset consists of a version and the number of its files that were read. A `TableLog` (`delta.log`, `iceberg.log`)
+lists versions and files, and Spark reads the files. `TablePlanner` plans the epochs.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("slackwater")
 
-_NAMED = 3  # the maximum number of files to name for one fingerprint
-_FILE = "__file_read"
-_PLACE = "__place"  # hidden: the path of the file that a row was read from
+_NAMED = 3  # the maximum number of files that are named for one fingerprint
+_FILE = "__file_read"  # hidden column: the path of a file in the list of partition values
+_PATH = "__place"  # hidden column: the path of the file that a row was read from
 _BY_ID = "spark.sql.parquet.fieldId.read.enabled"
 _MISSING_FILE_ERRORS = ("PATH_NOT_FOUND", "FILE_NOT_EXIST", "FileNotFoundException", "READ_CURRENT_FILE_NOT_FOUND")
 
 
 @dataclass(frozen=True)
 class TableSource(SelfPlannedSource):
-    """A table as a source.
+    """Source that reads a table.
 
-    `snapshot`: the table at the start of the run. All rows have its columns.
+    `log`: the log of the table. `snapshot`: the table at the start of the run. All rows have its columns.
     """
 
     log: TableLog
@@ -81,7 +81,7 @@ class TableSource(SelfPlannedSource):
     # -- start offsets -------------------------------------------------------------------------------------------------
 
     def latest(self) -> TableOffsets:
-        """Return the offsets just past everything that the table now contains."""
+        """Return the offsets after the current content of the table."""
         return self._query_log(self.log.snapshot).offsets
 
     def configured_start(self) -> TableOffsets:
@@ -92,7 +92,7 @@ class TableSource(SelfPlannedSource):
         return self._before_all_content()
 
     def _before_all_content(self) -> TableOffsets:
-        """Return the offsets just before the table's current content."""
+        """Return the offsets before the current content of the table."""
         offsets = self._query_log(self.log.snapshot).offsets
         return (
             offsets
@@ -101,7 +101,7 @@ class TableSource(SelfPlannedSource):
         )
 
     def start_offsets(self, record: SourceRecord) -> TableOffsets:
-        """Return the offsets in the state, or those that the config specifies if nothing has been read.
+        """Return the offsets in the state. If nothing has been read, return the offsets that the config specifies.
 
         Raises StartError if this is not the table that was read before.
         """
@@ -127,7 +127,7 @@ class TableSource(SelfPlannedSource):
         return read
 
     def with_source_name(self, error: SlackwaterError) -> SlackwaterError:
-        """Return an error of the log, prefixed with the name of the source."""
+        """Prefix an error of the log with the name of the source."""
         return error if str(error).startswith("source ") else type(error)(f'source "{self.name}": {error}', error.topic)
 
     def _query_log(self, ask: Callable[[], Any]) -> Any:
@@ -153,7 +153,7 @@ class TableSource(SelfPlannedSource):
     # -- rows ----------------------------------------------------------------------------------------------------------
 
     def read(self, session: SparkSession, files: Sequence[DataFile]) -> DataFrame:
-        """Return the rows of these files with all columns of the table, even those that a file lacks.
+        """Return the rows of files with all columns of the table. Columns that a file lacks are NULL.
 
         Raises EpochError if a file no longer exists or cannot be read.
         """
@@ -165,7 +165,7 @@ class TableSource(SelfPlannedSource):
             assert frame.schema is not None
         except Exception as error:
             if any(sign in str(error) for sign in _MISSING_FILE_ERRORS):
-                raise self.version_gone_error(f"a file of it is gone ({spark_error_reason(error)})") from None
+                raise self.version_gone_error(f"one of its files is gone ({spark_error_reason(error)})") from None
             raise EpochError(f"{self.where}: {spark_error_reason(error)}") from None
         return frame
 
@@ -182,7 +182,7 @@ class TableSource(SelfPlannedSource):
         return self._cache["reader"]
 
     def _with_values(self, session: SparkSession, rows: DataFrame, files: Sequence[DataFile]) -> DataFrame:
-        """Add the partition values of each file to its rows, and order the columns as in the table."""
+        """Add the partition values of each file to its rows, and put the columns into the order of the table."""
         names = [f.name for f in self.snapshot.columns.fields]
         if not self.snapshot.partitions:
             return rows.select(*map(quote_identifier, names))
@@ -200,11 +200,11 @@ class TableSource(SelfPlannedSource):
             row_path = F.expr(
                 r"url_decode(replace(regexp_replace(_metadata.file_path, '^[A-Za-z][A-Za-z0-9+.-]*:/*', ''), '+', '%2B'))"
             )
-            # as a regular column, because Spark 4.0 cannot join on a metadata column
-            rows = rows.withColumn(_PLACE, row_path).join(
-                F.broadcast(file_values), F.col(_PLACE) == F.col(f"__values.{_FILE}"), "left"
+            # The path is a regular column, because Spark 4.0 cannot join on a metadata column.
+            rows = rows.withColumn(_PATH, row_path).join(
+                F.broadcast(file_values), F.col(_PATH) == F.col(f"__values.{_FILE}"), "left"
             )
-            missing = F.raise_error(F.concat(F.lit("a file that was not planned: "), F.col(_PLACE)))
+            missing = F.raise_error(F.concat(F.lit("a file that was not planned: "), F.col(_PATH)))
             planned = F.col(f"__values.{_FILE}").isNotNull()
             values = {n: F.when(planned, v).otherwise(missing.cast("string")) for n, v in values.items()}
         selected = [values[n].cast(kinds[n]).alias(n) if n in values else F.col(quote_identifier(n)) for n in names]
@@ -216,7 +216,7 @@ class TableSource(SelfPlannedSource):
 
 @dataclass(frozen=True)
 class TableFileBatch:
-    """The files of one epoch and the offsets after them. `lost`: the number of rows in skipped versions."""
+    """The files of one epoch, and the offsets after them. `lost`: the number of rows in skipped versions."""
 
     source: TableSource
     files: Sequence[DataFile]
@@ -229,9 +229,9 @@ class TableFileBatch:
 
 
 def make_file_namer(files: Sequence[DataFile]) -> Callable[[int], str | None]:
-    """Return a function that returns, for messages, the names of the files that match a file fingerprint.
+    """Return a function that formats the names of the files with a given fingerprint for a message.
 
-    Only the sizes in the fingerprint are compared.
+    Only the size in the fingerprint is compared, because the time of a table's file is unknown.
     """
 
     def name_files(fingerprint: int) -> str | None:
@@ -242,21 +242,21 @@ def make_file_namer(files: Sequence[DataFile]) -> Callable[[int], str | None]:
 
 
 def _without_ids(columns: StructType) -> StructType:
-    """Return the columns without the field ids."""
+    """Return a schema without field ids."""
     from pyspark.sql.types import StructField, StructType
 
     return StructType([StructField(f.name, f.dataType) for f in columns.fields])
 
 
 def _path_without_scheme(path: str) -> str:
-    """Return a path without its scheme, to compare it with a path from Spark: schemes have several spellings."""
+    """Return a path without its URL scheme. Paths are compared in this form, because schemes have several spellings."""
     scheme, colon, rest = path.partition(":")
     return (rest if colon and "/" not in scheme else path).lstrip("/")
 
 
 @dataclass(frozen=True)
 class _PendingFile:
-    """A file to read and the offsets after it. For a skipped version, `file` is None and `lost` is its number of rows."""
+    """A file to read, and the offsets after it. For a skipped version, `file` is None and `lost` counts its rows."""
 
     file: DataFile | None
     offsets_after: TableOffsets
@@ -264,16 +264,16 @@ class _PendingFile:
 
 
 class TablePlanner:
-    """Plans the epochs of a table. `record`: the offsets in the state.
+    """Planner of a table, which continues at the offsets in `record`.
 
     Raises SlackwaterError if this is not the table that was read before.
     """
 
     def __init__(self, source: TableSource, record: SourceRecord) -> None:
         self._source, self._max_files = source, source.spec.max_files_per_trigger
-        self._position = source.start_offsets(record)  # everything up to here is pending or planned
+        self._position = source.start_offsets(record)  # all input up to this position is pending or planned
         self._pending: deque[_PendingFile] = deque()
-        self._is_inside_version = self._position.files is not None  # the version at this position was read in part
+        self._is_inside_version = self._position.files is not None  # only a part of the version was read
         self._problem: SlackwaterError | None = None
         self._ended = False
 
@@ -324,7 +324,7 @@ class TablePlanner:
             ) from None
 
     def _add_remaining_files(self) -> None:
-        """Append the unread files of a version that was read only in part."""
+        """Append the unread files of a version of which only a part was read."""
         offsets, done = self._position, self._position.files or 0
         end = offsets.fully_read
         if offsets.content:
@@ -372,5 +372,5 @@ class TablePlanner:
     def _add_files(self, files: Sequence[DataFile], offsets: TableOffsets, done: int, end: TableOffsets) -> None:
         for n, file in enumerate(files, done + 1):
             self._pending.append(_PendingFile(file, end if n == done + len(files) else replace(offsets, files=n)))
-        if not files and self._pending:  # an empty version: the commit of the previous file covers it
+        if not files and self._pending:  # the version is empty, so the epoch with the previous file covers it
             self._pending[-1] = replace(self._pending[-1], offsets_after=end)

@@ -19,7 +19,7 @@ from markupsafe import Markup
 
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.source import Source
-from slackwater.connectors.connector import Answer, Backlog, Question, connector_for
+from slackwater.connectors.connector import Backlog, BacklogCounter, InputLister, connector_for
 from slackwater.core.humanize import format_span, plural
 from slackwater.engine import next_commit
 from slackwater.errors import SlackwaterError
@@ -179,7 +179,7 @@ class _BacklogAnswer:
         thread: The latest thread that polls the source; None before the first one starts.
     """
 
-    backlog_of: Answer | None = None
+    backlog_of: BacklogCounter | None = None
     problem: str | None = "no response yet"
     answered_s: float = float("-inf")
     thread: threading.Thread | None = None
@@ -194,15 +194,15 @@ class BacklogPoller:
 
     def poll(self, pipeline: Pipeline, snapshot: Snapshot) -> tuple[Backlog, ...]:
         """Return the backlog of each source that can be polled, in config order, as of the commit of the snapshot."""
-        questions = [(s, ask) for s in pipeline.sources if (ask := _question(pipeline, s)) is not None]
+        listers = [(s, lister) for s in pipeline.sources if (lister := _input_lister(pipeline, s)) is not None]
         with self._lock:
-            threads = [t for s, ask in questions if (t := self._start_question(s.name, ask)) is not None]
+            threads = [t for s, lister in listers if (t := self._start_listing(s.name, lister)) is not None]
         end = time.monotonic() + LONGEST_S
         for thread in threads:
             thread.join(max(end - time.monotonic(), 0))
-        return tuple(_backlog(s, self._answers[s.name], snapshot) for s, _ in questions)
+        return tuple(_backlog(s, self._answers[s.name], snapshot) for s, _ in listers)
 
-    def _start_question(self, name: str, ask: Question) -> threading.Thread | None:
+    def _start_listing(self, name: str, list_input: InputLister) -> threading.Thread | None:
         answer = self._answers.setdefault(name, _BacklogAnswer())
         if answer.thread is not None and answer.thread.is_alive():
             return answer.thread
@@ -211,7 +211,7 @@ class BacklogPoller:
 
         def run() -> None:
             try:
-                answer.backlog_of, answer.problem = ask(), None
+                answer.backlog_of, answer.problem = list_input(), None
             except (SlackwaterError, OSError) as error:
                 answer.backlog_of, answer.problem = None, str(error)
             answer.answered_s = time.monotonic()
@@ -221,9 +221,9 @@ class BacklogPoller:
         return answer.thread
 
 
-def _question(pipeline: Pipeline, source: Source) -> Question | None:
+def _input_lister(pipeline: Pipeline, source: Source) -> InputLister | None:
     connection = None if source.connection is None else resolve_connection(source.connection, pipeline.connections)
-    return None if connection is None else connector_for(connection).question(source)
+    return None if connection is None else connector_for(connection).input_lister(source)
 
 
 def _backlog(source: Source, answer: _BacklogAnswer, snapshot: Snapshot) -> Backlog:
