@@ -130,7 +130,7 @@ COUNTS = sw.Window(
         ("SELECT s.user, s._event_ts FROM range(3) LEFT JOIN source s ON true", "write source LEFT JOIN lookup"),
         ("SELECT user, _event_ts, reflect('java.lang.System', 'nanoTime') AS r FROM source", r"it uses reflect\(\)"),
         ("SELECT user, _event_ts FROM source WHERE _event_ts > TIMESTAMP 'now'", "it uses TIMESTAMP 'now'"),
-        ("SELECT user, _event_ts FROM source WHERE _event_ts > 'now'", "DATE 'today' and the like"),
+        ("SELECT user, _event_ts FROM source WHERE _event_ts > 'now'", "a literal such as DATE 'today'"),
         ("DESCRIBE source", "DESCRIBE is a statement; expected a query: SELECT … FROM source"),
         ("SELECT usr, _event_ts FROM source", "`usr` cannot be resolved.*; available: user, ts, _event_ts"),
         ("SELECT user FROM source", 'does not select "_event_ts"'),

@@ -1,6 +1,6 @@
-"""Describe bad rows: the column and value at fault, the line in the file, and advice if the cause is known.
+"""Describe bad rows for messages: the column and value at fault, the line in the file, and advice for two causes.
 
-There is advice for a header that was read as a row, and for a string that is longer than the reader accepts.
+The two causes are a header that was read as a row, and a string that is longer than the reader accepts.
 """
 
 from __future__ import annotations
@@ -15,19 +15,22 @@ from slackwater.connectors import bad_value_search
 from slackwater.core.column_names import CORRUPT
 from slackwater.core.paths import file_uri_to_path
 
-SHOWN = 300  # characters of a row
-READ = 20_000  # how many characters of a row or a text are analyzed
-LOOKED_THROUGH = 4_000_000  # how many bytes of a file an epoch searches for a line
-LONGEST = 20_000_000  # maximum length of a JSON text in characters, unless the reader's option maxStringLen is set
+_MAX_SHOWN = 300  # characters of a row in a message
+MAX_ANALYZED = 20_000  # characters of a row or a record
+_MAX_SEARCHED_BYTES = 4_000_000  # the part of a file that an epoch searches for a line
+_MAX_STRING_LENGTH = 20_000_000  # the JSON reader's default limit in characters; the option maxStringLen changes it
 
 
 def decode_hint(source: Source, text: str | None, length: int | None) -> str:
     """Return advice about an undecodable record, to append to its description. Empty if the cause is unknown.
 
-    `text`: the text of the record, possibly truncated. `length`: the length of the record in characters.
+    Args:
+        source: The source of the record.
+        text: The text of the record, which may be truncated.
+        length: The length of the complete record in characters.
     """
     options = {key.casefold(): value for key, value in source.options.items()}
-    max_length = int(options["maxstringlen"]) if options.get("maxstringlen", "").isdecimal() else LONGEST
+    max_length = int(options["maxstringlen"]) if options.get("maxstringlen", "").isdecimal() else _MAX_STRING_LENGTH
     if source.format != "csv" and length is not None and length > max_length:
         return (
             f" (the record is {length / 1e6:,.0f} MB long, but the JSON reader accepts strings of at most "
@@ -46,35 +49,35 @@ def describe_bad_rows(source: Source | None, column: str, samples: Sequence[Mapp
     """Return a description of each bad row: the reason, the value at fault, the row as JSON, its location and advice.
 
     Args:
-        source: The source; None if unknown.
+        source: The source of the rows. None if it is unknown.
         column: The event-time column.
-        samples: One mapping per bad row: `__bad`, the reason; `row`, the row as JSON; `text`, the original record (both
-            possibly truncated); `length`, the length of the whole record; `place`, the location; `of_file`, whether the
-            location is a file.
+        samples: The bad rows. Each has the reason (`__bad`), the row as JSON (`row`), the original record (`text`), the
+            length of the complete record (`length`), the location (`place`), and whether the location is a file
+            (`of_file`). `row` and `text` may be truncated.
     """
     parsed = [_row(bad) for bad in samples]
     names = [file_uri_to_path(bad["place"]) if bad["place"] else "" for bad in samples]
-    places = [
+    searches = [
         (source, name if bad["of_file"] else None, _record(bad, row))
         for bad, row, name in zip(samples, parsed, names, strict=True)
     ]
-    lines = bad_value_search.find_line_numbers(places, LOOKED_THROUGH)
+    lines = bad_value_search.find_line_numbers(searches, _MAX_SEARCHED_BYTES)
     described = []
     for bad, row, name, line in zip(samples, parsed, names, lines, strict=True):
         cause, advice = _explain(source, column, bad, row)
         place = f" in {name}" + ("" if line is None else f", line {line:,}") if name else ""
-        described.append(f"{bad['__bad']}: {f'{cause}: ' if cause else ''}{bad['row'][:SHOWN]}{place}{advice}")
+        described.append(f"{bad['__bad']}: {f'{cause}: ' if cause else ''}{bad['row'][:_MAX_SHOWN]}{place}{advice}")
     return described
 
 
 def _row(bad: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a bad row as Spark decoded it, without the original record; None if its JSON was truncated."""
+    """Return the decoded values of a bad row, without the original record. None if the JSON was truncated."""
     row = bad_value_search.parse_json_object(bad["row"])
     return None if row is None else {k: v for k, v in row.items() if k != CORRUPT}
 
 
 def _text(bad: Mapping[str, Any]) -> str | None:
-    """Return the original text of a record that could not be decoded; None if the text is missing or was truncated."""
+    """Return the complete text of a record that could not be decoded. None if the text is missing or truncated."""
     return bad["text"] if bad["length"] is not None and len(bad["text"] or "") == bad["length"] else None
 
 
@@ -87,7 +90,14 @@ def _record(bad: Mapping[str, Any], row: Mapping[str, Any] | None) -> bad_value_
 def _explain(
     source: Source | None, column: str, bad: Mapping[str, Any], row: Mapping[str, Any] | None
 ) -> tuple[str, str]:
-    """Return two strings, which may be empty: the column and value that make a row bad, and advice."""
+    """Return two texts, which may be empty: the column and value that make a row bad, and advice.
+
+    Args:
+        source: The source of the row. None if it is unknown.
+        column: The event-time column.
+        bad: A sample of `describe_bad_rows`.
+        row: The values of the row, by column. None if they are unknown.
+    """
     if bad["__bad"] != "undecodable":
         return bad_value_search.describe_event_time(column, row), ""
     if source is None:

@@ -1,4 +1,4 @@
-"""The functions that `sw.batch` runs in workers. Each processes all rows of a shard as one epoch without late rows."""
+"""Functions that `sw.batch` runs in workers. Each processes all rows of a shard as one epoch without late rows."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     import polars as pl
 
 ShardFunction = Callable[["pl.DataFrame"], "pl.DataFrame"]
-END_WATERMARK = "__upto"  # hidden column: the final watermark, the same in every row
+END_WATERMARK = "__upto"  # hidden column with the final watermark, which is the same in every row
 
 
 def make_window_shard_function(operator: Operator) -> ShardFunction:
-    """Return a function that computes all windows of a shard from all its rows."""
+    """Return a function that computes the closed windows of a shard from all its rows."""
 
     def process(rows: pl.DataFrame) -> pl.DataFrame:
         end_watermark = rows[END_WATERMARK][0] if END_WATERMARK in rows.columns else FAR
@@ -43,7 +43,7 @@ def make_window_shard_function(operator: Operator) -> ShardFunction:
 
 @singledispatch
 def _compute_windows(operator: Operator, rows: pl.DataFrame, end_watermark: int) -> pl.DataFrame:
-    """Compute the windows of a shard that have closed by the watermark `end_watermark`."""
+    """Return the windows of a shard that have closed at the watermark `end_watermark`."""
     raise_unregistered(operator, "slackwater.spark.batch_shard_functions.make_window_shard_function")
 
 
@@ -61,7 +61,7 @@ def _(operator: PaneOperator, rows: pl.DataFrame, end_watermark: int) -> pl.Data
 def _(operator: SessionOperator, rows: pl.DataFrame, end_watermark: int) -> pl.DataFrame:
     if operator.dynamic and rows["__end"].null_count():
         _raise_bad_gaps(operator, rows.filter(rows["__end"].is_null()))
-    from slackwater.windows import session_ingest  # its loops are compiled
+    from slackwater.windows import session_ingest  # imported only here, because it compiles loops
 
     rows = to_ingest_rows(operator, rows)
     done = session_ingest.ingest_session_rows(operator, rows, operator.empty_state(), NO_WATERMARK)

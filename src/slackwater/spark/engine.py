@@ -3,12 +3,12 @@
 rows of the batch ─▶ event time ─▶ SQL, lookups ─▶ pre-aggregation, if chosen ─▶ shuffle by key ─▶ a task per shard
         ╰─▶ statistics per source: from file footers, a separate job, or an observation of the main job
 
-If a batch contains an event time in the far future, the batch is processed a second time, in which such rows are bad
-rows. Bad rows, rows that cannot be stored, and late rows of pre-aggregated windows are read again for samples and dead
+If a batch contains an event time in the far future, the batch is processed a second time. These rows are then bad rows.
+Bad rows, rows that cannot be stored, and late rows of pre-aggregated windows are read again for samples and dead
 letters.
 
 If the new watermark is known before the rows are read, the tasks also emit. Otherwise, `emit` runs a second set of
-tasks: in threads of this process if Spark runs on this machine, else as another job.
+tasks: in threads of this process if Spark runs on this machine, or else as another job.
 """
 
 from __future__ import annotations
@@ -70,9 +70,15 @@ log = logging.getLogger("slackwater")
 
 @dataclass
 class SparkEngine:
-    """Runs shard tasks as Spark tasks. The payload of a batch is one DataFrame per source.
+    """Engine that runs shard tasks as Spark tasks. The payload of a batch is one DataFrame per source.
 
-    `refresh`: a function that reloads the lookups that are due. It is called before rows are read.
+    Args:
+        rows: The builder of the plan for the rows of the step.
+        refresh: A function that reloads the lookups that are due. It is called before rows are read.
+        hints: The checks of the first rows.
+        statistics: The policy that chooses how to get statistics.
+        batch_sizer: The policy that chooses the size of Arrow batches.
+        preaggregation: The policy that decides whether rows are pre-aggregated.
     """
 
     rows: RowQueryBuilder
@@ -83,7 +89,7 @@ class SparkEngine:
     preaggregation: PreaggregationPolicy = field(default_factory=PreaggregationPolicy)
 
     def __post_init__(self) -> None:
-        """Register the modules of user-defined aggregations to be pickled by value: workers need not import them."""
+        """Make Spark pickle the modules of user-defined aggregations by value, so that workers need not have them."""
         from pyspark import cloudpickle
 
         self.hints = FirstRowHints(self.session, self.pipeline, self.rows.times)
@@ -116,16 +122,16 @@ class SparkEngine:
     def ingest(
         self, batch: Batch, tasks: Sequence[ShardTask], clock_us: int, idle: Mapping[str, Sequence[str]]
     ) -> IngestOutcome:
-        """Run the epoch's job. If an event time is in the far future, run the job again with such rows as bad rows.
+        """Run the job of an epoch. If an event time is in the far future, run it again with these rows as bad rows.
 
-        The plan of the first run has no upper limit for event times. Such a limit changes with every epoch, and Spark
-        compiles literals into generated code, so each epoch would be compiled again. If there is a second run, no
-        commit references the files that the first one staged.
+        The plan of the first run has no upper limit for event times. The limit changes with every epoch, and Spark
+        compiles literals into generated code, so Spark would compile the code again in every epoch. If there is a
+        second run, no commit references the files that the first run staged.
         """
         self.refresh()
         self.hints.begin_sources(batch.payload)
         latest = self.rows.latest_allowed_us(clock_us)
-        tagged = 0 in tasks[0].idle_sources  # a single idle source: its late rows are counted separately
+        tagged = 0 in tasks[0].idle_sources  # the late rows of a single idle source are counted separately
         read = self._timed_rows(batch, clock_us, None, idle, tagged)
         outcome = self._ingest(read, batch, tasks, self._facts_before_read(batch, clock_us))
         newest = [s.max_event_us for n, s in outcome.sources.items() if not self.rows.is_stage_output(n)]
@@ -149,7 +155,7 @@ class SparkEngine:
     ) -> IngestOutcome:
         pending: dict[str, PendingStatistics] = {}
         frames: list[DataFrame] = []
-        # Aggregated rows have no origin; `RejectedRowHandler` reads the rows again to find the late ones.
+        # Aggregated rows have no origin, so `RejectedRowHandler` reads the rows again to find the late rows.
         keeps_late_origin = self.pipeline.tracks_origin and not self.logic.is_preaggregated
         before = tasks[0].operator.late_before(tasks[0].watermark) if keeps_late_origin else None
         unfit: dict[str, list[Any]] = {}
@@ -230,7 +236,7 @@ class SparkEngine:
 
     @property
     def _busy_tasks(self) -> int:
-        """The number of tasks per job that keeps the cluster busy."""
+        """The number of tasks that a job needs to keep the cluster busy."""
         return 2 * self.rows.expressions.get_or_create("parallelism", lambda: spark_connect.task_slots(self.session))
 
     def payload(self, rows: pl.DataFrame) -> DataFrame:
@@ -239,10 +245,17 @@ class SparkEngine:
         return self.session.createDataFrame(rows.to_arrow(compat_level=pl.CompatLevel.oldest()))
 
     def replay_rows(self, payload: Mapping[str, Any], clock_us: int, capacity: ValueLimits = ANYTHING) -> pl.DataFrame:
-        """Read the rows of dead letters, which must fit into the memory of this process.
+        """Run the SQL over the rows of dead letters, and return its output, which must fit into memory.
 
-        The number of each dead letter passes through the SQL as part of `_origin`. Raises EpochError if the rows cannot
-        be read.
+        The number of each dead letter passes through the SQL as part of `_origin`.
+
+        Args:
+            payload: The rows of the dead letters as a DataFrame, by source.
+            clock_us: The current time in microseconds.
+            capacity: The limits on values that the target can store. Other rows are omitted.
+
+        Raises:
+            EpochError: The rows cannot be read.
         """
         import polars as pl
 

@@ -1,4 +1,4 @@
-"""Generate the Spark SQL of an epoch as strings: event time, input columns, panes and partial aggregates."""
+"""Generate the Spark SQL of an epoch: event time, columns for the shards, panes and partial aggregates."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ PER_UNIT = {"s": 1_000_000, "ms": 1000, "us": 1}
 def event_time_sql(
     expression: str, field: Field, unit: str | None, where: str, zone: str = timestamp_parsing.UTC
 ) -> str:
-    """Return SQL that converts the event-time expression to a TIMESTAMP; NULL if a value cannot be converted.
+    """Return SQL that converts the event time to a TIMESTAMP, or to NULL if the conversion fails.
 
     Args:
         expression: SQL for the event time.
-        field: The type of this SQL.
-        unit: The unit of an integer: "s", "ms", "us" or "ns"; None if no unit is configured.
+        field: The type of `expression`.
+        unit: The unit of an integer: "s", "ms", "us" or "ns". None if no unit is configured.
         where: The prefix of error messages.
         zone: The time zone of values that do not contain one.
 
@@ -56,11 +56,16 @@ def event_time_sql(
 
 
 def gap_end_sql(gap: str, field: Field, cap_ms: int, where: str) -> str:
-    """Return SQL for the time (µs) at which a row's gap ends.
+    """Return SQL for the time (µs) at which a row's gap ends. It yields NULL unless 0 < gap < cap.
 
-    `gap` is SQL for a number of milliseconds, an interval, or a string with an interval in Spark's syntax ("5
-    minutes"). The result is NULL unless the gap is positive and less than the cap. Raises StartError for other types.
-    `where`: the prefix of the message.
+    Args:
+        gap: SQL for a number of milliseconds, an interval, or a string in Spark's interval syntax ("5 minutes").
+        field: The type of `gap`.
+        cap_ms: The cap in milliseconds.
+        where: The prefix of the error message.
+
+    Raises:
+        StartError: `gap` has another type.
     """
     if field.base in schema.INTEGERS:
         us = f"try_multiply(CAST({gap} AS BIGINT), 1000L)"
@@ -83,10 +88,10 @@ def row_columns(
 
     Args:
         logic: The window.
-        source: The tag of the rows, which identifies their source; None if rows do not need one.
-        before: Rows before this time (in microseconds), and rows for which `end` is NULL, keep `_origin`. If None, no
-            row keeps it.
-        end: SQL for the time at which a row's gap ends; None if rows do not have their own gaps.
+        source: The tag that identifies the source of the rows. None if rows do not need a tag.
+        before: Rows before this time (in microseconds) keep `_origin`, and so do rows for which `end` is NULL. If None,
+            no row keeps it.
+        end: SQL for the time at which a row's gap ends. None if rows do not have their own gaps.
     """
     keys = ", ".join(normalization_sql(k) for k in logic.keys)
     columns = {
@@ -108,8 +113,14 @@ def row_columns(
 def side_columns(logic: CompiledJoin, which: int, source: int | None, before: int | None = None) -> list[str]:
     """Return the columns that are sent to the shards with each row of one side of a join.
 
-    The columns are expressions over the output of the side's SQL. Equal integer keys get equal hashes, whatever their
-    widths. `which`: 0 for the left side, 1 for the right side. `source`, `before`: see `row_columns`.
+    The columns are expressions over the output of the side's SQL. Equal integer keys of different widths have equal
+    hashes.
+
+    Args:
+        logic: The join.
+        which: 0 for the left side, 1 for the right side.
+        source: The tag that identifies the source of the rows. None if rows do not need a tag.
+        before: Rows before this time (in microseconds) keep `_origin`. If None, no row keeps it.
     """
     side, other, slots = logic.sides[which], logic.sides[1 - which], ShuffleColumns.from_logic(logic)
     keys = [
@@ -131,9 +142,14 @@ def side_columns(logic: CompiledJoin, which: int, source: int | None, before: in
 
 
 def keyed_columns(operator: KeyedOperator, source: int | None, before: int | None) -> list[str]:
-    """Return the columns that are sent to the shards for a keyed step: whole rows, with the hash of their key.
+    """Return the columns that are sent to the shards for a keyed step: complete rows with the hash of their key.
 
-    The columns are expressions over the output of the stage's SQL. `source`, `before`: see `row_columns`.
+    The columns are expressions over the output of the stage's SQL.
+
+    Args:
+        operator: The keyed operator.
+        source: The tag that identifies the source of the rows. None if rows do not need a tag.
+        before: Rows before this time (in microseconds) keep `_origin`. If None, no row keeps it.
     """
     columns = {
         "__kh": f"xxhash64({', '.join(map(normalization_sql, operator.keys))})",
@@ -151,15 +167,19 @@ def keyed_columns(operator: KeyedOperator, source: int | None, before: int | Non
 def is_earlier_sql(than: int) -> str:
     """Return SQL that is true if a row's event time is before `than` (in microseconds).
 
-    `than` changes with every epoch. Spark compiles literals into generated code, so a new literal costs a compilation
-    (0.3 s). The elements of an array, however, are passed to the generated code as data, so `than` is put into an
-    array. The index is always 1, but the optimizer cannot see that.
+    `than` changes with every epoch. Spark compiles literals into generated code, so each new literal costs a
+    compilation (0.3 s). The elements of an array are passed to the generated code as data, so `than` is an element of
+    an array. Its index is always 1, but the optimizer cannot determine this.
     """
     return f"unix_micros(_event_ts) < element_at(array({than}L), CAST(pmod(unix_micros(_event_ts), 1L) AS INT) + 1)"
 
 
 def late_columns(keys: Sequence[Field], source: int | None) -> list[str]:
-    """Return the columns for dead letters of tumbling and hopping windows, as expressions over the SQL's output."""
+    """Return the columns for dead letters of late rows, for tumbling and hopping windows.
+
+    The columns are expressions over the output of the stage's SQL. `source`: the tag that identifies the source of the
+    rows. None if rows do not need a tag.
+    """
     tag = [] if source is None else [f"CAST({source} AS INT) AS __src"]
     return [
         "unix_micros(_event_ts) AS __start",
@@ -170,7 +190,7 @@ def late_columns(keys: Sequence[Field], source: int | None) -> list[str]:
 
 
 def pane_columns(logic: CompiledPaneWindow) -> list[str]:
-    """Return SQL for a row's columns, the start of its pane, and the inputs of the aggregations."""
+    """Return SQL for the columns of a row, the start of its pane, and the inputs of the aggregations."""
     pane, offset = pane_us(logic), logic.offset_us
     return [
         "*",
@@ -180,9 +200,9 @@ def pane_columns(logic: CompiledPaneWindow) -> list[str]:
 
 
 def pane_aggregates(logic: CompiledPaneWindow) -> dict[str, str]:
-    """Return SQL for the partial accumulators per key and pane, by name, plus the row count and the first event time.
+    """Return SQL by column name for the row count, the first event time and the accumulators of each key and pane.
 
-    All aggregations must have a SQL form; otherwise, `windows.pane_windows.lift_rows` computes these columns.
+    All aggregations must have a SQL form. Otherwise, `windows.pane_windows.lift_rows` computes these columns.
     """
     lifted = {name: sql for agg in logic.aggs for name, sql in (agg.lift_sql("__ts") or {}).items()}
     shared = {name: sql for agg in logic.aggs for name, sql in agg.sql_sums.items()}
@@ -190,7 +210,7 @@ def pane_aggregates(logic: CompiledPaneWindow) -> dict[str, str]:
 
 
 def group_columns(logic: CompiledPaneWindow, tagged: bool) -> list[str]:
-    """Return the columns by which rows are grouped before the shuffle. `tagged`: whether rows have the tag `__src`."""
+    """Return the columns by which rows are pre-aggregated. `tagged`: whether rows have the tag `__src`."""
     values = dict.fromkeys(c for a in logic.aggs for c in a.sql_groups)
     return ["__kh", "__start", *(["__src"] if tagged else []), *logic.key_names, *values]
 

@@ -1,4 +1,4 @@
-"""How Spark prepares rows for each kind of operator: columns for the shards, pre-aggregation and typed frames."""
+"""Prepare rows with Spark for each kind of operator: columns for the shards, pre-aggregation and typed frames."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @singledispatch
 def worker_aggregations(operator: Operator) -> Sequence[AggregationKind]:
-    """Return the aggregations whose modules are sent to the workers by value."""
+    """Return the aggregations of an operator. Their modules are sent to the workers by value."""
     raise_unregistered(operator, "slackwater.spark.operator_rows.worker_aggregations")
 
 
@@ -43,9 +43,14 @@ def _(operator: Operator) -> Sequence[AggregationKind]:
 
 @singledispatch
 def shard_columns(operator: Operator, source: str, tag: int | None, before: int | None, end: str | None) -> list[str]:
-    """Return the columns that are sent to the shards, as expressions over the output of the SQL for a source.
+    """Return the columns that are sent to the shards, as expressions over the output of the SQL.
 
-    `tag`: the tag of the rows, which identifies their source, or None. `before`, `end`: see `epoch_sql.row_columns`.
+    Args:
+        operator: The operator.
+        source: The name of the operator's input.
+        tag: The tag that identifies the source of the rows. None if rows do not need a tag.
+        before: Rows before this time (in microseconds) keep `_origin`. If None, no row keeps it.
+        end: SQL for the time at which a row's gap ends. None if rows do not have their own gaps.
     """
     raise_unregistered(operator, "slackwater.spark.operator_rows.shard_columns")
 
@@ -72,7 +77,7 @@ def _(operator: StatelessOperator, source: str, tag: int | None, before: int | N
 
 @singledispatch
 def required_columns(operator: Operator, which: int) -> list[str]:
-    """Return the columns that all sources of an input must have, with equal types. `which`: the number of the input."""
+    """Return the columns that all sources of an input must have with equal types. `which`: the index of the input."""
     raise_unregistered(operator, "slackwater.spark.operator_rows.required_columns")
 
 
@@ -94,16 +99,16 @@ def _(operator: StatelessOperator | KeyedOperator, which: int) -> list[str]:
 
 @singledispatch
 def lift_rows(operator: Operator, rows: DataFrame, tagged: bool) -> DataFrame:
-    """Return the rows to shuffle, pre-aggregated if the operator supports this. `tagged`: whether rows have `__src`."""
+    """Pre-aggregate rows before the shuffle if the operator supports this. `tagged`: whether rows have `__src`."""
     raise_unregistered(operator, "slackwater.spark.operator_rows.lift_rows")
 
 
 @lift_rows.register(PaneOperator)
 def _(operator: PaneOperator, rows: DataFrame, tagged: bool) -> DataFrame:
-    """Return partial accumulators per key and pane; the rows themselves if an aggregation has no SQL form."""
+    """Return the accumulators of each key and pane. If an aggregation has no SQL form, return the rows unchanged."""
     if not operator.lifts_in_sql:
         return rows
-    F = spark_connect.sql_functions(rows)  # noqa: N806 — Spark's own name for it
+    F = spark_connect.sql_functions(rows)  # noqa: N806
     aggregates = [F.expr(sql).alias(name) for name, sql in epoch_sql.pane_aggregates(operator).items()]
     groups = [quote_identifier(c) for c in epoch_sql.group_columns(operator, tagged)]
     return rows.selectExpr(*epoch_sql.pane_columns(operator)).groupBy(*groups).agg(*aggregates)
@@ -134,7 +139,7 @@ def _(operator: Operator) -> Operator:
 
 @singledispatch
 def repartition_to_shards(operator: Operator, rows: DataFrame, shards: int) -> DataFrame:
-    """Distribute the result of `lift_rows` to one partition per shard, in shard order. This may add columns."""
+    """Distribute the result of `lift_rows` to one partition per shard, in the order of the shards. May add columns."""
     raise_unregistered(operator, "slackwater.spark.operator_rows.repartition_to_shards")
 
 
@@ -149,14 +154,14 @@ def _(operator: Operator, rows: DataFrame, shards: int) -> DataFrame:
 def _(operator: StatelessOperator, rows: DataFrame, shards: int) -> DataFrame:
     """Reduce the number of partitions without a shuffle, because any shard may process any row.
 
-    If Spark repeats a task, the task reads the same rows in the same order.
+    A task that Spark repeats still reads the same rows in the same order.
     """
     return rows.coalesce(shards)
 
 
 @singledispatch
 def to_ingest_rows(operator: Operator, rows: pl.DataFrame) -> pl.DataFrame:
-    """Convert rows from Spark to the frame that `operator.ingest` expects, with typed keys and accumulators."""
+    """Convert rows from Spark to the form that `operator.ingest` expects, with typed keys and accumulators."""
     raise_unregistered(operator, "slackwater.spark.operator_rows.to_ingest_rows")
 
 
@@ -187,16 +192,17 @@ def _(operator: KeyedOperator, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _inputs(operator: WindowOperator, rows: pl.DataFrame) -> pl.DataFrame:
-    """Return rows that are not pre-aggregated, with keys and aggregation inputs in the declared types."""
+    """Cast the keys and the inputs of aggregations, in rows that are not pre-aggregated, to their declared types."""
     types = {k.name: k.polars for k in operator.keys} | {i.field.name: i.field.polars for i in operator.inputs}
     return rows.with_columns(rows[name].cast(dtype) for name, dtype in types.items())
 
 
 @singledispatch
 def to_letter_rows(operator: Operator, rows: pl.DataFrame, number: str) -> pl.DataFrame:
-    """Convert rows read from dead letters to rows with `__kh`, `__ts` and the column `number`, for a replay.
+    """Convert the rows of dead letters to the form that a replay expects, with `__kh` and `__ts`.
 
-    For windows, the result also has keys and accumulators. Rows without a usable gap are omitted.
+    For windows, the result also has keys and accumulators. Rows without a usable gap are omitted. `number`: a column
+    with the numbers of the dead letters, which the result keeps.
     """
     raise_unregistered(operator, "slackwater.spark.operator_rows.to_letter_rows")
 

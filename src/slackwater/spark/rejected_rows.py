@@ -33,12 +33,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RejectedRowHandler:
-    """Handles the rejected rows of one step."""
+    """Handler of the rejected rows of one step. `rows`: the builder of the plan for the rows."""
 
     rows: RowQueryBuilder
 
     def with_letters(self, read: TimedRows, outcome: IngestOutcome, tasks: Sequence[ShardTask]) -> IngestOutcome:
-        """Read the rejected rows again, and return the outcome with their samples and dead letters."""
+        """Read the rejected rows again, and return the outcome with their samples and dead letters.
+
+        Args:
+            read: The rows of the batch.
+            outcome: The outcome of the epoch without samples and dead letters.
+            tasks: The tasks of all shards.
+        """
         bad = [name for name, s in outcome.sources.items() if s.bad]
         staged: list[LetterFile] = []
         if self.rows.pipeline.transform.on_error == "dlq":
@@ -62,9 +68,9 @@ class RejectedRowHandler:
         return [LetterFile.model_validate_json(letters) for letters in staged]
 
     def _write_late(self, read: TimedRows, task: ShardTask) -> list[LetterFile]:
-        """Write the dead letters of late rows, in a second job over the output of the SQL.
+        """Write the dead letters of late rows of pre-aggregated windows, in a second job over the output of the SQL.
 
-        The job needs no state, because the event time and the watermark alone determine whether a row is late.
+        The job needs no state, because only the event time and the watermark determine whether a row is late.
         """
         late = epoch_sql.is_earlier_sql(task.operator.late_before(task.watermark))
         keys = task.operator.keys if isinstance(task.operator, WindowOperator) else ()
@@ -82,9 +88,9 @@ class RejectedRowHandler:
     def _unfit(
         self, read: TimedRows, outcome: IngestOutcome, task: ShardTask
     ) -> tuple[list[UnstorableRows], list[LetterFile]]:
-        """Read unstorable rows again, and return the reasons with a few samples, and the dead letters.
+        """Read unstorable rows again. Return the reasons and a few samples of each source, and the dead letters.
 
-        Raises EpochError if their number differs from that of the first read.
+        Raises EpochError if the number of these rows differs from the first read.
         """
         unstorable, staged = [], list[LetterFile]()
         for source_rows in outcome.unstorable:
@@ -121,7 +127,7 @@ class RejectedRowHandler:
         return unstorable, staged
 
     def _bad_samples(self, name: str, timed: DataFrame) -> list[str]:
-        """Describe a few bad rows: the reason, the row as JSON, and its file or offset."""
+        """Return descriptions of a few bad rows: the reason, the row as JSON, and its file or offset."""
         columns = [c for c in timed.columns if c not in ("__bad", "_event_ts") and not c.startswith("_")]
         columns += [CORRUPT] if CORRUPT in timed.columns else []
         row = ", ".join(quote_identifier(c) for c in columns)
@@ -133,8 +139,8 @@ class RejectedRowHandler:
         )
         text = CORRUPT if CORRUPT in timed.columns else "CAST(NULL AS STRING)"
         parts = (
-            f"substring(to_json(struct({row})), 1, {bad_row_reasons.READ}) AS row",
-            f"substring({text}, 1, {bad_row_reasons.READ}) AS text",
+            f"substring(to_json(struct({row})), 1, {bad_row_reasons.MAX_ANALYZED}) AS row",
+            f"substring({text}, 1, {bad_row_reasons.MAX_ANALYZED}) AS text",
             f"length({text}) AS length",
             f"{'false' if '_offset' in timed.columns else 'true'} AS of_file",
         )

@@ -1,7 +1,7 @@
 """Build the Spark plan for the rows of a step: event time ─▶ SQL of each input path ─▶ columns for the shards.
 
-This module does not run the plan. The engine runs it, `sw.batch` returns it to the caller, and tests use it to prepare
-rows.
+This module does not run the plan. The engine runs it, `sw.batch` returns it to the caller, and tests prepare rows with
+it.
 """
 
 from __future__ import annotations
@@ -27,15 +27,17 @@ from slackwater.spark.tuning.expression_cache import ExpressionCache
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-LETTER_NUMBER = "__letter"  # hidden column: the number of a row's dead letter, if dead letters are read
+LETTER_NUMBER = "__letter"  # hidden column in a replay: the number of a row's dead letter
 
 
 @dataclass(frozen=True)
 class TimedRows:
-    """The rows of a batch with `_event_ts` and `__bad`, by source.
+    """The rows of a batch with event times.
 
-    `split`: for each source, the idle partitions that have rows in the batch. `tagged`: whether rows need a tag that
-    identifies their source.
+    Args:
+        timed: The rows of each source, with `_event_ts` and `__bad`.
+        split: The idle partitions of each source that have rows in the batch.
+        tagged: Whether rows need a tag that identifies their source.
     """
 
     timed: Mapping[str, DataFrame]
@@ -45,7 +47,7 @@ class TimedRows:
 
 @dataclass(frozen=True)
 class RowQueryBuilder:
-    """Builds the SQL for the rows of one step.
+    """Builder of the Spark plan for the rows of one step.
 
     Args:
         session: The Spark session.
@@ -54,7 +56,7 @@ class RowQueryBuilder:
         times: SQL for the event time of each source.
         sql: The queries that carry `_origin`, by the `key` of the input path. Empty if late rows do not become dead
             letters.
-        end: SQL for the time at which a row's gap ends; None if rows do not have their own gaps.
+        end: SQL for the time at which a row's gap ends. None if rows do not have their own gaps.
         expressions: A cache of Spark expressions.
     """
 
@@ -71,9 +73,9 @@ class RowQueryBuilder:
         return clock_us + self.pipeline.transform.step.max_future_ms * 1000
 
     def time_column(self, name: str) -> tuple[str, int] | None:
-        """Return the event-time column and its unit in microseconds. None if the event time is not a plain column.
+        """Return the event-time column of a source and its unit in microseconds.
 
-        The unit is 0 for a TIMESTAMP, since the file defines its unit.
+        The unit is 0 for a TIMESTAMP, because the file defines its unit. None if the event time is not a plain column.
         """
         step, sql = self.pipeline.transform.step, self.times[name]
         column, unit = step.event_time_column, step.event_time_unit
@@ -88,11 +90,18 @@ class RowQueryBuilder:
         return any(s.is_stage_output for s in self.pipeline.sources if s.name == name)
 
     def with_event_time(self, name: str, frame: DataFrame, clock_us: int, latest: int | None) -> DataFrame:
-        """Return the rows with `_event_ts`, and with `__bad`: the reason why a row is bad, or NULL for a usable row."""
+        """Add `_event_ts` and `__bad` to rows. `__bad` is the reason why a row is bad, or NULL for a usable row.
+
+        Args:
+            name: The name of the source.
+            frame: The rows of the source.
+            clock_us: The current time in microseconds.
+            latest: The last usable event time in microseconds. None means no limit.
+        """
         time = f"timestamp_micros({clock_us}L)" if self.times[name] == sql_analysis.CLOCK else self.times[name]
         undecodable, columns = "false", frame.columns
         if CORRUPT in columns:
-            # Spark decodes only requested columns, and only those can fail. So every job requests all of them.
+            # Spark decodes only requested columns, and only their values can fail. So every job requests all columns.
             every = ", ".join(quote_identifier(c) for c in columns if c != CORRUPT)
             undecodable = f"{CORRUPT} IS NOT NULL AND to_json(struct({every})) IS NOT NULL"
         future = (
@@ -111,7 +120,7 @@ class RowQueryBuilder:
 
     @property
     def _file_sources(self) -> list[str]:
-        """The sources for which Spark knows the file of each row."""
+        """The names of the sources for which Spark knows the file of each row."""
         connections = self.pipeline.connections
         by_source = {
             s.name: resolve_connection(s.connection, connections)
@@ -123,10 +132,15 @@ class RowQueryBuilder:
     def outputs(
         self, read: TimedRows, name: str, timed: DataFrame, observed: DataFrame | None = None
     ) -> Iterator[tuple[InputPath, int | None, DataFrame]]:
-        """Yield (input path, tag, output): the output of the SQL for a source's usable rows, by input path and tag.
+        """Yield the output of the SQL for the usable rows of a source, as (input path, tag, output).
 
-        Tags are those of `_by_idleness`, or None if rows do not need one. `observed`: the rows of `timed` with an
-        observation attached, to use for the first path.
+        The tags are those of `_by_idleness`, or None if rows do not need a tag.
+
+        Args:
+            read: The rows of the batch.
+            name: The name of the source.
+            timed: The rows of the source.
+            observed: `timed` with an observation attached, to use for the first input path.
         """
         names = [s.name for s in self.pipeline.sources]
         for number, input_path in enumerate(self.pipeline.input_paths_from(name)):
@@ -142,7 +156,7 @@ class RowQueryBuilder:
                 yield input_path, tag if read.tagged else None, out
 
     def _with_origin(self, timed: DataFrame, name: str) -> DataFrame:
-        """Return the usable rows, with `_origin` if the config requires that the SQL carries this column."""
+        """Return the usable rows, with `_origin` if the config requires this column."""
         rows = timed.where("__bad IS NULL")
         if not self.pipeline.tracks_origin:
             return rows.drop(FILE, FINGERPRINT)
@@ -152,20 +166,34 @@ class RowQueryBuilder:
         return rows.selectExpr(*map(quote_identifier, plain), origin_column(bytes_of, name, file))
 
     def with_unstorable_reason(self, input_path: InputPath, out: DataFrame, capacity: ValueLimits) -> DataFrame | None:
-        """Add the reason why a row cannot be stored, or NULL, as a column. None if every row can be stored."""
+        """Add a column with the reason why a row cannot be stored, or NULL.
+
+        Return None if every row can be stored.
+
+        Args:
+            input_path: The input path of the rows.
+            out: The output of the input path's SQL.
+            capacity: The limits on values that the target can store.
+        """
         reason_sql = unstorable_rows.unstorable_reason_sql(
             self.logic, self.logic.input_index(input_path.name), capacity
         )
         return None if reason_sql is None else out.selectExpr("*", f"{reason_sql} AS {unstorable_rows.UNFIT}")
 
     def columns(self, input_path: InputPath, tag: int | None, before: int | None) -> list[str]:
-        """Return the columns that are sent to the shards, as expressions over the output of an input path's SQL."""
+        """Return the columns that are sent to the shards, as expressions over the output of an input path's SQL.
+
+        Args:
+            input_path: The input path.
+            tag: The tag that identifies the source of the rows. None if rows do not need a tag.
+            before: Rows before this time (in microseconds) keep `_origin`. If None, no row keeps it.
+        """
         return operator_rows.shard_columns(self.logic, input_path.name, tag, before, self.end)
 
     def sql_with_origin(self, input_path: InputPath, frame: DataFrame) -> Sequence[str] | None:
         """Return the queries of an input path that carry `_origin`, even if late rows do not become dead letters.
 
-        None if there is no SQL. Raises StartError if `_origin` cannot be added.
+        None if there is no SQL. `frame`: the rows of the source. Raises StartError if `_origin` cannot be added.
         """
         if input_path.key in self.sql or not self.pipeline.sql_chain(input_path):
             return self.sql.get(input_path.key)
@@ -176,9 +204,13 @@ class RowQueryBuilder:
 
 
 def _by_idleness(rows: DataFrame, index: int, sources: int, idle: Sequence[str]) -> list[tuple[int, DataFrame]]:
-    """Split rows into those of active and those of idle partitions, and return both with their tags.
+    """Split the rows of a source into rows of active and of idle partitions. Return them with their tags.
 
-    The tag is the `index` of the source; for idle partitions, it is higher by `sources`, the number of sources.
+    Args:
+        rows: The rows.
+        index: The index of the source, which is the tag of the rows of active partitions.
+        sources: The number of sources. The tag of the rows of idle partitions is `sources + index`.
+        idle: The names of the idle partitions.
     """
     if not idle:
         return [(index, rows)]

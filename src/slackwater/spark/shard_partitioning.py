@@ -1,6 +1,6 @@
-"""Send each row to the partition of its shard.
+"""Repartition rows by shard.
 
-Spark 4.1 and later have `repartitionById` for this. Earlier versions partition by a key with a matching hash:
+Spark 4.1 and later provide `repartitionById`. In earlier versions, rows are partitioned by a key with a matching hash:
 
     shard 2 of 3 ─▶ key 5: pmod(murmur3(5, seed 42), 3) = 2 ─▶ repartition(3, key) ─▶ partition 2
 """
@@ -23,9 +23,12 @@ _SEED = 42  # the seed of Spark's hash partitioning
 
 
 def partition_by_shard(rows: DataFrame, shards: int, owner: str) -> DataFrame:
-    """Return the rows in one partition per shard, with the additional column `__shard`.
+    """Repartition rows into one partition per shard, and add the column `__shard`.
 
-    `owner`: SQL for the number of a row's shard.
+    Args:
+        rows: The rows.
+        shards: The number of shards.
+        owner: SQL for the number of a row's shard.
     """
     if hasattr(rows, "repartitionById") and spark_connect.spark_version(rows.sparkSession) >= _BY_ID_SINCE:
         by_id = rows.selectExpr("*", f"{owner} AS __shard")
@@ -36,7 +39,7 @@ def partition_by_shard(rows: DataFrame, shards: int, owner: str) -> DataFrame:
 
 @cache
 def shard_keys(shards: int) -> tuple[int, ...]:
-    """Return, for each shard, a number (INT) that Spark's hash partitioning sends to the partition of that shard."""
+    """Return one INT key per shard. Spark's hash partitioning sends rows with it to the partition of the shard."""
     key_of: dict[int, int] = {}
     start, block = 0, 8 * shards + 64
     while len(key_of) < shards:
@@ -49,7 +52,7 @@ def shard_keys(shards: int) -> tuple[int, ...]:
 
 
 def murmur3(numbers: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Compute Spark's `hash` of INT columns: MurmurHash3 (x86, 32 bits) of their four bytes."""
+    """Return Spark's `hash` of INT values: MurmurHash3 (x86, 32 bits) of their four bytes."""
     with np.errstate(over="ignore"):
         mixed = numbers.view(np.uint32) * np.uint32(0xCC9E2D51)
         mixed = _rotate_left(mixed, 15) * np.uint32(0x1B873593)

@@ -21,27 +21,31 @@ if TYPE_CHECKING:
     from slackwater.connectors.source import ColumnStats
 
 FILE = "__file"  # hidden column: the file that a row was read from
-FINGERPRINT = "__mark"  # hidden column: a number from a file's time and size, which identifies it within its batch
-_TOPICS = "struct(_topic, _partition, _offset)"  # the position of a record in one of several topics
-MIN_PARTITIONS, MIN_COMPARISONS = 128, 25_000_000  # partitions, and rows times partitions: see `needs_separate_job`
-_OF_PARTITION = 44  # bits of the offset in a position; the partition is above them
+FINGERPRINT = "__mark"  # hidden column: a number derived from the time and size of a row's file, see `fingerprint_sql`
+_TOPICS = "struct(_topic, _partition, _offset)"  # the location of a record in one of several topics
+# the number of partitions, and of rows times partitions, from which the newest times are computed in a separate job
+MIN_PARTITIONS, MIN_COMPARISONS = 128, 25_000_000
+_OFFSET_BITS = 44  # the lower bits of a record's location contain the offset, and the higher bits the partition
 
-Facts = Mapping[str, Any]  # by the names in `statistics_columns`
+Facts = Mapping[str, Any]  # the statistics of a source, by the names of the aggregates in `statistics_columns`
 
 
 def fingerprint_sql() -> str:
-    """Return SQL for the fingerprint of a row's file; see `FileEntry.has_fingerprint`.
+    """Return SQL for the fingerprint of a row's file, which identifies the file within its batch.
 
-    A fingerprint is cheaper than a file name, which would be copied for every row.
+    A fingerprint is cheaper than the name of the file, which Spark would copy for every row. See also
+    `FileEntry.has_fingerprint`.
     """
     return f"unix_millis(_metadata.file_modification_time) * {SIZE_MODULUS}L + _metadata.file_size % {SIZE_MODULUS}L AS {FINGERPRINT}"
 
 
 def statistics_columns(timed: DataFrame, partitions: Mapping[str, int], usable_only: bool) -> list[Any]:
-    """Return the aggregates that compute the statistics of a source's rows.
+    """Return the aggregates that compute the statistics of a source. The aggregate `place` locates the newest row.
 
-    If `usable_only` is false, the newest times include those of bad rows. This is faster, and correct as long as no row
-    is bad. `partitions`: the record count of each partition. The aggregate `place` is the location of the newest row.
+    Args:
+        timed: The rows of the source.
+        partitions: The record count of each partition.
+        usable_only: Whether the newest times exclude bad rows. False is faster, and correct as long as no row is bad.
     """
     F, columns = spark_connect.sql_functions(timed), timed.columns  # noqa: N806
     event_us = F.expr(
@@ -49,14 +53,14 @@ def statistics_columns(timed: DataFrame, partitions: Mapping[str, int], usable_o
     )
     aggregates = [F.count(F.lit(1)).alias("rows"), F.count("__bad").alias("bad"), F.max(event_us).alias("newest")]
     topics = {partition.rpartition("-")[0] for partition in partitions}
-    offset = f"shiftleft(CAST(_partition AS BIGINT), {_OF_PARTITION}) + _offset"
+    offset = f"shiftleft(CAST(_partition AS BIGINT), {_OFFSET_BITS}) + _offset"
     of_topics = offset if len(topics) == 1 else _TOPICS
     place = next(
         (p for c, p in (("_offset", of_topics), (FINGERPRINT, FINGERPRINT), (FILE, FILE)) if c in columns), None
     )
     if place is not None:
         where = F.max_by(F.expr(place), event_us)
-        if place == _TOPICS:  # as text, because before Spark 4.1 Python cannot read an observed struct
+        if place == _TOPICS:  # converted to text, because Python cannot read an observed struct before Spark 4.1
             parts = (where["_topic"], F.lit("-"), where["_partition"], F.lit(" at offset "), where["_offset"])
             where = F.concat(*(part.cast("string") for part in parts))
         aggregates.append(where.alias("place"))
@@ -74,17 +78,17 @@ def statistics_columns(timed: DataFrame, partitions: Mapping[str, int], usable_o
 
 
 def statistics_from_footers(stats: ColumnStats | None, unit_us: int, first: int, last: int) -> Facts | None:
-    """Derive the statistics of rows from file footers, without reading the rows. The event time must be a plain column.
+    """Derive the statistics of a source from file footers, without reading rows. The event time must be a plain column.
 
     Args:
-        stats: The statistics of the event-time column; None if the footers have none.
-        unit_us: The configured unit in microseconds; 0 if the type of the column defines it.
+        stats: The statistics of the event-time column. None if the footers do not contain them.
+        unit_us: The configured unit in microseconds. 0 if the type of the column defines it.
         first: The first usable time in microseconds. Earlier rows are bad.
-        last: The last usable time in microseconds.
+        last: The last usable time in microseconds. Later rows are bad.
 
     Returns:
-        The statistics. None if the footers do not suffice, because rows may be bad for a reason other than a missing
-            time.
+        The statistics. None if the footers are not sufficient, because rows may be bad for a reason other than a
+            missing time.
     """
     if stats is None or bool(unit_us) == bool(stats.unit_us):
         return None
@@ -101,10 +105,11 @@ def count_unstorable(rows: DataFrame) -> Any:
 
 
 def needs_separate_job(partitions: Mapping[str, int]) -> bool:
-    """Return whether to find the newest time of each partition in a separate job. `partitions`: their record counts.
+    """Return whether to compute the newest time of each partition in a separate job.
 
     In the main job, each partition needs an aggregate that is updated for every row (6 to 24 ns). With many rows in
     many partitions, it is cheaper to read the records again, decode only the time, and aggregate by partition.
+    `partitions`: the record count of each partition.
     """
     return len(partitions) >= MIN_PARTITIONS and len(partitions) * sum(partitions.values()) >= MIN_COMPARISONS
 
@@ -113,17 +118,17 @@ def newest_by_partition(timed: DataFrame, source: str, newest: int | None, tasks
     """Run a job that finds the newest usable event time of each partition that has rows.
 
     Args:
-        timed: The rows.
+        timed: The rows of the source.
         source: The name of the source.
-        newest: The newest time over all partitions, as the epoch's job computed it.
+        newest: The newest time over all partitions that the epoch's main job computed.
         tasks: The number of tasks in the job.
 
     Raises:
-        EpochError: The input has changed since the epoch's job.
+        EpochError: The input has changed since the main job read it.
     """
     F = spark_connect.sql_functions(timed)  # noqa: N806
     usable = F.expr("CASE WHEN __bad IS NULL THEN unix_micros(_event_ts) END")
-    # Coalesced: otherwise each partition costs a task of a few milliseconds, and then each shard of the step another.
+    # Without `coalesce`, each partition would cost a task of a few milliseconds, and then each shard another task.
     by_partition = timed.coalesce(tasks).groupBy("_topic", "_partition").agg(F.max(usable).alias("newest"))
     newest_by_partition = {
         f"{row['_topic']}-{row['_partition']}": row["newest"] for row in by_partition.coalesce(1).collect()
@@ -145,13 +150,13 @@ def source_stats(
     file_of: Callable[[int], str | None],
     newest: Mapping[str, int | None] | None = None,
 ) -> SourceStats:
-    """Convert the results of `statistics_columns` to statistics.
+    """Convert the results of `statistics_columns` to `SourceStats`.
 
     Args:
         facts: The results, by column.
         partitions: The record count of each partition.
-        file_of: A function that returns the files with a given fingerprint, as text for messages.
-        newest: The newest time of each partition, if a separate job determined it.
+        file_of: A function that returns the names of the files with a given fingerprint, for messages.
+        newest: The newest time of each partition. None if no separate job computed it.
     """
     if newest is None:
         newest = {name: facts[f"newest{n}"] for n, name in enumerate(partitions)}
@@ -171,7 +176,13 @@ def source_stats(
 def _describe_location(
     place: int | str | None, partitions: Mapping[str, int], file_of: Callable[[int], str | None]
 ) -> str | None:
-    """Describe the location of a row for messages, given the `place` of `statistics_columns`; None if it is unknown."""
+    """Return the location of a row as text for messages. None if it is unknown.
+
+    Args:
+        place: The value of the aggregate `place` in `statistics_columns`.
+        partitions: The record count of each partition. Empty for files.
+        file_of: A function that returns the names of the files with a given fingerprint.
+    """
     if place is None:
         return None
     if isinstance(place, str):
@@ -179,13 +190,18 @@ def _describe_location(
     if isinstance(place, int) and not partitions:
         return file_of(place)
     topic = next(iter(partitions)).rpartition("-")[0]
-    return f"{topic}-{place >> _OF_PARTITION} at offset {place % (1 << _OF_PARTITION)}"
+    return f"{topic}-{place >> _OFFSET_BITS} at offset {place % (1 << _OFFSET_BITS)}"
 
 
 def find_newest_spans(timed: DataFrame, jump_us: int, partitioned: bool) -> dict[str, tuple[Span, ...]]:
-    """Return the spans that contain the newest event times, by partition; the name "" stands for the whole source.
+    """Return the spans that contain the newest event times, by partition. The name "" stands for the whole source.
 
-    A span is the first and last event time of a range shorter than `jump_us`, and the number of rows in it.
+    A span consists of the first and the last event time in a time range, and the number of rows in it.
+
+    Args:
+        timed: The rows of the source.
+        jump_us: The length of the time ranges in microseconds.
+        partitioned: Whether the source has partitions.
     """
     F = spark_connect.sql_functions(timed)  # noqa: N806
     by = "concat(_topic, '-', _partition)" if partitioned else "''"

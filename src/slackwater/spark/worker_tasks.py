@@ -1,4 +1,4 @@
-"""The code that runs in Spark's Python workers: one task per partition, and the transfer of its input and report.
+"""Run tasks in Spark's Python workers, one task per partition of a job, and return their reports.
 
 partition of a job ─▶ one Arrow table ─▶ task ─▶ its report as text, or the text and class name of a SlackwaterError
 """
@@ -35,9 +35,9 @@ Task = Callable[["pa.Table"], str]
 
 
 def warm_up(session: SparkSession, workers: int, loops: bool) -> None:
-    """Start the Python workers and import what they need before the first batch.
+    """Start the Python workers before the first batch, and make them import the modules that they need.
 
-    `workers`: their number. `loops`: also compile the loops that build sessions.
+    `workers`: the number of workers. `loops`: whether to compile the loops that build sessions.
     """
     if loops:  # once in this process; workers on this machine use the compiled files
         compile_session_loops()
@@ -51,13 +51,21 @@ def run_on_partitions(
     expressions: ExpressionCache | None = None,
     batches: ArrowBatchSizer | None = None,
 ) -> list[str]:
-    """Run `task` on each partition of a frame, and return the reports. The task gets the columns `names` as one table.
+    """Run a task on each partition of a DataFrame, and return the reports.
 
-    A SlackwaterError in a task is raised again here, with its class. `batches`: chooses the batch size from epoch to
-    epoch.
+    Args:
+        frame: The DataFrame.
+        names: The names of its columns in the table that the task receives.
+        task: The task.
+        expressions: A cache of Spark expressions.
+        batches: The policy that chooses the size of Arrow batches.
+
+    Raises:
+        SlackwaterError: A task raised this error.
+        EpochError: A task failed for another reason.
     """
     sizes = batches or ArrowBatchSizer()
-    # Names without dots, because mapInArrow treats a dot as a path separator.
+    # Columns are renamed, because mapInArrow treats a dot in a name as a path separator.
     plain = (expressions or ExpressionCache()).select(
         frame, [f"{quote_identifier(name)} AS c{i}" for i, name in enumerate(names)], schema_key="plain"
     )
@@ -74,7 +82,10 @@ def run_on_partitions(
 
 
 def run_partition(names: Sequence[str], task: Task, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Run `task` in a worker on one partition, and yield its report. An empty partition yields nothing."""
+    """Run a task in a worker on one partition, and yield its report. An empty partition yields nothing.
+
+    `names`: the names of the columns in the table that the task receives. `batches`: the content of the partition.
+    """
     os.environ.setdefault("POLARS_MAX_THREADS", "1")
     worker_memory.keep_freed_memory()
     import polars as pl
@@ -88,9 +99,7 @@ def run_partition(names: Sequence[str], task: Task, batches: Iterator[pa.RecordB
         report, error = task(pa.Table.from_batches(record_batches).rename_columns(names)), ""
     except SlackwaterError as raised:
         report, error = str(raised), type(raised).__name__
-    answer = pl.DataFrame(
-        {"report": [report], "error": [error], **sizes}
-    )  # PyArrow would load pandas to look at a list
+    answer = pl.DataFrame({"report": [report], "error": [error], **sizes})  # PyArrow would import pandas for lists
     yield from answer.to_arrow(compat_level=pl.CompatLevel.oldest()).to_batches()
     worker_memory.exempt_objects_from_gc()
 
@@ -105,10 +114,10 @@ def _report_schema() -> StructType:
 
 @dataclass(frozen=True)
 class PackedTasks:
-    """The tasks of all shards, as they are sent to every worker.
+    """The tasks of all shards, in the form that is sent to every worker.
 
-    Each task is pickled separately, and a worker unpickles only its own. Otherwise the cost of an epoch would grow with
-    the square of the number of shards.
+    Each task is pickled separately, and a worker unpickles only its own task. Otherwise, the cost of an epoch would
+    grow with the square of the number of shards.
     """
 
     operator: Operator
@@ -116,7 +125,7 @@ class PackedTasks:
 
     @classmethod
     def pack(cls, tasks: Sequence[ShardTask]) -> PackedTasks:
-        """Pack the tasks of one stage, in the order of its shards."""
+        """Pack the tasks of one stage. The order of the tasks must be the order of the shards."""
         from pyspark import cloudpickle
 
         bare: Sequence[object] = [{**vars(t), "operator": None} for t in tasks]

@@ -1,1 +1,1 @@
-"""Check schemas and SQL with Spark's analyzer before any data is read, and carry the origin of rows through SQL."""
+"""Check schemas and SQL with Spark's analyzer before data is read, and extend SQL to carry the origin of rows."""

@@ -5,8 +5,8 @@
                                                       FROM (SELECT user, _origin FROM source) AS s
 
 `sqlglot` parses the SQL to find each SELECT that reads `source`, directly, through a CTE or through a derived table.
-`_origin` is inserted before the FROM of each of them. The rest of the SQL is unchanged. Spark's analyzer checks the
-result.
+`_origin` is inserted before the FROM of each of these SELECTs. The rest of the SQL is unchanged. Spark's analyzer
+checks the result.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class OriginError(Exception):
 
 
 def mentions_origin(sql: str) -> bool:
-    """Return whether the SQL itself names `_origin`."""
+    """Return whether SQL contains the name `_origin`."""
     return re.search(rf"(?<![\w]){ORIGIN}(?![\w])", sql, re.IGNORECASE) is not None
 
 
 def add_origin_column(sql: str) -> str:
-    """Return the SQL with `_origin` as the last column of every SELECT that reads `source`.
+    """Add `_origin` as the last column of every SELECT that reads `source`, and return the SQL.
 
     Raises OriginError if the column cannot be added.
     """
@@ -71,7 +71,7 @@ class _Star:
     """A `*` in a SELECT list.
 
     Args:
-        owner: The table whose columns the star selects, in lower case; None for all tables.
+        owner: The table whose columns the star selects, in lower case. None for all tables.
         position: The index in the SQL at which to insert `text`.
         text: SQL that excludes `_origin` from the star.
     """
@@ -83,10 +83,10 @@ class _Star:
 
 @dataclass
 class _Select:
-    """A SELECT with a FROM.
+    """A SELECT in the text of the SQL.
 
     Args:
-        position: The index of the FROM in the SQL; -1 until the FROM is reached.
+        position: The index of its FROM in the SQL. -1 until the FROM is reached.
         stars: The stars in the SELECT list.
     """
 
@@ -95,10 +95,10 @@ class _Select:
 
 
 def _selects(tokens: list[Token]) -> list[_Select]:
-    """Return the SELECTs that have a FROM, in the order of the FROMs. A FROM belongs to the SELECT at its depth.
+    """Return the SELECTs that have a FROM, in the order of the FROMs.
 
-    A star in the parentheses of a function, such as `struct(*)`, belongs to the enclosing SELECT, even if it follows
-    that SELECT's FROM.
+    A FROM belongs to the SELECT at the same depth of parentheses. A star in the parentheses of a function, such as
+    `struct(*)`, belongs to the enclosing SELECT, even if it follows the FROM.
     """
     from sqlglot import TokenType as T
 
@@ -147,13 +147,13 @@ def _star(tokens: list[Token], i: int) -> _Star:
 
 
 def _visit(query: exp.Expr, readable: Mapping[str, bool], readers: dict[int, str | None]) -> bool:
-    """Return whether a query's rows come from `source`, and add every SELECT that reads `source` to `readers`.
+    """Return whether the rows of a query come from `source`, and add every SELECT that reads `source` to `readers`.
 
     Args:
         query: The parsed query.
-        readable: For each table name that the query can read, whether the table's rows come from `source`.
-        readers: An output: for the number of each SELECT that reads `source`, the name under which it reads the rows;
-            None if they have no name.
+        readable: The tables that the query can read, by name, with whether their rows come from `source`.
+        readers: Output: the name under which a SELECT reads the rows of `source`, by the number of the SELECT. None if
+            the rows have no name.
     """
     from sqlglot import exp
 
@@ -182,7 +182,7 @@ def _visit(query: exp.Expr, readable: Mapping[str, bool], readers: dict[int, str
 def _tables(
     node: exp.Expr, readable: Mapping[str, bool], readers: dict[int, str | None]
 ) -> Iterator[tuple[str | None, bool]]:
-    """Yield each table of a FROM: its name in lower case (None without one), and whether it has rows of `source`."""
+    """Yield the name of each table in a FROM, and whether it has rows of `source`. Names are in lower case or None."""
     from sqlglot import exp
 
     inside: Any = node.args.get("from_") if isinstance(node, exp.Select) else None

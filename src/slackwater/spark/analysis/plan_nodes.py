@@ -17,17 +17,17 @@ _VIEW = re.compile(r"\s*\(`([^`]+)`")
 
 @dataclass(frozen=True)
 class Node:
-    """A node of a plan.
+    """A node of a plan. Fields that do not apply to the node are empty.
 
     Args:
         kind: The name of Spark's class for this node, without the package.
         children: The nodes directly below this node.
-        join: The join type of a Join, such as "LeftOuter"; otherwise empty.
-        view: The name of a temporary view; otherwise empty.
-        alias: The name of a SubqueryAlias; otherwise empty.
-        cte: The id of the CTE that the node defines or reads; otherwise -1.
-        expressions: The node's expressions as JSON objects; empty over Spark Connect.
-        fields: All fields of the node's JSON object; empty over Spark Connect.
+        join: The type of a Join, such as "LeftOuter".
+        view: The name of a temporary view.
+        alias: The name of a SubqueryAlias.
+        cte: The id of the CTE that the node defines or reads. -1 for all other nodes.
+        expressions: The expressions of the node as JSON objects. Empty over Spark Connect.
+        fields: All fields of the node's JSON object. Empty over Spark Connect.
     """
 
     kind: str
@@ -111,7 +111,10 @@ class _Draft:
 
 
 def read_arguments(expressions: Sequence[Mapping[str, Any]], index: int) -> list[tuple[Mapping[str, Any], ...]]:
-    """Return the arguments of the expression at `index`, each as a tuple of expressions in pre-order."""
+    """Return the arguments of the expression at `index`, each as a tuple of its expressions in pre-order.
+
+    `expressions`: a forest of expressions in pre-order.
+    """
     children, end = list[tuple[Mapping[str, Any], ...]](), index + 1
     for _ in range(expressions[index]["num-children"]):
         start, open_ones = end, 1
@@ -133,7 +136,7 @@ def _join_kind(value: Any) -> str:
 
 
 def _classes(value: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield all expressions nested in a value of a plan's JSON, in pre-order."""
+    """Yield all expressions that are nested in a JSON value of a plan, in pre-order."""
     if isinstance(value, list):
         for item in value:
             yield from _classes(item)

@@ -1,7 +1,8 @@
-"""The classes of row-wise expressions in Spark 4.0 to 4.3: deterministic expressions that depend only on their row.
+"""Lists of the expression classes in Spark 4.0 to 4.3 that are row-wise, and of common classes that are not.
 
-Aggregates and window functions are included, because the plan node that contains them decides whether they are allowed.
-Expressions that later Spark versions add are rejected until their classes are added here.
+A row-wise expression is deterministic and depends only on its row. Aggregates and window functions are in `ROW_WISE`
+too, because the plan node that contains them decides whether they are allowed. New expressions of later Spark versions
+are rejected until their classes are added here.
 """
 
 from __future__ import annotations
@@ -84,8 +85,8 @@ ROW_WISE = frozenset(
     Year YearOfWeek ZeroIfNull ZipWith
     """.split()
 )
-# classes of rejected expressions, with the names that users know
-CHANGING = {
+# classes of expressions that are not row-wise, with the names that users know
+NOT_ROW_WISE = {
     "CallMethodViaReflection": "reflect() or java_method()",
     "TryReflect": "try_reflect()",
     "Rand": "rand()",

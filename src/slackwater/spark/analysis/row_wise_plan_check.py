@@ -6,12 +6,12 @@ Plan nodes and expressions that are not on an allow list are rejected.
                                └▶ View users        lookups, tables, VALUES: equal in every epoch
 
 Classic Spark returns the analyzed plan as JSON, so every node and expression is checked. Spark Connect returns the plan
-only as text, in which a literal may look like an expression. Over Connect, the nodes are therefore checked in the text,
-and the expressions by the parser that `slackwater check` uses.
+only as text, in which a literal may look like an expression. Over Connect, only the nodes are therefore checked in the
+text. The expressions are checked by the parser that `slackwater check` uses.
 
-GROUP BY and OVER may group rows by the start or end of their window. Such columns are tracked by expression id, and only
-through renames: `window_start + 1` does not count as a window start. A UNION gives one id to the columns of all its
-branches, so plans with a UNION are not tracked.
+GROUP BY and OVER may group rows by the start or end of their window. These columns are tracked by expression id, and
+only through renames: `window_start + 1` does not count as a window start. A UNION gives one id to the columns of all
+its branches, so columns are not tracked in plans with a UNION.
 
     source: window_start#7, user#8, n#9
     Project [window_start#7 AS begin#12, n#9]               begin#12 is window_start#7, renamed
@@ -38,7 +38,7 @@ from slackwater.spark.analysis.plan_nodes import Node
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# nodes with one input that process it row by row
+# nodes that process their input row by row
 _ALLOWED = frozenset(
     """
     Project Filter SubqueryAlias View PipeOperator ResolvedHint UnresolvedHint Generate Expand Repartition
@@ -78,17 +78,17 @@ _OUTER = {"RightOuter": "RIGHT", "FullOuter": "FULL"}
 _SCRIPTS = ("CompoundBody", "ExecuteImmediateQuery", "SingleStatement", "UnresolvedExecuteImmediate")
 _TO_TIMES = {"ParseToDate": "date", "ParseToTimestamp": "timestamp"}
 _UNDETERMINED = "a function that is not deterministic"
-_NAMES = (name.partition("(")[0] for name in row_wise_expressions.CHANGING.values() if "(" in name and " (" not in name)
+_NAMES = (n.partition("(")[0] for n in row_wise_expressions.NOT_ROW_WISE.values() if "(" in n and " (" not in n)
 _CALLED = re.compile(rf"\b({'|'.join(map(re.escape, dict.fromkeys(_NAMES)))}|java_method)\(", re.IGNORECASE)
 _SUBQUERY = re.compile(r"\b(?:scalar-subquery|lateral-subquery|exists|list)#\d+ \[")
 _CLOCK_CAST = re.compile(r"cast\(\s*(?:now|today|tomorrow|yesterday)\b[^()]* as (?:date|timestamp)", re.IGNORECASE)
 
 
 def find_statement(session: SparkSession, sql: str) -> str | None:
-    """Return the first word of the SQL if the SQL is a statement; None if it is a query.
+    """Return the first word of the SQL if the SQL is a statement. None if it is a query.
 
     The SQL is analyzed but not run. Raises Spark's own error if the SQL is not valid. Over Connect, only the first word
-    is checked: the SQL is later put in parentheses, where anything other than a query is an error.
+    is checked, because the SQL is later put into parentheses, where only a query is valid.
     """
     word = _first_word(sql)
     if spark_connect.is_connect(session):
@@ -114,47 +114,51 @@ def _first_word(sql: str) -> str:
 
 
 def find_forbidden_parts(
-    frame: DataFrame, view: DataFrame | None = None, bounds: GroupableColumns = ROW_BY_ROW
+    frame: DataFrame, view: DataFrame | None = None, groupable: GroupableColumns = ROW_BY_ROW
 ) -> set[str]:
-    """Return what is not row-wise in a DataFrame's plan, in the terms of SQL, such as "LIMIT".
+    """Return the SQL constructs in the plan of a DataFrame that are not row-wise, such as "LIMIT".
 
-    `view`: a DataFrame that the plan reads; None if the plan may not group rows. `bounds`: the columns of `view` by
-    which the plan may group rows.
+    Args:
+        frame: The DataFrame.
+        view: A DataFrame that the plan reads. None if the plan may not group rows.
+        groupable: The columns of `view` by which the plan may group rows.
     """
     plan = frame._jdf.queryExecution().analyzed()
     root = plan_nodes.parse_json(plan.toJSON())
     nodes = [node.fields for node in root.walk()]
     grouping_columns = (
-        _add_renamed_ids(nodes, _expression_ids(view, bounds.names)) if view is not None else frozenset[int]()
+        _add_renamed_ids(nodes, _expression_ids(view, groupable.names)) if view is not None else frozenset[int]()
     )
-    reader = _PlanWalker(lambda node: _groups_by_columns(node.fields, grouping_columns))
-    reader.check(root)
-    if not reader.forbidden and not reader.groups_by_bound and not plan.deterministic():
-        reader.forbidden.add(_UNDETERMINED)
-    return reader.forbidden
+    walker = _PlanWalker(lambda node: _groups_by_columns(node.fields, grouping_columns))
+    walker.check(root)
+    if not walker.forbidden and not walker.has_grouping and not plan.deterministic():
+        walker.forbidden.add(_UNDETERMINED)
+    return walker.forbidden
 
 
 def find_forbidden_parts_in_text(
-    frame: DataFrame, sql: str, rows: DataFrame, bounds: GroupableColumns = ROW_BY_ROW
+    frame: DataFrame, sql: str, rows: DataFrame, groupable: GroupableColumns = ROW_BY_ROW
 ) -> set[str]:
-    """Return what is not row-wise in SQL over `rows`, for Spark Connect; see `find_forbidden_parts`.
+    """Return the SQL constructs that are not row-wise, such as "LIMIT", over Spark Connect.
 
-    `frame` is the result of the SQL. If the parser is unsure, text in the plan that merely looks like a forbidden
-    expression counts as one.
+    If the parser is unsure, text in the plan that merely looks like a forbidden expression counts as one.
+
+    Args:
+        frame: The result of the SQL.
+        sql: The SQL.
+        rows: The DataFrame that the SQL reads as `source`.
+        groupable: The columns of `rows` by which the SQL may group rows.
     """
     types = dict.fromkeys(rows.columns)
-    bounded = frozenset(map(str.casefold, bounds.names)) & frozenset(map(str.casefold, types))
+    grouping_columns = frozenset(map(str.casefold, groupable.names)) & frozenset(map(str.casefold, types))
     findings = SqlFindings()
-    resolve_query(sql, {"source": ColumnTypes(types, True, bounded)}, findings, ())
+    resolve_query(sql, {"source": ColumnTypes(types, True, grouping_columns)}, findings, ())
     is_sure = not findings.undecided and not findings.problems
     plan = spark_connect.analyzed_plan(frame)
-    reader = _PlanWalker(lambda node: bool(bounded) and is_sure)
-    reader.check(plan_nodes.parse_text(plan))
-    forbidden = (
-        findings.non_row_wise
-        | reader.forbidden
-        | ({"DATE 'today' and the like"} if _CLOCK_CAST.search(plan) else set())
-    )
+    walker = _PlanWalker(lambda node: bool(grouping_columns) and is_sure)
+    walker.check(plan_nodes.parse_text(plan))
+    clock_literals = {"a literal such as DATE 'today'"} if _CLOCK_CAST.search(plan) else set[str]()
+    forbidden = findings.non_row_wise | walker.forbidden | clock_literals
     if is_sure:
         return forbidden
     subquery = {"a subquery"} if _SUBQUERY.search(plan) else set[str]()
@@ -170,7 +174,10 @@ def _expression_ids(view: DataFrame, names: Iterable[str]) -> frozenset[int]:
 
 
 def _add_renamed_ids(nodes: Sequence[Mapping[str, Any]], columns: frozenset[int]) -> frozenset[int]:
-    """Return `columns` (expression ids) and the ids of all renames of them in a plan; empty if there is a UNION."""
+    """Return the expression ids of columns and of all their renames in a plan. Empty if the plan has a UNION.
+
+    `columns`: the expression ids of the columns.
+    """
     if not columns or any(plan_nodes.read_class_name(node) == "Union" for node in nodes):
         return frozenset()
     renamed = {}
@@ -185,7 +192,7 @@ def _add_renamed_ids(nodes: Sequence[Mapping[str, Any]], columns: frozenset[int]
 
 
 def _groups_by_columns(node: Mapping[str, Any], columns: frozenset[int]) -> bool:
-    """Return whether a node groups or partitions rows by one of these columns (expression ids)."""
+    """Return whether a node groups or partitions rows by a column. `columns`: the expression ids of the columns."""
     grouped = node.get(_GROUPED.get(plan_nodes.read_class_name(node), ""), [])
     return any(
         [plan_nodes.read_class_name(e) for e in expression] == ["AttributeReference"]
@@ -195,7 +202,7 @@ def _groups_by_columns(node: Mapping[str, Any], columns: frozenset[int]) -> bool
 
 
 def _expressions(nodes: Sequence[Mapping[str, Any]]) -> Iterable[Sequence[Mapping[str, Any]]]:
-    """Yield the expressions of a plan's nodes, each as a list of nodes in pre-order."""
+    """Yield the expressions in the nodes of a plan, each as a list of JSON objects in pre-order."""
     for node in nodes:
         for value in node.values():
             if isinstance(value, list):
@@ -208,28 +215,28 @@ def _number(expression: Mapping[str, Any]) -> int:
 
 @dataclass
 class _PlanWalker:
-    """Walks a plan and collects what is not row-wise.
+    """Walk over a plan that collects the SQL constructs that are not row-wise.
 
     Args:
-        is_by_bound: A function that returns whether a node groups rows by a column that permits grouping.
-        forbidden: What is not row-wise, in the terms of SQL.
-        groups_by_bound: Whether any node visited so far groups rows by such a column.
+        may_group: A function that returns whether a node groups rows by a column by which SQL may group.
+        forbidden: The SQL constructs that are not row-wise.
+        has_grouping: Whether a visited node groups rows by a permitted column.
     """
 
-    is_by_bound: Callable[[Node], bool]
+    may_group: Callable[[Node], bool]
     forbidden: set[str] = field(default_factory=set)
-    groups_by_bound: bool = False
+    has_grouping: bool = False
     _defined: dict[int, Node] = field(default_factory=dict)
 
     def check(self, root: Node) -> None:
-        """Collect what is not row-wise in a plan, and check that the plan reads `source`."""
+        """Collect the constructs in a plan that are not row-wise, and check that the plan reads `source`."""
         self._defined = {node.cte: node for node in root.walk() if node.kind == "CTERelationDef"}
         reads = self._reads(root)
         if not reads and not self.forbidden:
             self.forbidden.add(NO_SOURCE)
 
     def _reads(self, node: Node) -> bool:
-        """Return whether a node outputs rows of `source`, and collect what is not row-wise in the node and below it."""
+        """Return whether a node outputs rows of `source`. Collect constructs in its subtree that are not row-wise."""
         if node.view.casefold() == "source" or node.alias.startswith(spark_connect.ROWS):
             return True
         if node.view or node.alias.startswith(spark_connect.TABLES):
@@ -254,12 +261,12 @@ class _PlanWalker:
         if node.kind == "Union":
             return self._union(node)
         below = [self._reads(child) for child in node.children]
-        if node.kind in ("Aggregate", "Window", "Distinct") and self.is_by_bound(node):
-            self.groups_by_bound = True
+        if node.kind in ("Aggregate", "Window", "Distinct") and self.may_group(node):
+            self.has_grouping = True
         elif node.kind in _NODES:
             self.forbidden.add(_NODES[node.kind])
         elif node.kind not in _ALLOWED:
-            self.forbidden.add(f"{node.kind} of Spark's plan, which is not known to work row by row")
+            self.forbidden.add(f"{node.kind} in Spark's plan, which is not known to work row by row")
         return any(below)
 
     def _join(self, node: Node) -> bool:
@@ -279,7 +286,7 @@ class _PlanWalker:
         return any(reads)
 
     def _cast(self, outer: Mapping[str, Any], inner: Mapping[str, Any]) -> None:
-        """Detect a string literal such as 'today' that a cast (`outer`) turns into the current date or time."""
+        """Detect a cast (`outer`) of a literal (`inner`) such as 'today', which results in the current date or time."""
         to = _TO_TIMES.get(plan_nodes.read_class_name(outer)) or str(outer.get("dataType"))
         if (
             plan_nodes.read_class_name(outer) not in ("Cast", *_TO_TIMES)
@@ -291,7 +298,7 @@ class _PlanWalker:
             self.forbidden.add(f"{to.upper()} '{text.strip()}'")
 
     def _encryption(self, arguments: list[tuple[Mapping[str, Any], ...]]) -> None:
-        """Detect AES encryption without an explicit initialization vector, for which Spark picks a random one."""
+        """Detect AES encryption without an explicit initialization vector. Spark would choose a random one."""
         mode, vector = arguments[2], arguments[4]
         constant = [str(e.get("value")) for e in vector if plan_nodes.read_class_name(e) == "Literal"]
         if constant == [""] and str(mode[0].get("value")).upper() != "ECB":
@@ -299,11 +306,9 @@ class _PlanWalker:
 
     def _expression(self, fields: Mapping[str, Any]) -> None:
         kind = plan_nodes.read_class_name(fields)
-        if kind in row_wise_expressions.CHANGING:
-            self.forbidden.add(row_wise_expressions.CHANGING[kind])
+        if kind in row_wise_expressions.NOT_ROW_WISE:
+            self.forbidden.add(row_wise_expressions.NOT_ROW_WISE[kind])
         elif kind not in row_wise_expressions.ROW_WISE and kind not in _ALLOWED | _LEAVES | _NODES.keys():
-            self.forbidden.add(
-                f"{kind} of Spark's expressions, which is not known to give the same value for the same row"
-            )
+            self.forbidden.add(f"Spark's expression {kind}, which is not known to return one value for the same row")
         elif fields.get("udfDeterministic") is False:
             self.forbidden.add(_UNDETERMINED)

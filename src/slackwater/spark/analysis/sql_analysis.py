@@ -28,7 +28,7 @@ from slackwater.spark.epoch_sql import event_time_sql, gap_end_sql
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-CLOCK = "PROCESSING"  # used instead of an event-time expression: the epoch's clock reading
+CLOCK = "PROCESSING"  # stands for the epoch's clock reading in place of an event-time expression
 TIMES = ("timestamp", "timestamp_ntz", "date", "string")
 
 
@@ -52,7 +52,7 @@ def event_time_expression(
         session: The session that analyzes the expression.
         source: The name of the source.
         frame: A DataFrame with the columns of the source.
-        has_clock: Use the epoch's clock reading (`CLOCK`) if no event time is configured.
+        has_clock: Whether to use the epoch's clock reading (`CLOCK`) if no event time is configured.
 
     Raises:
         StartError: The expression is not valid, is not row-wise or does not return a time.
@@ -86,7 +86,7 @@ def event_time_expression(
 
 
 def _error_reason(error: Exception) -> str:
-    """Return Spark's reason for an error, without its suggestions, because the message lists all names anyway."""
+    """Return the reason of a Spark error without Spark's suggestions, because our message lists all names anyway."""
     return re.sub(r"\s*Did you mean one of the following\?.*$", "", spark_error_reason(error))
 
 
@@ -97,9 +97,14 @@ def run_sql(
     rows: DataFrame,
     texts: Sequence[str] | None = None,
 ) -> DataFrame:
-    """Apply the SQL of an input path to rows with `_event_ts`. If there is no SQL, return the rows unchanged.
+    """Apply the SQL of an input path to rows. If there is no SQL, return the rows unchanged.
 
-    `texts`: queries that also carry `_origin`, to run instead of the config's SQL.
+    Args:
+        session: The session with the lookups.
+        pipeline: The pipeline.
+        input_path: The input path.
+        rows: The rows of the source, with `_event_ts`.
+        texts: Queries that also carry `_origin`, to run instead of the SQL in the config.
     """
     for sql in [sql for _, sql in pipeline.sql_chain(input_path)] if texts is None else texts:
         rows = _run_query(session, rows, sql)
@@ -114,19 +119,26 @@ def _run_query(session: SparkSession, rows: DataFrame, sql: str) -> DataFrame:
 
 
 def _statement(session: SparkSession, rows: DataFrame, sql: str) -> str | None:
-    """Return the first word of the SQL if the SQL is a statement, else None. The SQL is analyzed but not run."""
+    """Return the first word of the SQL if the SQL is a statement. None if it is a query. The SQL is not run."""
     if not spark_connect.is_connect(session):
         rows.createOrReplaceTempView("source")
     return row_wise_plan_check.find_statement(session, sql)
 
 
 def check_sql(session: SparkSession, pipeline: Pipeline, input_path: InputPath, frame: DataFrame) -> dict[str, Field]:
-    """Analyze the SQL of an input path over its input columns, and return its output columns.
+    """Analyze the SQL of an input path, and return its output columns by name.
 
-    Raises StartError if the SQL is not valid or not row-wise.
+    Args:
+        session: The session with the lookups.
+        pipeline: The pipeline.
+        input_path: The input path.
+        frame: A DataFrame with the columns of the source.
+
+    Raises:
+        StartError: The SQL is not valid or not row-wise.
     """
     view = rows = _source_view(session, pipeline, input_path, frame)
-    for location, sql, bounds in pipeline.sql_chain_with_groupable(input_path):
+    for location, sql, groupable in pipeline.sql_chain_with_groupable(input_path):
         where = f'{pipeline.name}: source "{input_path.origin}": {location}'
         try:
             statement = _statement(session, rows, sql)
@@ -143,18 +155,18 @@ def check_sql(session: SparkSession, pipeline: Pipeline, input_path: InputPath, 
                 f"{where}: {_error_reason(error)}; available: {', '.join(rows.columns)}", Topic.SQL
             ) from None
         from_text = (
-            row_wise_plan_check.find_forbidden_parts_in_text(out, sql, rows, bounds)
+            row_wise_plan_check.find_forbidden_parts_in_text(out, sql, rows, groupable)
             if spark_connect.is_connect(session)
             else None
         )
-        forbidden = row_wise_plan_check.find_forbidden_parts(out, view, bounds) if from_text is None else from_text
+        forbidden = row_wise_plan_check.find_forbidden_parts(out, view, groupable) if from_text is None else from_text
         forbidden |= set(lexer.find_clock_literals(sql))
         if forbidden:
             raise StartError(
                 f"{where} must be row-wise, but it uses {', '.join(sorted(forbidden))}; only filter, project and "
                 "join lookups there"
                 + ("" if pipeline.transform.join is not None else ", and describe aggregation in [transform.window]")
-                + bounds.advice_for(forbidden),
+                + groupable.advice_for(forbidden),
                 Topic.SQL,
             )
         _check_columns(pipeline, input_path, out, where)
@@ -169,28 +181,28 @@ def _check_row_wise(
     expression: str,
     where: str,
     view: DataFrame | None = None,
-    bounds: GroupableColumns = ROW_BY_ROW,
+    groupable: GroupableColumns = ROW_BY_ROW,
 ) -> None:
     """Raise StartError if the value of an expression over `rows` depends on more than the row itself.
 
-    `where`: the prefix of the message. `view`, `bounds`: see `row_wise_plan_check.find_forbidden_parts`.
+    `where`: the prefix of the message. `view`, `groupable`: see `row_wise_plan_check.find_forbidden_parts`.
     """
     text = f"SELECT ({expression}) AS e FROM source"
     out = _run_query(session, rows, text)
     if spark_connect.is_connect(session):
         forbidden = row_wise_plan_check.find_forbidden_parts_in_text(out, text, rows)
     else:
-        forbidden = row_wise_plan_check.find_forbidden_parts(out, view, bounds)
+        forbidden = row_wise_plan_check.find_forbidden_parts(out, view, groupable)
     forbidden |= set(lexer.find_clock_literals(text))
     if forbidden:
         raise StartError(f"{where} must be row-wise, but it uses {', '.join(sorted(forbidden))}", Topic.SQL)
 
 
 def _check_columns(pipeline: Pipeline, input_path: InputPath, out: DataFrame, where: str) -> None:
-    """Raise StartError if a query's output has duplicate columns, or lacks a TIMESTAMP column `_event_ts`.
+    """Raise StartError if the columns of a query's output do not suit the stage.
 
-    Duplicates are checked only for stateless stages, and `_event_ts` only for all others. `where`: the prefix of the
-    message.
+    The output of a stateless stage must not have duplicate columns. For any other stage, it needs a TIMESTAMP column
+    `_event_ts`. `out`: the output. `where`: the prefix of the message.
     """
     if pipeline.transform.is_stateless:  # its columns are the output
         duplicates = [name for name, times in Counter(map(str.casefold, out.columns)).items() if times > 1]
@@ -217,8 +229,8 @@ def _check_columns(pipeline: Pipeline, input_path: InputPath, out: DataFrame, wh
 def gap_end_expression(pipeline: Pipeline, session: SparkSession, input_path: InputPath, frame: DataFrame) -> str:
     """Return SQL for the time (µs) at which a row's gap ends, for windows in which each row has its own gap.
 
-    The SQL runs over the output of an input path, and yields NULL for an invalid gap. Raises StartError if the setting
-    `gap` is not a valid expression or does not return a duration.
+    The SQL runs over the output of `input_path`, and yields NULL for an invalid gap. `frame`: a DataFrame with the
+    columns of the source. Raises StartError if `gap` in the config is not an expression for a duration.
     """
     window = pipeline.transform.window
     assert window is not None
@@ -232,17 +244,18 @@ def gap_end_expression(pipeline: Pipeline, session: SparkSession, input_path: In
             f"{where} is neither a duration nor a valid expression over the row ({_error_reason(error)}); available: {', '.join(out.columns)}",
             Topic.SQL,
         ) from None
-    bounds = [bounds for _, _, bounds in pipeline.sql_chain_with_groupable(input_path)]
-    _check_row_wise(session, out, str(window.gap_ms), where, view, bounds[-1] if bounds else ROW_BY_ROW)
+    groupable = [columns for _, _, columns in pipeline.sql_chain_with_groupable(input_path)]
+    _check_row_wise(session, out, str(window.gap_ms), where, view, groupable[-1] if groupable else ROW_BY_ROW)
     return gap_end_sql(f"({window.gap_ms})", Field("g", type_), window.max_session_duration_ms or 0, where)
 
 
 def add_origin_to_sql(
     session: SparkSession, pipeline: Pipeline, input_path: InputPath, frame: DataFrame
 ) -> tuple[str, ...] | None:
-    """Return the queries of an input path, rewritten so that their output also has `_origin`; None if there is no SQL.
+    """Rewrite the queries of an input path so that their output also has `_origin`. None if there is no SQL.
 
-    `late_data = "dlq"` requires this. Call it after `check_sql`. Raises StartError if `_origin` cannot be added.
+    `late_data = "dlq"` requires this. Call it after `check_sql`. `frame`: a DataFrame with the columns of the source.
+    Raises StartError if `_origin` cannot be added.
     """
     where = f'{pipeline.name}: source "{input_path.origin}"'
     if ORIGIN in map(str.lower, frame.columns):
@@ -266,8 +279,15 @@ def add_origin_to_sql(
 def _sql_with_origin(session: SparkSession, rows: DataFrame, user_sql: str, plain: DataFrame, where: str) -> str:
     """Return SQL that selects `_origin` in addition to the columns of `user_sql`.
 
-    `plain` is the output of `user_sql`. `where`: the prefix of error messages. Raises StartError if `_origin` cannot be
-    added.
+    Args:
+        session: The session with the lookups.
+        rows: The input of the SQL, with `_origin`.
+        user_sql: The SQL in the config.
+        plain: The output of `user_sql`.
+        where: The prefix of error messages.
+
+    Raises:
+        StartError: `_origin` cannot be added.
     """
     expected = [column for column in plain.dtypes if column[0].lower() != ORIGIN]
 
@@ -299,7 +319,7 @@ def _carries_origin(carries: Callable[[str], bool], sql: str) -> bool:
     try:
         return carries(sql)
     except Exception:
-        return False  # such as a UNION in which only one branch has SELECT *, and now has one more column
+        return False  # for example, a UNION in which only one branch has SELECT * and therefore one more column
 
 
 def _selects_origin(pipeline: Pipeline, input_path: InputPath) -> bool:
@@ -307,14 +327,14 @@ def _selects_origin(pipeline: Pipeline, input_path: InputPath) -> bool:
 
 
 def _selected_origin(pipeline: Pipeline, input_path: InputPath) -> str | None:
-    """Return the name of the origin column if the config's SQL names this column, else None."""
+    """Return the name of the origin column if the SQL in the config contains this name. Otherwise return None."""
     return ORIGIN if _selects_origin(pipeline, input_path) else None
 
 
 def _source_view(session: SparkSession, pipeline: Pipeline, input_path: InputPath, frame: DataFrame) -> DataFrame:
-    """Return an empty DataFrame to use as `source`, with the columns that the SQL expects.
+    """Return an empty DataFrame to use as `source`, with the columns that the SQL of an input path expects.
 
-    It has `_origin` if the SQL names that column.
+    It has `_origin` if the SQL names this column. `frame`: a DataFrame with the columns of the source.
     """
     return _empty_view(session, pipeline, frame, with_origin=_selects_origin(pipeline, input_path))
 
@@ -322,7 +342,7 @@ def _source_view(session: SparkSession, pipeline: Pipeline, input_path: InputPat
 def _empty_view(session: SparkSession, pipeline: Pipeline, frame: DataFrame, with_origin: bool) -> DataFrame:
     """Return an empty DataFrame to use as `source`, with the columns of `frame` and `_event_ts`.
 
-    For a stateless stage, it has `_event_ts` only if the source provides this column.
+    For a stateless stage, it has `_event_ts` only if `frame` has this column.
     """
     timed = "_event_ts" in frame.columns or not pipeline.transform.is_stateless
     more = ["CAST(NULL AS TIMESTAMP) AS _event_ts"] if timed else []
@@ -332,10 +352,12 @@ def _empty_view(session: SparkSession, pipeline: Pipeline, frame: DataFrame, wit
 
 
 def check_same_columns(pipeline: Pipeline, outputs: Mapping[str, Mapping[str, Field]], needed: list[str]) -> None:
-    """Raise StartError if a column is missing in the output of a source, or has another type than in the first output.
+    """Raise StartError if the outputs of several sources differ in a column or its type.
 
-    `outputs`: the output columns of each source. Only the `needed` columns are checked; for a stateless stage, all
-    columns.
+    Args:
+        pipeline: The pipeline.
+        outputs: The columns of the SQL's output, by source.
+        needed: The columns to check. For a stateless stage, all columns are checked.
     """
     (first, expected), *others = outputs.items()
     for name, columns in others:

@@ -1,1 +1,1 @@
-"""Spark sessions: start Spark or open a private session, and provide the jars and connectors that Spark lacks."""
+"""Start Spark, open private Spark sessions, and provide the jars and connectors that PySpark lacks."""

@@ -1,9 +1,9 @@
-"""Jars that PySpark lacks: download them from Maven into a cache, and check before a start whether one is missing.
+"""Download jars that PySpark lacks from Maven into a cache, and check before a start whether a jar is missing.
 
     ~/.cache/slackwater/jars/<organisation>.<module>-<version>/*.jar      (SLACKWATER_CACHE sets another directory)
 
-Ivy, which comes with PySpark, downloads them. If there is no network, set `spark.jars` or `spark.jars.packages` in the Spark settings instead. `slackwater prepare`
-downloads the jars ahead of time, for example when a container image is built.
+Ivy, which is part of PySpark, downloads the jars. `slackwater prepare` downloads them ahead of time, for example when a
+container image is built. Without a network, set `spark.jars` or `spark.jars.packages` in the Spark settings instead.
 
 Jars with which Spark reads files in an object store are not downloaded. The config must name them:
 
@@ -32,11 +32,11 @@ from slackwater.config.source import Source
 from slackwater.core.humanize import mismatch
 from slackwater.errors import StartError, Topic
 
-KAFKA = "kafka"  # represents the jars of Spark's Kafka connector, which depend on the version of Spark
+KAFKA = "kafka"  # stands for the jars of Spark's Kafka connector, which depend on the version of Spark
 _SCALA = "2.13"
-# Dependencies of Spark's Kafka connector that are not among Spark's own jars
+# dependencies of Spark's Kafka connector that PySpark lacks
 _CLIENTS = (("org.apache.kafka", "kafka-clients", "3.9.2"), ("org.apache.commons", "commons-pool2", "2.13.1"))
-# Published releases that work with later Spark releases of the same line, newest first
+# published releases that work with later Spark releases of the same line, newest first
 _CONNECTORS = ("4.2.0", "4.1.3", "4.1.1", "4.0.2", "4.0.0")
 _AVRO = ("4.2.0", "4.1.1", "4.0.2", "4.0.0")
 _JAR_SETTINGS = {"spark.jars", "spark.jars.packages", "spark.driver.extraClassPath", "spark.remote"}
@@ -49,14 +49,13 @@ def cache_directory() -> Path:
 
 
 def kafka_connector(spark_version: str) -> tuple[list[Path], str]:
-    """Return the jars of Spark's Kafka connector, and its version: that of Spark, or an earlier one (see `_newest`).
+    """Return the jars of Spark's Kafka connector, and its version. The version may be earlier than Spark's.
 
-    Raises StartError if they are not in the cache and cannot be downloaded.
+    Raises StartError if the jars are not in the cache and cannot be downloaded.
     """
     connector, version = _newest(f"spark-sql-kafka-0-10_{_SCALA}", spark_version, _CONNECTORS)
-    tokens, _ = _newest(
-        f"spark-token-provider-kafka-0-10_{_SCALA}", spark_version, _CONNECTORS, any_line=True
-    )  # all contain the same class
+    # All releases of the token provider contain the same class.
+    tokens, _ = _newest(f"spark-token-provider-kafka-0-10_{_SCALA}", spark_version, _CONNECTORS, any_line=True)
     clients = [jar for coordinates in _CLIENTS for jar in fetch_jars(*coordinates)]
     return [*connector, *tokens, *clients], version
 
@@ -77,10 +76,10 @@ def connector_jars(name: str) -> list[Path]:
 
 
 def package_jars(package: str) -> list[Path]:
-    """Return the jars of one entry of a connector's `spark_packages`.
+    """Return the jars of one entry in a connector's `spark_packages`.
 
-    The entry is the path of a jar, or a Maven module (group:module:version), which is returned with its dependencies.
-    Raises StartError if the entry is neither, or if its jars do not exist or cannot be downloaded.
+    The entry is the path of a jar, or a Maven module (group:module:version), whose dependencies are included. Raises
+    StartError if the entry is neither, or if a jar does not exist or cannot be downloaded.
     """
     if package.endswith(".jar"):
         if not Path(package).is_file():
@@ -99,11 +98,18 @@ def package_jars(package: str) -> list[Path]:
 def _newest(
     module: str, spark_version: str, published: Sequence[str], any_line: bool = False
 ) -> tuple[list[Path], str]:
-    """Return the jars and the version of the release of a module that fits this Spark best.
+    """Return the jars and the version of the release of a module that suits this Spark best.
 
-    A cached release is preferred to a download if it belongs to Spark's release line or the newest line before it; with
-    `any_line`, regardless of its line. `published`: the known releases. Raises StartError if no release can be
-    downloaded.
+    A cached release is preferred to a download if it belongs to Spark's release line or to the newest line before it.
+
+    Args:
+        module: The name of the module.
+        spark_version: The version of Spark.
+        published: The published releases, newest first.
+        any_line: Whether to prefer any cached release, regardless of its line.
+
+    Raises:
+        StartError: No release is cached or can be downloaded.
     """
     candidates = list_candidate_versions(spark_version, published)
     lines = {_version_numbers(v)[:2] for v in candidates[:2]}
@@ -121,7 +127,7 @@ def _newest(
 
 
 def list_candidate_versions(spark_version: str, published: Sequence[str]) -> list[str]:
-    """Return Spark's own version, followed by the versions in `published` that are older than it, in the same order."""
+    """Return Spark's own version, followed by the older versions in `published`, in the same order."""
     return [spark_version, *(v for v in published if _version_numbers(v) < _version_numbers(spark_version))]
 
 
@@ -138,7 +144,17 @@ def _is_cached(home: Path) -> bool:
 
 
 def fetch_jars(organisation: str, module: str, version: str, *, transitive: bool = False) -> list[Path]:
-    """Return the jar of a module; with `transitive`, also the jars of all its dependencies."""
+    """Return the jar of a Maven module from the cache, or download it.
+
+    Args:
+        organisation: The organisation of the module.
+        module: The name of the module.
+        version: The version of the module.
+        transitive: Whether to include the jars of all dependencies.
+
+    Raises:
+        StartError: The download failed.
+    """
 
     def fetch(folder: Path) -> None:
         arguments = ["-dependency", organisation, module, version]
@@ -149,9 +165,9 @@ def fetch_jars(organisation: str, module: str, version: str, *, transitive: bool
 
 
 def fetch_once(home: Path, fetch: Callable[[Path], None]) -> list[Path]:
-    """Return the jars in a folder of the cache. If there are none, one process downloads them while others wait.
+    """Return the jars in a folder of the cache. If it has none, one process downloads them, and other processes wait.
 
-    Two processes that download at the same time would break each other's downloads in Ivy's own cache.
+    Parallel downloads would damage each other's files in Ivy's cache. `fetch`: a function that downloads to a folder.
     """
     if not _is_cached(home):
         home.parent.mkdir(parents=True, exist_ok=True)
@@ -174,7 +190,10 @@ def _fetch_whole(home: Path, fetch: Callable[[Path], None]) -> None:
 
 
 def run_ivy(label: str, folder: Path, arguments: Sequence[str]) -> None:
-    """Run Ivy, which fills a folder. Raises StartError, which names `label`, if the folder gets no jar and no archive."""
+    """Run Ivy, which downloads to a folder. Raises StartError if the folder then contains neither a jar nor an archive.
+
+    `label`: the name of the module, for the error message. `arguments`: the arguments of Ivy.
+    """
     import pyspark
 
     jars = Path(pyspark.__file__).parent / "jars"
@@ -195,7 +214,7 @@ def run_ivy(label: str, folder: Path, arguments: Sequence[str]) -> None:
 
 
 def find_unreadable_sources(pipeline: Pipeline) -> Iterator[str]:
-    """Yield a message for each source whose files Spark could not read with this config."""
+    """Yield a message for each source whose files Spark cannot read, because a jar is missing in the config."""
     if _JAR_SETTINGS & set(pipeline.spark) or any(map(os.environ.get, _ELSEWHERE)):
         return
     jars = _list_spark_jars()
@@ -214,7 +233,7 @@ def find_unreadable_sources(pipeline: Pipeline) -> Iterator[str]:
 
 
 def _scheme(connection: Connection, source: Source) -> str | None:
-    """Return the URI scheme with which Spark reads a source, in Spark's spelling; None if there is no scheme."""
+    """Return the URI scheme with which Spark reads a source, in Spark's spelling. None if there is no scheme."""
     place = source.query or ""
     if isinstance(connection, IcebergConnection):
         place = connection.options.get("warehouse", "")
@@ -225,7 +244,7 @@ def _scheme(connection: Connection, source: Source) -> str | None:
 
 
 def _list_spark_jars() -> list[str]:
-    """Return the names, without ".jar", of the jars that come with PySpark. Empty if they are not found."""
+    """Return the names of the jars that are part of PySpark, without ".jar". Empty if PySpark is not installed."""
     spec = find_spec("pyspark")
     folders = [] if spec is None else spec.submodule_search_locations or []
     return [jar.stem for folder in folders[:1] for jar in (Path(folder) / "jars").glob("*.jar")]

@@ -1,6 +1,6 @@
-"""Spark sessions: start Spark without start-up output, or open a session on a server or on the caller's Spark.
+"""Start Spark without its start-up output, or open a session on a Spark Connect server or on the caller's Spark.
 
-SPARK_REMOTE=sc://host:15002      or `"spark.remote"` in [spark], which takes precedence: a server of Spark Connect
+The environment variable SPARK_REMOTE (sc://host:15002) selects a server. `"spark.remote"` in [spark] takes precedence.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _starting = False
 
 
 def is_spark_starting() -> bool:
-    """Return whether Spark is being started. Meanwhile no data is read, so this process can be stopped at once."""
+    """Return whether Spark is being started. No data is read until then, so the process can be stopped immediately."""
     return _starting
 
 
@@ -105,7 +105,7 @@ def start_session(
 
 
 def _failure_reason(error: Exception, log: Path) -> str:
-    """Return why Spark did not start, with advice: Spark's own error, or else the last line of Java's output."""
+    """Return the reason why Spark did not start, with advice. `log`: the file with the output of Java."""
     if type(error).__module__.startswith("py4j"):
         return (
             f"{spark_error_reason(error)}; check the settings in [spark], and that a cluster has free cores and memory"
@@ -126,7 +126,7 @@ def mark_spark_starting() -> Iterator[None]:
 
 
 def _drop_ended_spark() -> None:
-    """Make PySpark forget a session whose Spark process has ended; otherwise it would keep returning that session."""
+    """Make PySpark forget a session whose JVM has exited. Otherwise, PySpark would keep returning this session."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
@@ -138,7 +138,7 @@ def _drop_ended_spark() -> None:
 
 
 def _silence_error_logs() -> None:
-    """Stop PySpark from logging Java stack traces when Spark rejects a query. The raised error is reported anyway."""
+    """Prevent PySpark from logging Java stack traces when Spark rejects a query. The error is raised anyway."""
     from pyspark.logger import PySparkLogger
 
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
@@ -160,9 +160,9 @@ def _keep_interrupt_handler() -> Iterator[None]:
 
 @contextmanager
 def _stderr_to_file() -> Iterator[Path]:
-    """Redirect standard error to a file, and yield its path. This process gets its own standard error back at the end.
+    """Redirect the standard error of this process to a file within this context, and yield the path of the file.
 
-    A Java process that starts within this context keeps writing to the file.
+    A JVM that starts within this context writes to the file as long as it runs.
     """
     with tempfile.NamedTemporaryFile(prefix="slackwater-spark-", suffix=".log", delete=False) as file:
         path = Path(file.name)
@@ -178,7 +178,10 @@ def _stderr_to_file() -> Iterator[Path]:
 
 
 def private_session(session: SparkSession, shards: int) -> SparkSession:
-    """Return a new session on the same Spark, with its own views and settings."""
+    """Return a new session on the same Spark, with separate views and the settings that a pipeline needs.
+
+    `shards`: the number of shuffle partitions.
+    """
     private = spark_connect.new_session(session) if spark_connect.is_connect(session) else session.newSession()
     for key, value in {
         "spark.sql.session.timeZone": "UTC",
@@ -187,30 +190,30 @@ def private_session(session: SparkSession, shards: int) -> SparkSession:
         "spark.sql.ansi.enabled": "true",
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(MOST_ROWS),
         "spark.sql.execution.arrow.pyspark.fallback.enabled": "false",
-        # An epoch aggregates to more groups than the 65,000 that fit into Spark's fast hash table. Beyond that, each
-        # row is looked up in two tables.
+        # By default, Spark's fast hash table has room for 65,000 groups. If an epoch has more groups, Spark looks up
+        # each row in two tables.
         "spark.sql.codegen.aggregate.fastHashMap.capacityBit": "20",
         "spark.sql.streaming.metricsEnabled": "false",
-        # The checkpoint only plans the next batch, and needs only the previous one for it.
+        # To plan the next batch, the checkpoint needs only the previous batch.
         "spark.sql.streaming.minBatchesToRetain": "4",
         "spark.sql.streaming.fileSource.log.cleanupDelay": "0",
     }.items():
         if spark_connect.is_connect(private) and key == "spark.sql.execution.arrow.pyspark.fallback.enabled":
-            continue  # Connect warns that it does not have this setting
+            continue  # Spark Connect does not have this setting and would log a warning
         private.conf.set(key, value)
     if private.conf.get("spark.ui.enabled", "true") == "false":
         private.conf.set("spark.sql.ui.explainMode", "simple")  # the UI is off, so no detailed plan text is needed
     if spark_connect.is_on_this_machine(session):
-        # Checksums for repeated shuffle tasks are useless on one machine, where no shuffle file gets lost.
+        # On a single machine, no shuffle file gets lost, so checksums for repeated shuffle tasks are useless.
         for key in ("enabled", "enableFullRetryOnMismatch"):
             private.conf.set(f"spark.sql.shuffle.orderIndependentChecksum.{key}", "false")
     if spark_connect.is_connect(private):
-        private.conf.set("spark.sql.debug.maxToStringFields", "100000")  # `row_wise` reads plans as text
+        private.conf.set("spark.sql.debug.maxToStringFields", "100000")  # `row_wise_plan_check` reads plans as text
     return private
 
 
 def list_files_locally(session: SparkSession) -> None:
-    """Make Spark list input files in the driver instead of in a job, because they are on local disks."""
+    """Make Spark list input files in the driver instead of in a job. This is faster for files on local disks."""
     session.conf.set("spark.sql.sources.parallelPartitionDiscovery.threshold", "1000000")
 
 
@@ -218,7 +221,7 @@ def list_files_locally(session: SparkSession) -> None:
 
 
 def server_address(settings: Mapping[str, str]) -> str | None:
-    """Return the address of the Spark Connect server; None if Spark runs in a local process.
+    """Return the configured address of a Spark Connect server. None if no server is configured.
 
     Raises StartError if the address is invalid, or if the settings name both a server and a Spark master.
     """
@@ -242,7 +245,7 @@ def server_address(settings: Mapping[str, str]) -> str | None:
 
 
 def start_connect_session(url: str, settings: Mapping[str, str]) -> SparkSession:
-    """Open a session on the server with these settings.
+    """Open a session with the given settings on a Spark Connect server.
 
     Raises StartError if the server does not respond, or if a setting cannot be changed per session.
     """
@@ -288,7 +291,7 @@ def _connect_class() -> Any:
             "'slackwater[connect]'",
             Topic.NOT_INSTALLED,
         ) from None
-    except Exception as error:  # protobuf: PySpark's messages were generated for an older version
+    except Exception as error:  # for example, PySpark's Protobuf messages were generated for another version
         raise StartError(
             f"the Spark Connect client of this PySpark cannot be loaded ({spark_error_reason(error)}); install the "
             "version of protobuf that it needs",
@@ -300,7 +303,7 @@ def _connect_class() -> Any:
 def check_session_settings(session: SparkSession, where: str) -> None:
     """Raise StartError if a setting of the caller's session would change the meaning of a pipeline's SQL.
 
-    Over Connect, a plan runs with the settings of the session that created it.
+    Over Spark Connect, a plan runs with the settings of the session that created it. `where`: the prefix of messages.
     """
     for key, expected in _NEEDED.items():
         setting = session.conf.get(key)
