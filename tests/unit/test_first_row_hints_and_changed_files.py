@@ -22,7 +22,7 @@ from slackwater.connectors.files.source import (
 from slackwater.core.offset_base import ChangedFiles
 from slackwater.core.offsets import FileOffsets
 from slackwater.errors import StartError
-from slackwater.spark.first_row_checks import FirstRowCounts, describe_empty_column, suggest_time_unit
+from slackwater.spark.first_row_hints import FirstRowCounts, describe_empty_column, suggest_time_unit
 from slackwater.state.files.store import FilesStore
 
 NOW = int(dt.datetime(2026, 1, 1, tzinfo=dt.UTC).timestamp() * 1e6)

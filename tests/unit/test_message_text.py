@@ -19,7 +19,7 @@ from slackwater.core.humanize import format_duration, plural
 from slackwater.core.schema import Field, polars_to_spark_type
 from slackwater.errors import ConfigError, StartError
 from slackwater.operators.registry import bind_window
-from slackwater.spark import bad_row_reasons
+from slackwater.spark import rejected_rows
 
 SRC = Path(__file__).resolve().parents[2] / "src" / "slackwater"
 
@@ -169,13 +169,13 @@ def test_a_hint_ignores_case_and_appears_once() -> None:
 def test_why_a_record_is_undecodable() -> None:
     settings = {"name": "s", "connection": "lake", "query": "in", "schema": "user STRING, ts TIMESTAMP"}
     csv, json = Source(**settings, format="csv"), Source(**settings, format="json")  # type: ignore[arg-type]
-    assert 'set options = { header = "true" }' in bad_row_reasons.decode_hint(csv, "user,ts", 7)
-    assert bad_row_reasons.decode_hint(csv, "u1,yesterday", 12) == ""
-    assert bad_row_reasons.decode_hint(Source(**settings, format="csv", options={"header": "true"}), "user,ts", 7) == ""  # type: ignore[arg-type]
-    assert 'set options = { header = "true" }' in bad_row_reasons.decode_hint(
+    assert 'set options = { header = "true" }' in rejected_rows.decode_hint(csv, "user,ts", 7)
+    assert rejected_rows.decode_hint(csv, "u1,yesterday", 12) == ""
+    assert rejected_rows.decode_hint(Source(**settings, format="csv", options={"header": "true"}), "user,ts", 7) == ""  # type: ignore[arg-type]
+    assert 'set options = { header = "true" }' in rejected_rows.decode_hint(
         Source(**settings, format="csv", options={"sep": ";"}), "User;TS", 7
     )  # type: ignore[arg-type]
-    assert "30 MB long" in bad_row_reasons.decode_hint(
+    assert "30 MB long" in rejected_rows.decode_hint(
         json, "{", 30_000_000
-    ) and "20,000,000" in bad_row_reasons.decode_hint(json, "{", 30_000_000)
-    assert bad_row_reasons.decode_hint(json, "{", 300) == ""
+    ) and "20,000,000" in rejected_rows.decode_hint(json, "{", 30_000_000)
+    assert rejected_rows.decode_hint(json, "{", 300) == ""

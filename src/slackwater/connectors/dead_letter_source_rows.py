@@ -1,23 +1,71 @@
-"""Convert dead letters back to rows of their source. Letters have the columns of `core.dead_letter_schema`.
+"""Convert dead letters back to rows of their sources, so that an epoch can read them again.
 
 letter of a topic's record   contains the bytes of the record, which the source decodes as usual
 letter of a file's row       contains the row as JSON, or the original text if the row could not be decoded
+
+Dead letters have the columns of `core.dead_letter_schema`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slackwater.connectors import spark_connect
+from slackwater.connectors.batch_planning import AnySource
+from slackwater.connectors.source import Seekable
 from slackwater.connectors.timestamp_parsing import TextTimestampSchema
 from slackwater.core.column_names import CORRUPT, quote_identifier
+from slackwater.errors import StartError, Topic
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    import polars as pl
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+FILE, LETTER = "__file", "__letter"  # hidden columns: the file of a row, and the number of its dead letter
+_COLUMNS = ["source", "reason", "key", "value", "topic", "partition", "offset", "headers", "file", "event_time", LETTER]
 _HEADERS = "ARRAY<STRUCT<key: STRING, value: BINARY>>"
+
+
+def letters_to_source_frames(
+    session: SparkSession, sources: Sequence[AnySource], letters: pl.DataFrame
+) -> Mapping[str, DataFrame]:
+    """Convert dead letters to rows, by source. The column `__letter` numbers the dead letter of each row.
+
+    Rows of file sources also have the column `__file`.
+
+    Args:
+        session: The Spark session.
+        sources: The sources of the pipeline.
+        letters: The dead letters, with the column `__letter`.
+
+    Raises:
+        StartError: A source is not in the config, or cannot convert dead letters back to rows.
+    """
+    import polars as pl
+
+    frames: dict[str, DataFrame] = {}
+    by_name = {s.name: s for s in sources}
+    for name, source_letters in letters.group_by("source", maintain_order=True):
+        source = by_name.get(str(name[0]))
+        if source is None:
+            raise StartError(
+                f'dead letters of source "{name[0]}" cannot be replayed: the config has no such source, only '
+                f"{', '.join(by_name)}; restore the source, or select others with --reason and --epoch",
+                Topic.DEAD_LETTERS,
+            )
+        if not isinstance(source, Seekable):
+            raise StartError(
+                f'dead letters of source "{source.name}" cannot be replayed yet: only those of files, tables and '
+                "Kafka can be turned back into rows; select others with --reason and --epoch",
+                Topic.DEAD_LETTERS,
+            )
+        records = session.createDataFrame(
+            source_letters.select(_COLUMNS).to_arrow(compat_level=pl.CompatLevel.oldest())
+        )
+        frames[source.name] = source.rows_of_letters(records, LETTER, FILE)
+    return frames
 
 
 def letters_to_records(letters: DataFrame, letter_column: str) -> DataFrame:

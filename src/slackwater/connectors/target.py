@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -41,6 +41,20 @@ class TargetTable:
 def columns_text(fields: Iterable[Field]) -> str:
     """Format a list of columns for a message."""
     return ", ".join(f'"{f.name}" ({f.type})' for f in fields)
+
+
+def compare_column_types(expected: Mapping[str, str], actual: Mapping[str, str]) -> Iterator[str]:
+    """Yield a message for each difference between the columns of the pipeline's output and those of a table.
+
+    `expected`, `actual`: the column types of the output and of the table, in Spark's spelling, by column name.
+    """
+    for name, kind in expected.items():
+        if name not in actual:
+            yield f'column "{name}" ({kind}) is missing'
+        elif actual[name] != kind:
+            yield f'column "{name}" is {actual[name]}, expected {kind}'
+    for name in (n for n in actual if n not in expected):
+        yield f'column "{name}" ({actual[name]}) is not in the output of the pipeline'
 
 
 def rows_in_ranges(

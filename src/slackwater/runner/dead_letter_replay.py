@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from slackwater.config import late_row_replay_check
 from slackwater.config.pipeline import Pipeline
+from slackwater.connectors import dead_letter_source_rows
 from slackwater.core.dead_letter_schema import LetterFilter
 from slackwater.core.humanize import plural
 from slackwater.dead_letters import letter_reader
@@ -17,7 +18,6 @@ from slackwater.operators.dead_letters import LATE
 from slackwater.runner import run_log
 from slackwater.runner.pipeline_runner import PipelineRunner
 from slackwater.runner.run_log import RunNotifier
-from slackwater.spark import dead_letter_frames
 from slackwater.state.commit import Commit
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def replay_dead_letters(
             assert components is not None, "a replay is never stopped"
 
             def rows(letters: pl.DataFrame) -> Mapping[str, DataFrame]:
-                return dead_letter_frames.letters_to_source_frames(
+                return dead_letter_source_rows.letters_to_source_frames(
                     components.session, components.streams.sources, letters
                 )
 

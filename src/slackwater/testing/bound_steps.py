@@ -100,9 +100,9 @@ class BoundSteps:
     def replay_rows(self, letters: pl.DataFrame, now_us: int) -> Mapping[str, Any]:
         """Return the rows of dead letters by source, as `Engine.replay_rows` expects them."""
         if self.front is not None:
-            from slackwater.spark import dead_letter_frames
+            from slackwater.connectors import dead_letter_source_rows
 
-            return dead_letter_frames.letters_to_source_frames(
+            return dead_letter_source_rows.letters_to_source_frames(
                 self.front.session, [s.real for s in self.front.sources], letters
             )
         rows = [rows_without_spark.decode_letter(value) for value in letters["value"]]

@@ -23,7 +23,7 @@ from deltalake.exceptions import DeltaError
 from deltalake.schema import ArrayType, StructType
 
 from slackwater.connectors.delta.log import delta_error_reason
-from slackwater.connectors.target import TargetTable, rows_in_ranges
+from slackwater.connectors.target import TargetTable, compare_column_types, rows_in_ranges
 from slackwater.core.schema import YEARS, ValueLimits, to_arrow_schema
 from slackwater.errors import PublishError, StartError, Topic
 from slackwater.state.commit import TargetMarker
@@ -84,7 +84,8 @@ class DeltaTarget:
                 DeltaTable.create(self._path, self._arrow, mode="ignore", storage_options=self._options)
             self._delta = delta = DeltaTable(self._path, storage_options=self._options)
             missing = [f.name for f in self._table.missing([f.name for f in delta.schema().fields])]
-            differences = "; ".join(self._differences(delta, missing))
+            expected = {n: kind for n, kind in _types(Schema.from_arrow(self._arrow)).items() if n not in missing}
+            differences = "; ".join(compare_column_types(expected, _types(delta.schema())))
             if missing and not differences:  # only changes the log; no data file is written
                 delta.alter.add_columns([f for f in Schema.from_arrow(self._arrow).fields if f.name in missing])
         except Exception as error:  # deltalake has no base class for errors; some are plain Exceptions
@@ -283,21 +284,6 @@ class DeltaTarget:
         """Convert the rows to the pipeline's types and the table's column order."""
         table: pa.Table = rows.to_arrow().cast(self._arrow)
         return table.select([f.name for f in delta.schema().fields])
-
-    def _differences(self, delta: DeltaTable, added: Sequence[str]) -> Iterator[str]:
-        expected, actual = _types(Schema.from_arrow(self._arrow)), _types(delta.schema())
-        for name, kind in expected.items():
-            if name in added:
-                continue
-            if name not in actual:
-                yield f'column "{name}" ({kind}) is missing'
-            elif actual[name] != kind:
-                yield f'column "{name}" is {actual[name]}, expected {kind}'
-        yield from (
-            f'column "{name}" ({kind}) is not in the output of the pipeline'
-            for name, kind in actual.items()
-            if name not in expected
-        )
 
     def _reason(self, error: Exception) -> str:
         return delta_error_reason(error, self._options)

@@ -19,6 +19,7 @@ import polars as pl
 import pyarrow as pa
 
 from slackwater.config.connection import IcebergConnection
+from slackwater.connectors.target import compare_column_types
 from slackwater.core.schema import Field, to_arrow_schema
 from slackwater.secrets import mask_secrets
 
@@ -146,18 +147,10 @@ def column_differences(fields: Sequence[Field], table: Table) -> Iterator[str]:
     """Yield a message for each difference between `fields` and a table that prevents the table from storing results."""
     expected = {f.name: _spark_type(f.field_type) for f in schema_of(fields).fields}
     actual = {f.name: _spark_type(f.field_type) for f in table.schema().fields}
-    for name, kind in expected.items():
-        if name not in actual:
-            yield f'column "{name}" ({kind}) is missing'
-        elif actual[name] != kind:
-            yield f'column "{name}" is {actual[name]}, expected {kind}'
-        elif table.schema().find_field(name).required:
-            yield f'column "{name}" is required, expected an optional one'
-    yield from (
-        f'column "{name}" ({kind}) is not in the output of the pipeline'
-        for name, kind in actual.items()
-        if name not in expected
-    )
+    yield from compare_column_types(expected, actual)
+    for f in table.schema().fields:
+        if f.required and actual[f.name] == expected.get(f.name):
+            yield f'column "{f.name}" is required, expected an optional one'
 
 
 def _spark_type(kind: Any) -> str:
