@@ -9,14 +9,18 @@ from pathlib import Path
 import pytest
 
 import slackwater as sw
-from slackwater.connectors.files.file_change_tracker import FILES_PER_CHECK, FileChangeTracker, changed_files_text
+from slackwater.connectors.files.file_change_tracker import (
+    FILES_PER_CHECK,
+    FileChangeTracker,
+    changed_files_text,
+    store_changed_files,
+)
 from slackwater.connectors.files.source import (
     FileEntry,
     absolute_query,
     check_directory_exists,
     load_file_list,
     readable_path,
-    store_changed_files,
     store_file_list,
 )
 from slackwater.core.offset_base import ChangedFiles

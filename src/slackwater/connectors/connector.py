@@ -109,7 +109,13 @@ class Connector(Generic[C]):
     # -- targets ---------------------------------------------------------------------------------------------------
 
     def target(self, spec: TargetSpec, pipeline: Pipeline, table: TargetTable) -> TargetWriter:
-        """Return the target that writes `table`."""
+        """Return the target that `spec` configures.
+
+        Args:
+            spec: The config of the target, or of the destination of dead letters.
+            pipeline: The pipeline that contains the target.
+            table: The columns and the writer.
+        """
         self._unsupported("be written to")
 
     def check_target(self, spec: TargetSpec, key: str) -> None:

@@ -178,9 +178,14 @@ class ConnectTables:
 
 
 def query_frames(session: Any, sql: str, tables: Mapping[str, DataFrame]) -> DataFrame:
-    """Return the result of a SQL query that can refer to `tables` by name, over Spark Connect.
+    """Return the result of a SQL query over DataFrames, for Spark Connect.
 
-    The plans of the tables are sent with the query, under unique names.
+    The plans of the DataFrames are sent with the query, under unique names.
+
+    Args:
+        session: A Connect session, or `ConnectTables`.
+        sql: The query.
+        tables: The DataFrames, by the name under which the query refers to them.
     """
     from pyspark.sql.connect.dataframe import DataFrame as ConnectFrame
     from pyspark.sql.connect.plan import SubqueryAlias

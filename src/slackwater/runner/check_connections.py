@@ -83,7 +83,9 @@ def find_connection_notes(pipeline: Pipeline) -> list[str]:
                     count += len(changed)
                 if count:
                     notes.append(
-                        file_change_tracker.changed_files_text(spec.name, names[-files_source.CHANGES_SHOWN :], count)
+                        file_change_tracker.changed_files_text(
+                            spec.name, names[-file_change_tracker.CHANGES_SHOWN :], count
+                        )
                     )
     finally:
         store.close()

@@ -12,7 +12,12 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from slackwater.connectors.files import source as files_source
-from slackwater.connectors.files.file_change_tracker import FILES_PER_CHECK, FileChangeTracker
+from slackwater.connectors.files.file_change_tracker import (
+    CHANGES_SHOWN,
+    FILES_PER_CHECK,
+    FileChangeTracker,
+    store_changed_files,
+)
 from slackwater.connectors.files.file_change_tracker import changed_files_text as changed_text
 from slackwater.connectors.files.source import FileEntry, FilesSource
 from slackwater.connectors.source import Batch, Seekable, spark_error_reason
@@ -138,12 +143,10 @@ class ChangedFileReporter:
         for name in self._sources:
             changed_entries = self._trackers[name].find_changed(limit)
             if changed_entries:
-                names = [file_uri_to_path(e.path) for e in changed_entries[: files_source.CHANGES_SHOWN]]
+                names = [file_uri_to_path(e.path) for e in changed_entries[:CHANGES_SHOWN]]
                 log.warning("%s: %s", self._pipeline, changed_text(name, names, len(changed_entries)))
                 state, count = driver.state, count + len(changed_entries)
-                offsets[name] = files_source.store_changed_files(
-                    self._store, state.epoch + 1, self._offsets(name), changed_entries
-                )
+                offsets[name] = store_changed_files(self._store, state.epoch + 1, self._offsets(name), changed_entries)
         if offsets:
             driver.commit_start_offsets(offsets, count)
             self._reporter.status(driver.status_at_start())

@@ -127,6 +127,12 @@ class SparkEngine:
         The plan of the first run has no upper limit for event times. The limit changes with every epoch, and Spark
         compiles literals into generated code, so Spark would compile the code again in every epoch. If there is a
         second run, no commit references the files that the first run staged.
+
+        Args:
+            batch: The batch of the epoch.
+            tasks: The tasks of all shards.
+            clock_us: The current time in microseconds.
+            idle: The names of the idle partitions, by source.
         """
         self.refresh()
         self.hints.begin_sources(batch.payload)

@@ -139,7 +139,10 @@ def _(operator: Operator) -> Operator:
 
 @singledispatch
 def repartition_to_shards(operator: Operator, rows: DataFrame, shards: int) -> DataFrame:
-    """Distribute the result of `lift_rows` to one partition per shard, in the order of the shards. May add columns."""
+    """Distribute the result of `lift_rows` to one partition per shard, in the order of the shards.
+
+    This may add columns. `shards`: the number of shards.
+    """
     raise_unregistered(operator, "slackwater.spark.operator_rows.repartition_to_shards")
 
 
@@ -201,8 +204,12 @@ def _inputs(operator: WindowOperator, rows: pl.DataFrame) -> pl.DataFrame:
 def to_letter_rows(operator: Operator, rows: pl.DataFrame, number: str) -> pl.DataFrame:
     """Convert the rows of dead letters to the form that a replay expects, with `__kh` and `__ts`.
 
-    For windows, the result also has keys and accumulators. Rows without a usable gap are omitted. `number`: a column
-    with the numbers of the dead letters, which the result keeps.
+    For windows, the result also has keys and accumulators. Rows without a usable gap are omitted.
+
+    Args:
+        operator: The operator.
+        rows: The rows.
+        number: The name of the column with the numbers of the dead letters. The result keeps this column.
     """
     raise_unregistered(operator, "slackwater.spark.operator_rows.to_letter_rows")
 

@@ -37,7 +37,10 @@ Task = Callable[["pa.Table"], str]
 def warm_up(session: SparkSession, workers: int, loops: bool) -> None:
     """Start the Python workers before the first batch, and make them import the modules that they need.
 
-    `workers`: the number of workers. `loops`: whether to compile the loops that build sessions.
+    Args:
+        session: The Spark session.
+        workers: The number of workers.
+        loops: Whether to compile the loops that build sessions.
     """
     if loops:  # once in this process; workers on this machine use the compiled files
         compile_session_loops()
@@ -84,7 +87,10 @@ def run_on_partitions(
 def run_partition(names: Sequence[str], task: Task, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Run a task in a worker on one partition, and yield its report. An empty partition yields nothing.
 
-    `names`: the names of the columns in the table that the task receives. `batches`: the content of the partition.
+    Args:
+        names: The names of the columns in the table that the task receives.
+        task: The task.
+        batches: The content of the partition.
     """
     os.environ.setdefault("POLARS_MAX_THREADS", "1")
     worker_memory.keep_freed_memory()

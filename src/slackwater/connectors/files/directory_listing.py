@@ -182,6 +182,11 @@ def plain_path(path: str) -> str:
     return posixpath.normpath(re.sub(r"\\(.)", r"\1", path))
 
 
+def escape_pattern(path: str) -> str:
+    """Return a pattern that matches only the given path."""
+    return re.sub(r"([\\*?\[\]{}])", r"\\\1", path)
+
+
 def matches_pattern(pattern: str, name: str) -> bool:
     """Return whether a name matches a pattern."""
     return any(_matcher(expanded).fullmatch(name) for expanded in expand_braces(pattern))

@@ -9,12 +9,17 @@ A check covers a limited number of files, so its cost does not depend on how man
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
-from slackwater.connectors.files.source import FileEntry
+from slackwater.connectors.files.source import FileEntry, store_file_list
+from slackwater.core.offset_base import ChangedFiles
+from slackwater.core.offsets import FileOffsets
+from slackwater.core.paths import file_uri_to_path
+from slackwater.state.protocol import StateStore
 
 FILES_PER_CHECK = 200
+CHANGES_SHOWN = 3  # the number of names of changed files that the state keeps for messages
 
 
 @dataclass
@@ -48,6 +53,24 @@ class FileChangeTracker:
                 changed_entries.append(now)
                 self.entries[path] = now
         return changed_entries
+
+
+def store_changed_files(store: StateStore, epoch: int, before: FileOffsets, files: Sequence[FileEntry]) -> FileOffsets:
+    """Store the current entries of changed files, so that each change is reported once.
+
+    Args:
+        store: The state store.
+        epoch: The epoch that detected the changes.
+        before: The offsets of the previous epoch.
+        files: The current entries of the changed files.
+
+    Returns:
+        The offsets, with the number of changed files and a few of their names.
+    """
+    earlier = before.changed or ChangedFiles()
+    names = (*earlier.last, *(file_uri_to_path(e.path) for e in files))
+    changed = ChangedFiles(earlier.count + len(files), names[-CHANGES_SHOWN:])
+    return replace(store_file_list(store, epoch, before, files), count=before.count, changed=changed)
 
 
 def changed_files_text(source: str, names: list[str], count: int) -> str:

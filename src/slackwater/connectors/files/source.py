@@ -9,10 +9,10 @@ checkpoint for Spark, so a source can resume even if its checkpoint is lost.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote
@@ -21,6 +21,7 @@ from slackwater.config.relative_paths import restore_written_path
 from slackwater.config.source import Source
 from slackwater.connectors import dead_letter_source_rows
 from slackwater.connectors.files import parquet_footers
+from slackwater.connectors.files.directory_listing import escape_pattern
 from slackwater.connectors.source import (
     SourceBatch,
     SparkPlannedSource,
@@ -30,7 +31,6 @@ from slackwater.connectors.source import (
 )
 from slackwater.connectors.timestamp_parsing import UTC, TextTimestampSchema, find_time_zone
 from slackwater.core.column_names import CORRUPT
-from slackwater.core.offset_base import ChangedFiles
 from slackwater.core.offsets import FileOffsets
 from slackwater.core.paths import file_uri_to_path
 from slackwater.errors import EpochError, StartError, Topic
@@ -45,7 +45,6 @@ MERGE_AT = 64  # the number of lists of files at which they are merged into one 
 SIZE_MODULUS = 1 << 20  # a fingerprint contains the file size modulo this number
 # reader options that make Spark skip files that it cannot read
 _SKIPPING_OPTIONS = {"ignorecorruptfiles": "ignoreCorruptFiles", "ignoremissingfiles": "ignoreMissingFiles"}
-CHANGES_SHOWN = 3  # the number of names of changed files that the state keeps for messages
 
 
 class FileListReader(Protocol):
@@ -239,11 +238,6 @@ def _existing_prefix(path: Path) -> Path:
     return existing
 
 
-def escape_pattern(path: str) -> str:
-    """Return a pattern that matches only the given path."""
-    return re.sub(r"([\\*?\[\]{}])", r"\\\1", path)
-
-
 def readable_path(uri: str) -> str:
     """Convert a URI from Spark's file list to a path for Spark's readers, which expect a pattern instead of a URI."""
     scheme, colon, rest = uri.partition(":")
@@ -319,21 +313,13 @@ def check_directory_exists(spec: Source) -> None:
     if "://" in query:
         return
     existing = _existing_prefix(Path.cwd() / query)
-    plain = existing / Path(*_before_glob((Path.cwd() / query).relative_to(existing)))
+    remaining_parts = (Path.cwd() / query).relative_to(existing).parts
+    plain = existing / Path(*takewhile(lambda part: not any(c in part for c in "*?[{"), remaining_parts))
     if not plain.exists():
         raise StartError(
             f'source "{spec.name}": there is no "{plain}"; expected the directory or files of query = "{query}"',
             Topic.INPUT_MISSING,
         )
-
-
-def _before_glob(path: Path) -> list[str]:
-    parts: list[str] = []
-    for part in path.parts:
-        if any(c in part for c in "*?[{"):
-            break
-        parts.append(part)
-    return parts
 
 
 # -- Spark's checkpoint: the files of a batch ---------------------------------------------------------------------
@@ -402,24 +388,6 @@ def make_file_namer(files: Sequence[FileEntry]) -> Callable[[int], str | None]:
         return " or ".join(file_uri_to_path(f.path) for f in files if f.has_fingerprint(fingerprint)) or None
 
     return name_files
-
-
-def store_changed_files(store: StateStore, epoch: int, before: FileOffsets, files: Sequence[FileEntry]) -> FileOffsets:
-    """Store the current entries of changed files, so that each change is reported once.
-
-    Args:
-        store: The state store.
-        epoch: The epoch that detected the changes.
-        before: The offsets of the previous epoch.
-        files: The current entries of the changed files.
-
-    Returns:
-        The offsets, with the number of changed files and a few of their names.
-    """
-    earlier = before.changed or ChangedFiles()
-    names = (*earlier.last, *(file_uri_to_path(e.path) for e in files))
-    changed = ChangedFiles(earlier.count + len(files), names[-CHANGES_SHOWN:])
-    return replace(store_file_list(store, epoch, before, files), count=before.count, changed=changed)
 
 
 def load_file_list(store: FileListReader, offsets: FileOffsets) -> list[FileEntry]:

@@ -156,10 +156,10 @@ class IcebergTarget:
         return self._table
 
     def publish(self, epoch: int, rows: pl.DataFrame, superseded: pl.DataFrame | None = None, commit: str = "") -> None:
-        """Publish an epoch.
+        """Publish an epoch; see `connectors.target.TargetWriter`.
 
-        The first attempt uses the table as it was last loaded. If that is outdated, the catalog rejects the commit.
-        Each further attempt reloads the table first.
+        The first attempt uses the table in the version that was last loaded. If this version is outdated, the catalog
+        rejects the commit. Each further attempt reloads the table first.
         """
         failed: Exception | None = None
         for tries in range(_TRIES + 1):

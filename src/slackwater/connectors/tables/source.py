@@ -18,7 +18,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from slackwater.connectors import dead_letter_source_rows, spark_connect
-from slackwater.connectors.files.source import SIZE_MODULUS, escape_pattern
+from slackwater.connectors.files.directory_listing import escape_pattern
+from slackwater.connectors.files.source import SIZE_MODULUS
 from slackwater.connectors.source import SelfPlannedSource, SourceBatch, SourceUnavailableError, spark_error_reason
 from slackwater.connectors.tables.log import (
     DataFile,

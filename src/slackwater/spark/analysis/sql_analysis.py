@@ -229,8 +229,16 @@ def _check_columns(pipeline: Pipeline, input_path: InputPath, out: DataFrame, wh
 def gap_end_expression(pipeline: Pipeline, session: SparkSession, input_path: InputPath, frame: DataFrame) -> str:
     """Return SQL for the time (µs) at which a row's gap ends, for windows in which each row has its own gap.
 
-    The SQL runs over the output of `input_path`, and yields NULL for an invalid gap. `frame`: a DataFrame with the
-    columns of the source. Raises StartError if `gap` in the config is not an expression for a duration.
+    The SQL runs over the output of an input path, and yields NULL for an invalid gap.
+
+    Args:
+        pipeline: The pipeline.
+        session: The session with the lookups.
+        input_path: The input path.
+        frame: A DataFrame with the columns of the source.
+
+    Raises:
+        StartError: `gap` in the config is not an expression for a duration.
     """
     window = pipeline.transform.window
     assert window is not None
@@ -254,8 +262,16 @@ def add_origin_to_sql(
 ) -> tuple[str, ...] | None:
     """Rewrite the queries of an input path so that their output also has `_origin`. None if there is no SQL.
 
-    `late_data = "dlq"` requires this. Call it after `check_sql`. `frame`: a DataFrame with the columns of the source.
-    Raises StartError if `_origin` cannot be added.
+    `late_data = "dlq"` requires this. Call it after `check_sql`.
+
+    Args:
+        session: The session with the lookups.
+        pipeline: The pipeline.
+        input_path: The input path.
+        frame: A DataFrame with the columns of the source.
+
+    Raises:
+        StartError: `_origin` cannot be added.
     """
     where = f'{pipeline.name}: source "{input_path.origin}"'
     if ORIGIN in map(str.lower, frame.columns):

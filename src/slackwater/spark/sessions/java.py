@@ -1,7 +1,9 @@
-"""The Java installations of this machine, and the one that runs Spark.
+"""Find the Java installations on this machine, and choose the one that runs Spark.
 
-JAVA_HOME                                                     names it
-an installed Java 25, if `slackwater prepare` has used it     makes starts shorter, because it stores profiles of methods
+The first available Java is used:
+
+JAVA_HOME                                                     the user's choice
+an installed Java 25, if `slackwater prepare` has used it     starts faster, because it stores profiles of methods
 `java` on the path                                            otherwise
 """
 
@@ -22,14 +24,14 @@ _FIRST_SPARK = (4, 2)  # the first version of Spark that supports Java 25
 
 @dataclass(frozen=True)
 class Java:
-    """An installed Java. `version`: for example (25, 0, 3), or () if the installation does not state it."""
+    """An installed Java. `version`: for example (25, 0, 3), or () if the installation does not contain it."""
 
     home: Path
     version: tuple[int, ...]
 
     @classmethod
     def from_home(cls, home: Path) -> Java:
-        """Return the Java in a directory, with the version that its file `release` states."""
+        """Return the Java in a directory, with the version from its file `release`."""
         release = home / "release"
         text = release.read_text(errors="replace") if release.is_file() else ""
         match = re.search(r'^JAVA_VERSION="?(\d+(?:\.\d+)*)', text, re.MULTILINE)
@@ -37,7 +39,7 @@ class Java:
 
     @property
     def has_profiles(self) -> bool:
-        """True if this Java can store profiles of methods for later starts (in an AOT cache, since Java 25)."""
+        """Whether this Java can store profiles of methods for later starts, in an AOT cache."""
         return self.version >= (25,)
 
     def __str__(self) -> str:
@@ -45,16 +47,16 @@ class Java:
 
 
 def find_default_java() -> Java | None:
-    """Return the Java of JAVA_HOME, or else the `java` on the path. None if it does not exist."""
+    """Return the Java in JAVA_HOME, or else the `java` on the path. None if it does not exist."""
     named = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=f"{named}/bin") if named else shutil.which("java")
     return Java.from_home(Path(java).resolve().parents[1]) if java is not None else None
 
 
 def find_fast_java() -> Java | None:
-    """Return the newest installed Java that starts Spark fastest and that this Spark supports. None without one.
+    """Return the newest installed Java 25 that this Spark supports, because it starts Spark fastest.
 
-    JAVA_HOME excludes all others.
+    Return None if there is none, or if JAVA_HOME is set.
     """
     if os.environ.get("JAVA_HOME") or _version_numbers(metadata.version("pyspark")) < _FIRST_SPARK:
         return None
@@ -67,7 +69,7 @@ def _rank(java: Java) -> tuple[tuple[int, ...], str]:
 
 
 def _find_homes() -> Iterator[Path]:
-    """Yield the resolved homes of installed Javas, in the places where installers put them."""
+    """Yield the home directory of each Java in the directories in which installers put them, without symbolic links."""
     for directory in _DIRECTORIES:
         for entry in Path(directory).expanduser().glob("*"):
             for home in (entry, entry / "Contents" / "Home"):

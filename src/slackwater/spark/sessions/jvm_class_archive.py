@@ -1,11 +1,11 @@
-"""An archive of Spark's classes in loaded and verified form, which makes later JVM starts faster.
+"""Create and use an archive of Spark's classes in loaded and verified form, which makes JVM starts faster.
 
     ~/.cache/slackwater/classes/<hash of this Java and this PySpark>.aot     about 180 MB, since Java 25
     ~/.cache/slackwater/classes/<hash of this Java and this PySpark>.jsa     about 160 MB, before Java 25
 
-`slackwater prepare` creates it. Since Java 25, it is an AOT cache: it also has profiles of methods, so that the JVM
-compiles the right ones at once. Before, it is an archive of Java's dynamic class-data sharing (CDS). If there is no
-archive, or if it was made by another Java or for other jars, the JVM silently reads the jars instead.
+`slackwater prepare` creates the archive. Since Java 25, it is an AOT cache, which also contains profiles of methods, so
+that the JVM immediately compiles the methods that matter. Before Java 25, it uses dynamic class-data sharing (CDS). If
+there is no archive, or if it was created by another Java or for other jars, the JVM silently reads the jars instead.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def archive_path(java: Java) -> Path:
 
 
 def archive_options(java: Java) -> str:
-    """Return the options with which this Java loads classes from its archive. Empty without an archive."""
+    """Return the options with which a Java loads classes from its archive. Empty if there is no archive."""
     archive = archive_path(java)
     if not archive.is_file():
         return ""
@@ -57,11 +57,11 @@ def archive_options(java: Java) -> str:
 
 @contextmanager
 def use_archive(options: str = "", is_local: bool = True) -> Iterator[None]:
-    """Let JVMs that start within this context load their classes from the archive, if it exists.
+    """Make JVMs that start within this context load their classes from the archive, if it exists.
 
     Args:
-        options: more options for these JVMs. Options of the environment follow them and win.
-        is_local: Spark runs on this machine only, so that it can use another Java than the one on the path.
+        options: Additional options for these JVMs. Options in environment variables take precedence.
+        is_local: Whether Spark runs only on this machine, so that it can use another Java than the one on the path.
     """
     saved = {name: os.environ.get(name) for name in (_OPTIONS, _LAUNCHER, _HOME)}
     options = f"{options} {saved[_OPTIONS] or ''}".strip()
@@ -89,8 +89,8 @@ def use_archive(options: str = "", is_local: bool = True) -> Iterator[None]:
 def make_archive(java: Java, module: str) -> Path:
     """Create the archive from the classes that `python -m MODULE` loads, and return its path.
 
-    The module must run a pipeline and call `end_spark` last. An existing archive is not replaced. Raises StartError if
-    the module fails or no archive is written.
+    The module must run a pipeline and finally call `end_spark`. An existing archive is not replaced. Raises StartError
+    if the module fails or does not write an archive.
     """
     archive = archive_path(java)
     if archive.is_file():
@@ -124,7 +124,7 @@ def make_archive(java: Java, module: str) -> Path:
 
 
 def end_spark() -> None:
-    """Stop Spark and wait until its process has ended. The JVM writes the archive when it exits."""
+    """Stop Spark and wait until the JVM has exited. The JVM writes the class archive when it exits."""
     from pyspark import SparkContext
 
     active, gateway = SparkContext._active_spark_context, SparkContext._gateway

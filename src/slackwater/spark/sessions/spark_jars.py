@@ -190,9 +190,15 @@ def _fetch_whole(home: Path, fetch: Callable[[Path], None]) -> None:
 
 
 def run_ivy(label: str, folder: Path, arguments: Sequence[str]) -> None:
-    """Run Ivy, which downloads to a folder. Raises StartError if the folder then contains neither a jar nor an archive.
+    """Run Ivy, which downloads files to a folder.
 
-    `label`: the name of the module, for the error message. `arguments`: the arguments of Ivy.
+    Args:
+        label: The name of the module, for the error message.
+        folder: The folder.
+        arguments: The arguments of Ivy, which must name the folder.
+
+    Raises:
+        StartError: The folder contains neither a jar nor an archive afterward.
     """
     import pyspark
 
