@@ -214,7 +214,7 @@ class SelfPlannedSource(Seekable):
 
     @property
     def plans_itself(self) -> bool:
-        """Whether the run plans the source. False if a setting of the source requires that Spark plans it."""
+        """True if the run plans the source. False if a setting of the source requires that Spark plans it."""
         return True
 
     def check_connect(self, pipeline: str) -> None:

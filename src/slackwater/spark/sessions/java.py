@@ -39,7 +39,7 @@ class Java:
 
     @property
     def has_profiles(self) -> bool:
-        """Whether this Java can store profiles of methods for later starts, in an AOT cache."""
+        """True if this Java can store profiles of methods for later starts, in an AOT cache."""
         return self.version >= (25,)
 
     def __str__(self) -> str:
