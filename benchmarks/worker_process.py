@@ -38,7 +38,7 @@ class WorkerFailed(Exception):  # noqa: N818 - says what happened
 
 @dataclass
 class Usage:
-    """Peak resident bytes by role: pages that Python workers share are counted once for each of them.
+    """Peak memory in bytes by role, as proportional set size: pages that processes share are counted once in all.
 
     `spent`: (wall clock, seconds of processor time of all processes up to then), sample by sample.
     """
@@ -50,10 +50,10 @@ class Usage:
     def sample(self, root: psutil.Process) -> None:
         now: dict[str, int] = defaultdict(int)
         try:
-            now["driver_python"] = root.memory_info().rss
+            now["driver_python"] = resident_bytes(root)
             self._of[root.pid] = sum(root.cpu_times()[:2])
             for child in root.children(recursive=True):
-                name, resident = child.name(), child.memory_info().rss
+                name, resident = child.name(), resident_bytes(child)
                 self._of[child.pid] = sum(child.cpu_times()[:2])
                 if name == "java":  # for a moment also what it forks, which has its memory: count one
                     now["driver_jvm"] = max(now["driver_jvm"], resident)
@@ -64,6 +64,12 @@ class Usage:
         self.spent.append((time.time(), sum(self._of.values())))
         now["total"] = sum(now.values())
         self.peak = {role: max(peak, now[role]) for role, peak in self.peak.items()}
+
+
+def resident_bytes(process: psutil.Process) -> int:
+    """Return the memory of a process: its share of each resident page, where the system reports it."""
+    memory = process.memory_full_info()
+    return int(getattr(memory, "pss", memory.rss))
 
 
 def run_worker(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from unittest.mock import patch
 
 import polars as pl
 import pytest
@@ -45,6 +46,8 @@ def test_files_console_and_messages(odd: str, tmp_path: Path, capsys: pytest.Cap
     messages = list(KafkaRows(table).messages(rows))
     assert [json.loads(value or b"") for _, value, _ in messages] == rows.to_dicts()
     assert [json.loads(key or b"") for key, _, _ in messages] == rows.select(odd).to_dicts()
+    with patch("slackwater.connectors.kafka.rows._ROWS_AT_ONCE", 2):
+        assert list(KafkaRows(table).messages(rows)) == messages
     tombstones = list(KafkaRows(table).tombstones(rows.select(odd)))
     assert [k for k, _, _ in tombstones] == [k for k, _, _ in messages]
 

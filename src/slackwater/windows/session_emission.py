@@ -26,7 +26,7 @@ hold may hold the watermark back more than necessary, but never by more than the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -53,6 +53,7 @@ from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FAR, FRAGME
 
 Hold = tuple[int | None, int, int]
 MOST = 64  # holds per shard
+_ROWS_AT_ONCE = 100_000
 
 
 def emit_sessions(
@@ -62,11 +63,38 @@ def emit_sessions(
 
     Args:
         logic: The window.
-        units: All state rows of the units that are due.
+        units: All state rows of the units that are due, sorted by `__h`.
         since: The watermark (µs) of the previous epoch.
         watermark: The new watermark (µs).
         early: Whether to emit open sessions that have changed since their last emission (emit = "updates").
     """
+    parts = [_emit_part(logic, part, since, watermark, early) for part in _split_between_units(units)]
+    if len(parts) == 1:
+        return parts[0]
+    return EmitResult(
+        pl.concat(part.rows for part in parts),
+        pl.concat(part.state for part in parts),
+        pl.concat(part.superseded for part in parts),
+        sum(part.groups for part in parts),
+        sum(part.windows for part in parts),
+    )
+
+
+def _split_between_units(units: pl.DataFrame) -> Iterator[pl.DataFrame]:
+    """Yield parts of at least `_ROWS_AT_ONCE` rows with whole units. The work on a part needs ten times its memory."""
+    hashes, start = units["__h"].to_numpy(), 0
+    while units.height - start > _ROWS_AT_ONCE:
+        last = hashes[start + _ROWS_AT_ONCE - 1]
+        end = int(np.searchsorted(hashes, last, side="right"))
+        yield units[start:end]
+        start = end
+    if start < units.height or not start:
+        yield units[start:]
+
+
+def _emit_part(
+    logic: CompiledSessionWindow, units: pl.DataFrame, since: int, watermark: int, early: bool
+) -> EmitResult:
     kind, due = units["__kind"].to_numpy(), units["__due"].to_numpy()
     unsettled = (kind == FRAGMENT) if logic.updates else (kind == FRAGMENT) & (due <= watermark)
     unsettled |= (kind == EMITTED_FRAGMENT) & (due <= watermark)

@@ -17,6 +17,7 @@ from unittest.mock import patch
 
 import numpy as np
 import polars as pl
+from polars.testing import assert_frame_equal
 from tests.laws.generators import seeds
 from tests.support import whole_array_step
 
@@ -26,7 +27,7 @@ from slackwater.core.sorted_arrays import distinct_values, is_in_sorted
 from slackwater.operators.registry import bind_window
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows import session_emission, session_ingest
-from slackwater.windows.compiled_window import IngestResult
+from slackwater.windows.compiled_window import EmitResult, IngestResult
 from slackwater.windows.session_ingest import build_session_state
 from slackwater.windows.session_intervals import CompiledSessionWindow, IntervalBatch
 from slackwater.windows.state_rows import FAR, NEVER, TOMBSTONE
@@ -173,6 +174,17 @@ def assert_same(seed: int, epoch: int, actual: IngestResult, expected: IngestRes
         )
 
 
+def assert_same_emission(seed: int, epoch: int, whole: EmitResult, parts: EmitResult) -> None:
+    """Check that emission in parts gives the same results and state. The results of one epoch have no order."""
+    try:
+        assert_frame_equal(whole.rows, parts.rows, check_row_order=False)
+        assert_frame_equal(whole.superseded, parts.superseded, check_row_order=False)
+        assert_frame_equal(whole.state, parts.state)
+        assert (whole.groups, whole.windows) == (parts.groups, parts.windows)
+    except AssertionError as error:
+        raise AssertionError(f"seed {seed}, epoch {epoch}: emission in parts differs") from error
+
+
 def check_seed(seed: int) -> tuple[int, int, int, int]:
     """Run a seed; how many epochs and rows, how many of these late, how many refused."""
     seeds.hide_warnings()
@@ -209,6 +221,10 @@ def check_seed(seed: int) -> tuple[int, int, int, int]:
             visited = select_units(state, due["__h"].to_numpy())
             with patch.object(session_ingest, "build_session_state", build_state_by_arrays):
                 done = session_emission.emit_sessions(logic, visited, since, watermark, early)
+                with patch.object(session_emission, "_ROWS_AT_ONCE", rng.choice([1, 2, 5])):
+                    assert_same_emission(
+                        seed, epoch, done, session_emission.emit_sessions(logic, visited, since, watermark, early)
+                    )
             state = replace_units(state, done.state, done.state["__h"].to_numpy())
         if rng.random() < 0.2:
             state = drop_expired_by_arrays(logic, state, watermark)

@@ -10,7 +10,8 @@ import datetime as dt
 import io
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import repeat
 from typing import Any
 
 import polars as pl
@@ -20,6 +21,7 @@ from slackwater.core.row_format import apply_to_scalars, row_to_json
 from slackwater.core.schema import Field
 from slackwater.errors import StartError, Topic
 
+_ROWS_AT_ONCE = 20_000  # converting all rows of an epoch at once would need hundreds of bytes per row
 _AVRO_NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 _AVRO: dict[str, Any] = {
     "boolean": "boolean",
@@ -78,10 +80,12 @@ class KafkaRows:
 
     def messages(self, rows: pl.DataFrame) -> Messages:
         """Yield the key, the value and the additional headers of every row, in order."""
-        values = self._values(rows)
-        if not self._key_columns:
-            return ((None, value, []) for value in values)
-        return ((k, v, []) for k, v in zip(json_objects(rows.select(self._key_columns)), values, strict=True))
+        for part in rows.iter_slices(_ROWS_AT_ONCE):
+            values = self._values(part)
+            keys: Iterable[bytes | None] = repeat(None, part.height)
+            if self._key_columns:
+                keys = json_objects(part.select(self._key_columns))
+            yield from ((key, value, []) for key, value in zip(keys, values, strict=True))
 
     def tombstones(self, superseded: pl.DataFrame) -> Messages:
         """Yield the key of every superseded row with a NULL value. A compacted topic then deletes the row."""
