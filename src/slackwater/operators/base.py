@@ -8,8 +8,8 @@
     DedupOperator(KeyedOperator)                            dedup.py              dropping duplicates
     StatelessOperator(NoState, NonWindowOperator)           stateless.py          SQL alone
 
-A window or join operator combines pure logic from `windows` or `joins` with its execution on a shard. Details that only
-one package needs, such as the columns of a store, are defined there, by dispatch on the class of the operator
+A window or join operator combines pure logic from `windows` or `joins` with its execution on a shard. A package defines
+the details that only it needs, such as the columns of a store, by dispatch on the class of the operator
 (`functools.singledispatch`). The dispatch raises an error for an operator that is not registered.
 """
 
@@ -293,8 +293,8 @@ class ShardTask:
 def ingest_and_emit(task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport:
     """Run `Operator.ingest`, and then `Operator.emit` if the task already has the new watermark.
 
-    The new watermark is known before the rows are read if the rows are results of other stages, or come from files
-    whose footers contain the newest time. Otherwise, the driver computes the new watermark and sends a second task.
+    If the rows are results of other stages, or come from files whose footers contain the newest time, the driver knows
+    the new watermark before the rows are read. Otherwise, it computes the new watermark and sends a second task.
     """
     report, known_watermark = task.operator.ingest(task, rows, origins), task.epoch_watermark
     if known_watermark is None:

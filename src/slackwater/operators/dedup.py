@@ -9,7 +9,7 @@ keep = "last"       ○ ── within ──┤                                a
                                   result        emitted here       one run: each row is less than `within` after another
 
 Event time alone decides which rows are duplicates. The watermark decides which rows are late, and when a row of state
-is no longer needed: as soon as every row that it could affect has been read.
+expires. It expires as soon as every row that it could affect has been read.
 """
 
 from __future__ import annotations

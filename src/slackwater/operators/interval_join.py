@@ -15,14 +15,7 @@ from slackwater.core.lateness_histogram import build_lateness_histogram
 from slackwater.core.schema import parse_field
 from slackwater.errors import CapExceededError
 from slackwater.joins import interval_join
-from slackwater.joins.compiled_join import (
-    MATCH,
-    UNMATCHED,
-    CompiledJoin,
-    JoinSide,
-    ShuffleColumns,
-    build_join_side,
-)
+from slackwater.joins.compiled_join import MATCH, UNMATCHED, CompiledJoin, JoinSide, ShuffleColumns, build_join_side
 from slackwater.operators.base import SAMPLE, NonWindowOperator, ShardTask, is_segment_expired, sample_rows
 from slackwater.operators.dead_letters import LATE, build_late_letters, find_late_letters, stage_letters, tag_rows
 from slackwater.operators.reports import EmitReport, IngestReport, SideReport, StageCounts

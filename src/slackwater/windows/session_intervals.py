@@ -11,12 +11,12 @@ A session window consists of the intervals of a key that the gap joins. It is cu
 The session of a row is certain only once the watermark has passed the row. Until then, an earlier row may move the
 start of a run, and with it every cut. Therefore, a unit (the state rows of one key) contains
 
-* WHOLE rows: one complete session each, which closes at `last + gap` without being written again;
+* WHOLE rows: one complete session each, which closes at `last + gap` without being written again.
 * FRAGMENT rows: parts of a run that may still be cut. Rows at or above `min(first open start, watermark) + cap` stay
-  separate fragments; everything below can end up in only one session and is merged;
+  separate fragments. All rows below can only be in the same session, and are merged.
 * EMITTED and EMITTED_FRAGMENT rows: WHOLE and FRAGMENT rows that the target contains unchanged. They exist only if
-  windows can be revised;
-* at most one FLOOR row: the latest end of the key's sessions that have left the state. Rows at or below it are late.
+  windows can be revised.
+* At most one FLOOR row: the latest end of the key's sessions that have left the state. Rows at or below it are late.
 
 Once the watermark has passed the close of a WHOLE row, the row counts as emitted. Once the row has expired, it serves
 as the key's floor. Neither transition writes to the state.

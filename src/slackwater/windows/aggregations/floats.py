@@ -8,8 +8,8 @@ NaN, or infinities of both signs, make the result NaN. An infinite value makes t
 in Spark. A result of zero is 0.0, never -0.0. An intermediate total may exceed the largest double. If the final total
 exceeds it, the sum is infinite, but the average is finite.
 
-The `Legacy…` kinds read states of earlier versions, which contain sums added by Spark, and moments by the formula of
-Chan, Golub and LeVeque (1979). The next start converts these states.
+The `Legacy…` kinds read states of earlier versions, which the next start converts. These states contain sums added by
+Spark, and moments by the formula of Chan, Golub and LeVeque (1979).
 """
 
 from __future__ import annotations

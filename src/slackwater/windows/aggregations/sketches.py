@@ -137,8 +137,8 @@ def _tau(x: NDArray[np.float64]) -> NDArray[np.float64]:
 class Quantile(AggregationKind):
     """The aggregation approx_quantile.
 
-    Its accumulators are `nans`, the number of NaNs, which rank above all other values; `values`, the buffer; and
-    `sketch`, a list of at most one serialized sketch.
+    Its accumulators are `nans` (the number of NaNs), `values` (the buffer), and `sketch` (a list of at most one
+    serialized sketch). NaN ranks above all other values.
     """
 
     NUMERIC = True

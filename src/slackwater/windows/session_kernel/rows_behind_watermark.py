@@ -63,8 +63,8 @@ def _place_rows(intervals: SortedIntervals, times: SessionTimes, positions: Int6
         sessions          [)20                [────)50     21 − 0 < 22, but they do not touch: two sessions
         a row behind               ● joins the earlier     joining both would also take in 21 and cut off 30
 
-    Returns one number per interval: NOWHERE for a late row, BY_FRAGMENTS if its session may still be split, and
-    otherwise the number of its session, counted from 1.
+    Returns the session number of each interval, counted from 1. A late row has NOWHERE. An interval whose session may
+    still be split has BY_FRAGMENTS.
     """
     count = len(positions)
     first, last, end = np.empty(count + 1, np.int64), np.empty(count + 1, np.int64), np.empty(count + 1, np.int64)

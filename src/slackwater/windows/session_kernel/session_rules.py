@@ -315,9 +315,9 @@ def build_fragments(
 ) -> SessionFragments:
     """Return the fragments of all runs. `emitted`: a mask of the intervals that the target contains unchanged.
 
-    A run of one fragment is a whole session, which closes without being written again. If a late row created it after
-    the watermark had passed its end, it is not stored as whole, so that the epoch visits and emits it. A run that may
-    be cut is due as soon as its first cut is certain or its first part closes.
+    A run of one fragment is a whole session, which closes without being written again. An exception is a session that a
+    late row creates after the watermark has passed its end: it is not stored as whole, and the epoch emits it. A run
+    that may be cut is due as soon as its first cut is certain or its first part closes.
     """
     count = 0
     for begins in fragment:
