@@ -47,26 +47,21 @@ class StateReader(Protocol):
 
     def units(self, hashes: Int64s) -> pl.DataFrame:
         """Return all rows whose `__h` is one of these hashes (sorted, unique)."""
-        ...
 
     def due(self, when: DueRowFilter) -> pl.DataFrame:
         """Return all rows of each unit that has at least one due row."""
-        ...
 
     def nearest(self, after: int, count: int) -> Int64s | None:
         """Return the `count` smallest values of `__due` (µs) that are greater than `after`.
 
         The result may include values of replaced rows. It is None if the store would have to read all rows.
         """
-        ...
 
     def scan(self) -> pl.DataFrame:
         """Return all rows of the shard."""
-        ...
 
     def outline(self) -> pl.DataFrame:
         """Return the columns OUTLINE of all rows of the shard, without keys and accumulators."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -118,20 +113,16 @@ class ShardState(Protocol):
     @property
     def metas(self) -> tuple[SegmentMeta, ...]:
         """Return the segments that readers of this shard see."""
-        ...
 
     @property
     def epoch(self) -> int:
         """Return the epoch for which rows are staged."""
-        ...
 
     def with_metas(self, metas: tuple[SegmentMeta, ...]) -> ShardState:
         """Return a copy of this shard with other segments."""
-        ...
 
     def reader(self, logic: KeyedStateLayout) -> StateReader:
         """Return a reader of the state rows."""
-        ...
 
     def stage(
         self, logic: KeyedStateLayout, rows: pl.DataFrame, before: pl.DataFrame, watermark: int
@@ -146,7 +137,6 @@ class ShardState(Protocol):
             before: All previous rows of these units.
             watermark: The current watermark, in microseconds; expired segments may be dropped.
         """
-        ...
 
     def replace_rows(
         self, logic: KeyedStateLayout, rows: pl.DataFrame, before: pl.DataFrame | None = None
@@ -158,15 +148,12 @@ class ShardState(Protocol):
             rows: The new rows of the shard, sorted by `__h`.
             before: The previous rows of these keys, sorted by `__h`; None if the rows have not changed.
         """
-        ...
 
     def write_output(self, frame: pl.DataFrame) -> OutputMeta:
         """Stage output rows of the epoch, and return their metadata."""
-        ...
 
     def buffers(self, logic: CompiledJoin) -> Buffers:
         """Return the buffers of a join."""
-        ...
 
     def write_changes(self, logic: CompiledJoin, changes: Changes, watermark: int) -> tuple[SegmentMeta, ...]:
         """Stage the changes of an epoch to the buffers of a join, and return the segments of the shard.
@@ -178,11 +165,9 @@ class ShardState(Protocol):
             changes: The changes by side.
             watermark: The current watermark, in microseconds; expired rows may be dropped.
         """
-        ...
 
     def replace_buffers(self, logic: CompiledJoin, changes: Changes) -> tuple[SegmentMeta, ...]:
         """Replace the buffers of a join with the rows of `changes` after a reshard, and return the segments."""
-        ...
 
 
 class TransactionalTarget(Protocol):
@@ -200,7 +185,6 @@ class TransactionalTarget(Protocol):
             superseded: Earlier results to delete.
             commit: The id of the commit, for the marker.
         """
-        ...
 
 
 Publish = Callable[[Any], None]  # writes output to targets; its argument is the connection of the state store
@@ -216,7 +200,6 @@ class StateStore(Protocol):
     @property
     def checkpoint(self) -> Path:
         """Return the directory for Spark's checkpoints."""
-        ...
 
     def peek(self, epoch: int | None = None) -> AbstractContextManager[Snapshot | None]:
         """Open a commit for reading within the block. Yield None if there is no state.
@@ -225,49 +208,39 @@ class StateStore(Protocol):
 
         `epoch`: the epoch of the commit, which must be one of `epochs`; None for the latest.
         """
-        ...
 
     def epochs(self) -> list[int]:
         """Return the epochs of all commits that can be opened, ascending."""
-        ...
 
     def stored_record(self) -> StoredRecord | None:
         """Return the latest commit in its stored format, or None if there is no commit. Raises StateError."""
-        ...
 
     def runner(self) -> str | None:
         """Return the name of the process that runs the pipeline, or None if it is not running."""
-        ...
 
     def runs(self) -> tuple[Run, ...]:
         """Return the recorded runs, oldest first. Damaged entries are skipped. Raises StateError."""
-        ...
 
     def save_run(self, run: Run) -> None:
         """Add a run to the history, or replace its entry. Raises SlackwaterError."""
-        ...
 
     def open(self) -> Commit | None:
         """Take the lock, and return the latest commit, or None for a new pipeline."""
-        ...
 
     def start_over(self) -> str | None:
         """Take the lock, and begin with an empty state. Call this instead of `open`.
 
         An existing state, readable or not, is put aside. Return its new location, or None if there was no state.
         """
-        ...
 
     def pipelines(self) -> list[str]:
         """Return the names of the pipelines with a state in this location. Raises StartError.
 
         States that were put aside are omitted.
         """
-        ...
 
     def put_aside(self) -> str:
         """Rename the state, so that the pipeline no longer has one. Return the new location."""
-        ...
 
     def prepare(self, logic: StateLayout, stage: int = 0, begins: bool = False) -> None:
         """Prepare the storage of a stage before the first epoch of a run.
@@ -277,11 +250,9 @@ class StateStore(Protocol):
             stage: The number of the stage.
             begins: Whether the stage is missing from the latest commit, because it is new.
         """
-        ...
 
     def drop_stages(self, stages: range) -> None:
         """Delete the storage of the stages with these numbers, which the latest commit no longer contains."""
-        ...
 
     def shard(self, shard: int, shards: int, epoch: int, metas: tuple[SegmentMeta, ...], stage: int = 0) -> ShardState:
         """Return a shard for reading and staging rows in an epoch.
@@ -293,19 +264,15 @@ class StateStore(Protocol):
             metas: The segments of the shard.
             stage: The number of the stage.
         """
-        ...
 
     def outputs(self, metas: Sequence[OutputMeta]) -> list[pl.DataFrame]:
         """Read staged output, and return one frame per entry."""
-        ...
 
     def write_list(self, epoch: int, lines: Sequence[str]) -> str:
         """Stage a list of text lines, and return the name by which the commit of this epoch refers to it."""
-        ...
 
     def read_list(self, name: str) -> list[str]:
         """Return the lines of a list. Raises StateError."""
-        ...
 
     def commit(self, commit: Commit, publish: Publish | None = None) -> Commit:
         """Commit an epoch atomically, and return the stored commit.
@@ -322,7 +289,6 @@ class StateStore(Protocol):
             FencedError: The epoch does not follow the latest one, or another runner has taken over.
             EpochError: The epoch was not committed, or its outcome is unknown.
         """
-        ...
 
     def fork(self, name: str, epoch: int | None = None, renames: bool = False) -> Commit | None:
         """Copy a commit to a new state of another pipeline, and return the commit of the copy; see `state.fork`.
@@ -338,43 +304,33 @@ class StateStore(Protocol):
             StateError: The commit does not exist, or `name` already has a state.
             LockHeldError: The pipeline `name` is running.
         """
-        ...
 
     def shares_transaction(self, target: object) -> bool:
         """Return whether `commit` can publish to this target in its transaction; see `TransactionalTarget`."""
-        ...
 
     def published_epoch(self) -> int:
         """Return the last epoch whose output all targets hold, or -1 if there is none."""
-        ...
 
     def mark_published(self, epoch: int) -> None:
         """Record that all targets hold this epoch."""
-        ...
 
     def delivered_targets(self) -> frozenset[str]:
         """Return the names of the targets that are recorded to hold the latest epoch."""
-        ...
 
     def mark_delivered(self, epoch: int, target: str) -> None:
         """Record that one of several targets holds the latest epoch, so that it is not written there again."""
-        ...
 
     def discard_attempt(self, epoch: int) -> None:
         """Delete the staged files of an epoch that failed. Do nothing if the epoch was committed."""
-        ...
 
     def collect_garbage(self) -> None:
         """Delete old commits, and the files or rows that no remaining commit references."""
-        ...
 
     def remove(self) -> None:
         """Delete the state, and release the lock. Call `open` and `prepare` first."""
-        ...
 
     def close(self) -> None:
         """Release the lock."""
-        ...
 
 
 def missing_epoch_error(epoch: int, epochs: Sequence[int], place: str) -> StateError:

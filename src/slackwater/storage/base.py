@@ -47,7 +47,6 @@ class StorageLock(Protocol):
 
     def confirm(self, doing: str) -> None:
         """Raise FencedError if this runner has lost the lock. `doing`: the action to refuse, for the message."""
-        ...
 
     def close(self) -> None: ...
 
@@ -61,120 +60,95 @@ class Storage(Protocol):
     @property
     def root(self) -> str:
         """Return the location of the state: an absolute path or a URL."""
-        ...
 
     @property
     def name(self) -> str:
         """Return the name of the pipeline."""
-        ...
 
     @property
     def is_remote(self) -> bool:
         """Return whether the files are in an object store, where each access costs a request."""
-        ...
 
     def full_name(self, file: str) -> str:
         """Return the absolute path or URL of a file, for messages."""
-        ...
 
     def sibling(self, name: str) -> Storage:
         """Return the storage of another pipeline in the same location."""
-        ...
 
     def names(self) -> list[str]:
         """Return the names of the pipelines that have a state in the same location."""
-        ...
 
     # -- immutable files with unique names
 
     def write(self, file: str, frame: pl.DataFrame) -> tuple[int, str]:
         """Write a frame as an Arrow file, and return its size in bytes and its checksum. Raises EpochError."""
-        ...
 
     def put(self, file: str, content: bytes) -> None:
         """Write a file. Raises EpochError if this fails."""
-        ...
 
     def local_path(self, file: FileRef) -> Path:
         """Return the path of a local file with this content, fetching it if necessary.
 
         An open file stays readable after its deletion. Raises StateError if an object is missing or damaged.
         """
-        ...
 
     def fetch(self, files: Sequence[FileRef]) -> None:
         """Fetch files from an object store to this machine, in parallel. On disk, do nothing."""
-        ...
 
     def find_damage(self, file: FileRef) -> str:
         """Return how a file is damaged, for a message, such as "is missing"; "" if it is intact."""
-        ...
 
     def check(self, files: Sequence[FileRef]) -> None:
         """Raise StateError if a file is missing or damaged. In an object store, only sizes are compared."""
-        ...
 
     # -- commits and markers
 
     def read(self, file: str) -> VersionedContent:
         """Read a small file and its version."""
-        ...
 
     def create(self, file: str, content: bytes) -> bool:
         """Write a file durably if it does not exist, and return whether it was written."""
-        ...
 
     def replace(self, file: str, content: bytes, version: str | None) -> str:
         """Replace a file, and return its new version. Files on disk are replaced without a check.
 
         Raises FencedError if the version in an object store is not `version` (None: the file does not exist).
         """
-        ...
 
     def sizes(self, folder: str) -> Mapping[str, int]:
         """Return the size in bytes of each file in a folder, by file name."""
-        ...
 
     def has(self, file: str) -> bool:
         """Return whether a file exists."""
-        ...
 
     def delete(self, files: Collection[str]) -> None:
         """Delete files, ignoring missing ones."""
-        ...
 
     # -- the whole state
 
     def prepare(self) -> None:
         """Create the folders. Raises StateError if this fails."""
-        ...
 
     def lock(self) -> StorageLock:
         """Take the lock. Raises LockHeldError if another process holds it, and StateError for other problems."""
-        ...
 
     def holder(self) -> str | None:
         """Return the name of the process that holds the lock, or None if it is free."""
-        ...
 
     def is_fresh(self) -> bool:
         """Return whether nothing is stored for this pipeline."""
-        ...
 
     def copy_from(self, origin: Storage, file: str) -> None:
         """Copy a file from another state. A FileNotFoundError has the name of the missing file as `filename`."""
-        ...
 
     def put_aside(self, name: str) -> str:
         """Rename the state to an unused name, and return its new location. The caller must hold the lock.
 
         Raises StateError if renaming fails.
         """
-        ...
 
     def remove(self) -> None:
         """Delete the whole state. On disk, errors are ignored."""
-        ...
 
 
 def open_file(storage: Storage, file: FileRef) -> pa.Table:

@@ -270,10 +270,8 @@ class ObjectClient:
     ) -> Iterator[None]:
         """Convert each error of the block to one that can be shown to users.
 
-        Args:
-            problem: What failed, for the message.
-            file: The object that is read; if it is missing, although the bucket exists, raise FileNotFoundError.
-            kind: The class of other errors.
+        `problem`: what failed, for the message. `file`: the object that is read; if it is missing although the bucket
+        exists, raise FileNotFoundError. `kind`: the class of other errors.
         """
         try:
             yield
@@ -283,12 +281,9 @@ class ObjectClient:
             raise self._wrap_error(error, problem, kind) from None
 
     def _wrap_error(self, error: Exception, problem: str, kind: type[SlackwaterError]) -> SlackwaterError:
-        """Return the error to raise instead of `error`: one line with what failed, the reason and a remedy.
+        """Return the error to raise instead of an error of the client: one line with problem, reason and remedy.
 
-        Args:
-            error: An error of the client.
-            problem: What failed.
-            kind: The class of the returned error, unless the bucket or the credentials are wrong.
+        `kind`: the class of the returned error, unless the bucket or the credentials are wrong.
         """
         if isinstance(error, SlackwaterError):
             return error

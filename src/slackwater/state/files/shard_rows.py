@@ -62,7 +62,7 @@ class FilesShard:
     def stage(
         self, logic: KeyedStateLayout, rows: pl.DataFrame, before: pl.DataFrame, watermark: int
     ) -> tuple[SegmentMeta, ...]:
-        """Write `rows` as the newest segment, drop expired segments, and return the resulting segments.
+        """Write `rows` as the newest segment, drop expired segments, and return the segments; see `ShardState.stage`.
 
         If the background merge lags behind, this merges segments itself. `before` is not used.
         """
@@ -115,7 +115,7 @@ class FilesShard:
     def replace_rows(
         self, logic: KeyedStateLayout, rows: pl.DataFrame, before: pl.DataFrame | None = None
     ) -> tuple[SegmentMeta, ...]:
-        """Replace all rows of the shard with `rows`, and return its segments. `before` is not used."""
+        """Write `rows` as the only segment, and return it; see `ShardState.replace_rows`. `before` is not used."""
         return (self._write(logic, rows),) if rows.height else ()
 
     def write_output(self, frame: pl.DataFrame) -> OutputMeta:

@@ -283,12 +283,6 @@ class PostgresStore:
         """Reconnect after the connection was lost during a commit, and repeat the commit if it did not take effect.
 
         Return the stored commit. Raises FencedError if another runner has committed, and EpochError if this fails.
-
-        Args:
-            commit: The commit of the next epoch.
-            publish: A function that writes output in the transaction; see `StateStore.commit`.
-            commit_id: The id of the transaction, which shows whether it took effect.
-            error: The error that ended the connection.
         """
         epoch, reason = commit.epoch, client.error_reason(error)
         log.warning("%s: the connection was lost during the commit of epoch %d: %s", self._pipeline, epoch, reason)

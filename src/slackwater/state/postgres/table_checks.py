@@ -1,8 +1,8 @@
 """Check that no other program has changed the state tables.
 
-Each start compares the number of rows and the columns of each table with the latest commit, in a few queries. Each read
-checks its rows for NULL, times out of range and unknown values of `kind`, so that users get a clear error instead of one
-of a library. `slackwater state verify` checks the values in every row.
+Each start compares the number of rows and the columns of each table with the latest commit. Each read checks its rows for
+NULL, times out of range and unknown values of `kind`. Without this check, a library would fail on them later.
+`slackwater state verify` checks all values in all rows.
 """
 
 from __future__ import annotations

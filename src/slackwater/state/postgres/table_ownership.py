@@ -1,13 +1,13 @@
-"""Find out which pipeline owns a table, and drop or rename tables of this owner only.
+"""Find out which pipeline owns a table, and drop or rename only tables of this pipeline.
 
 A comment records the owner, because the name of a table does not prove who created it:
 
     slackwater_state_orders      COMMENT 'Slackwater: state of pipeline "orders", stage 1'
     slackwater_state_orders#2    COMMENT 'Slackwater: state of pipeline "orders", stage 2'
 
-Tables of earlier versions have no comment. There, the default of the column `pipeline_name` of a state table is the name
-of the owner, and a view belongs to the owner of the table that it reads. Such tables get current names and comments when
-their pipeline starts.
+Tables of earlier versions have no comment. The owner of a state table is then the default of its column `pipeline_name`,
+and a view belongs to the owner of the table that it reads. These tables get current names and comments when their
+pipeline starts.
 """
 
 from __future__ import annotations
