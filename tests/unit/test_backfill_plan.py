@@ -65,7 +65,7 @@ TUMBLING = {"kind": "tumbling", "duration_ms": "1m", "max_groups_per_window": 9,
     [
         (FILES, None, 'its target, ".*out", is append-only and may already contain the windows of the range; name another target'),
         (FILES, "out", "is append-only"),
-        ({"window": sw.Window(**TUMBLING, time_mode="processing"), "dead_letter": None, "on_error": "fail"}, None, "which history does not record"),
+        ({"window": sw.Window(**TUMBLING, time_mode="processing"), "dead_letter": None, "on_error": "fail"}, None, "a backfill needs event times"),
         (
             {"source": sw.RabbitMQConnection(url="amqp://h"), "source_query": "q", "commit_group": None},
             None,

@@ -79,9 +79,9 @@ def log_late_results(
         for row, us in zip(shown.iter_rows(named=True), times, strict=True)
     )
     log.warning(
-        f'{pipeline.name}: epoch {epoch}: {plural(rows.height, "result")} of stage "{source}" came late between stages, '
-        f'behind the watermark of stage "{stage}" ({format_iso(watermark)}); that watermark is now used as their event '
-        f"time; this can happen after a config change: {sample}"
+        f'{pipeline.name}: epoch {epoch}: {plural(rows.height, "result")} of stage "{source}" came late for stage '
+        f'"{stage}" (watermark {format_iso(watermark)}), as may happen after a config change; the watermark becomes '
+        f"their event time: {sample}"
     )
 
 
@@ -190,8 +190,8 @@ def _log_late(pipeline: Pipeline, before: StageState, epoch: int, outcome: Inges
     if refused:
         most = pipeline.transform.window.max_groups_per_window if pipeline.transform.window else None
         log.warning(
-            f"{pipeline.name}: epoch {epoch}: {plural(refused, 'row')} of new groups refused: max_groups_per_window = "
-            f"{most} is reached"
+            f"{pipeline.name}: epoch {epoch}: {plural(refused, 'row')} of new groups refused, because "
+            f"max_groups_per_window = {most} is reached"
         )
 
 

@@ -83,7 +83,7 @@ def backfill_pipeline(pipeline: Pipeline, since_us: int, until_us: int, into: st
         )
     if window.time_mode == "processing":
         raise StartError(
-            f'{name}: time_mode = "processing" uses the time at which a row is read, which history does not record',
+            f'{name}: a backfill needs event times, but time_mode = "processing" uses the time at which a row is read',
             Topic.BACKFILL,
         )
     for source in pipeline.sources:
