@@ -263,7 +263,6 @@ class SparkEngine:
         Raises:
             EpochError: The rows cannot be read.
         """
-        import polars as pl
 
         self.refresh()
         latest = self.rows.latest_allowed_us(clock_us)
@@ -287,28 +286,14 @@ class SparkEngine:
                 frames.append(
                     out.selectExpr(*self.rows.columns(input_path, None, None), f"{ORIGIN}.offset AS {LETTER_NUMBER}")
                 )
-        try:
-            rows_read = pl.from_arrow(reduce(lambda a, b: a.unionByName(b), frames).toArrow())
-        except Exception as error:
-            raise EpochError(
-                f"the dead letters cannot be read, so nothing was replayed: {spark_error_reason(error)}"
-            ) from error
-        assert isinstance(rows_read, pl.DataFrame)
-        return operator_rows.to_letter_rows(self.logic, rows_read, LETTER_NUMBER)
+        return operator_rows.to_letter_rows(self.logic, _read_letters(frames), LETTER_NUMBER)
 
     def validate_letters(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame:
         import polars as pl
 
         latest = self.rows.latest_allowed_us(clock_us)
         timed = (self.rows.with_event_time(name, frame, clock_us, latest) for name, frame in payload.items())
-        frames = [rows.selectExpr(LETTER_NUMBER, "__bad") for rows in timed]
-        try:
-            rows_read = pl.from_arrow(reduce(lambda a, b: a.unionByName(b), frames).toArrow())
-        except Exception as error:
-            raise EpochError(
-                f"the dead letters cannot be read, so nothing was replayed: {spark_error_reason(error)}"
-            ) from error
-        assert isinstance(rows_read, pl.DataFrame)
+        rows_read = _read_letters([rows.selectExpr(LETTER_NUMBER, "__bad") for rows in timed])
         return rows_read.cast({LETTER_NUMBER: pl.Int64(), "__bad": pl.String()})
 
     # -- emit ----------------------------------------------------------------------------------------------------
@@ -327,3 +312,17 @@ class SparkEngine:
 
     def _over_shards(self, tasks: Sequence[ShardTask], task: Task) -> list[str]:
         return run_on_partitions(self.session.range(0, len(tasks), 1, len(tasks)), ["id"], task)
+
+
+def _read_letters(frames: Sequence[DataFrame]) -> pl.DataFrame:
+    """Read rows of dead letters into the memory of this process. Raises EpochError if this fails."""
+    import polars as pl
+
+    try:
+        rows = pl.from_arrow(reduce(lambda a, b: a.unionByName(b), frames).toArrow())
+    except Exception as error:
+        raise EpochError(
+            f"the dead letters cannot be read, so nothing was replayed: {spark_error_reason(error)}"
+        ) from error
+    assert isinstance(rows, pl.DataFrame)
+    return rows

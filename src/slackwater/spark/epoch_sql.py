@@ -100,14 +100,7 @@ def row_columns(
         **{k.name: normalization_sql(k) for k in logic.keys},
         **{i.field.name: i.sql for i in logic.inputs},
     }
-    if source is not None:
-        columns["__src"] = f"CAST({source} AS INT)"
-    if end is not None:
-        columns["__end"] = end
-    if before is not None:
-        bad = "" if end is None else f" OR ({end}) IS NULL"
-        columns["__origin"] = f"CASE WHEN {is_earlier_sql(before)}{bad} THEN {ORIGIN} END"
-    return [f"{sql} AS {quote_identifier(name)}" for name, sql in columns.items()]
+    return _with_hidden_columns(columns, source, before, end)
 
 
 def side_columns(logic: CompiledJoin, which: int, source: int | None, before: int | None = None) -> list[str]:
@@ -134,11 +127,7 @@ def side_columns(logic: CompiledJoin, which: int, source: int | None, before: in
         "__side": f"CAST({which} AS TINYINT)",
         **{s.name: side_slots.get(s.name, f"CAST(NULL AS {s.type})") for s in slots.columns},
     }
-    if source is not None:
-        columns["__src"] = f"CAST({source} AS INT)"
-    if before is not None:
-        columns["__origin"] = f"CASE WHEN {is_earlier_sql(before)} THEN {ORIGIN} END"
-    return [f"{sql} AS {quote_identifier(name)}" for name, sql in columns.items()]
+    return _with_hidden_columns(columns, source, before)
 
 
 def keyed_columns(operator: KeyedOperator, source: int | None, before: int | None) -> list[str]:
@@ -157,10 +146,20 @@ def keyed_columns(operator: KeyedOperator, source: int | None, before: int | Non
         **{k.name: normalization_sql(k) for k in operator.keys},
         **{slot: quote_identifier(f.name) for slot, f in operator.slots.items()},
     }
+    return _with_hidden_columns(columns, source, before)
+
+
+def _with_hidden_columns(
+    columns: dict[str, str], source: int | None, before: int | None, end: str | None = None
+) -> list[str]:
+    """Return named columns, with `__src`, `__end` and `__origin` if they are needed; see `row_columns`."""
     if source is not None:
         columns["__src"] = f"CAST({source} AS INT)"
+    if end is not None:
+        columns["__end"] = end
     if before is not None:
-        columns["__origin"] = f"CASE WHEN {is_earlier_sql(before)} THEN {ORIGIN} END"
+        bad = "" if end is None else f" OR ({end}) IS NULL"
+        columns["__origin"] = f"CASE WHEN {is_earlier_sql(before)}{bad} THEN {ORIGIN} END"
     return [f"{sql} AS {quote_identifier(name)}" for name, sql in columns.items()]
 
 
