@@ -1,7 +1,7 @@
 """Plan the next batch of all sources of a pipeline: without Spark, or with one streaming query.
 
     offsets of the state ─▶ planner ─▶ next(): new input, within the limits ─▶ planned batch ─▶ rows, new offsets
-                              tracks its position in memory; only a commit makes it durable
+                              tracks its position in memory, which only a commit makes durable
 
 A source has a planner if its files, offsets or versions can be requested without Spark. If any source of a pipeline has
 no planner, a Spark streaming query plans all sources (`SourceSet`).

@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 class Backlog:
     """The unread input of one source, relative to a commit.
 
-    Unread input consists of the files that the commit does not reference, or of the Kafka records between the commit's
-    offsets and the end of each partition. An `InputLister` lists the input. The `BacklogCounter` that it returns can
-    then be applied to several commits.
+    For files, it consists of the files that the commit does not reference. For Kafka, it consists of the records
+    between the offsets in the commit and the ends of the partitions. An `InputLister` lists the input. The
+    `BacklogCounter` that it returns can then be applied to several commits.
 
     Args:
         source: The name of the source.
@@ -99,7 +99,7 @@ class Connector(Generic[C]):
         return None
 
     def changes(self, spec: Source, record: SourceRecord) -> tuple[Sequence[KeyChange], Mapping[str, str]]:
-        """Compare the columns of a table with those in the state.
+        """Compare the current columns of a table with its columns in the state.
 
         Return the changes that the next start accepts, and the types of the columns that it will read, by name. Raises
         StartError for a change that a start rejects, and SourceUnavailableError if the table is unreachable.

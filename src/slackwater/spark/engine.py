@@ -218,7 +218,7 @@ class SparkEngine:
     def _facts_before_read(self, batch: Batch, clock_us: int) -> dict[str, Facts]:
         """Return the statistics that are available without reading any row, by source.
 
-        Only a source of Parquet files whose event time is a plain column has such statistics.
+        Only sources of Parquet files with a plain event-time column have these statistics.
         """
         if not is_enabled("statistics"):
             return {}

@@ -194,9 +194,9 @@ def describe_bad_rows(source: Source | None, column: str, samples: Sequence[Mapp
     Args:
         source: The source of the rows. None if it is unknown.
         column: The event-time column.
-        samples: The bad rows. Each has the reason (`__bad`), the row as JSON (`row`), the original record (`text`), the
-            length of the complete record (`length`), the location (`place`), and whether the location is a file
-            (`of_file`). `row` and `text` may be truncated.
+        samples: The bad rows, with the reason (`__bad`), the row as JSON (`row`) and the original record (`text`). Both
+            texts may be truncated. `length` is the length of the complete record, `place` the location of the row, and
+            `of_file` says whether the location is a file.
     """
     parsed = [_row(bad) for bad in samples]
     names = [file_uri_to_path(bad["place"]) if bad["place"] else "" for bad in samples]

@@ -78,7 +78,7 @@ class DeltaTarget:
         return ValueLimits(time_range=YEARS)
 
     def open(self) -> None:
-        """Create the table if it does not exist; otherwise add new columns and check the others. Raises StartError."""
+        """Create the table, or add new columns to an existing table and check the other columns. Raises StartError."""
         try:
             if not DeltaTable.is_deltatable(self._path, self._options):
                 DeltaTable.create(self._path, self._arrow, mode="ignore", storage_options=self._options)
@@ -179,7 +179,7 @@ class DeltaTarget:
         return f"slackwater/{self._table.writer}#state", f"slackwater/{self._table.writer}#commit"
 
     def last_epoch(self) -> int:
-        """Return the last published epoch, or -1 if there is none."""
+        """Return the last epoch that this state published, or -1 if it has not published any."""
         delta = self._current()
         epoch = delta.transaction_version(self._app)
         return -1 if epoch is None else epoch

@@ -61,7 +61,7 @@ class FilesTarget:
         return
 
     def last_epoch(self) -> int:
-        """Return the last epoch that this state published, or -1 if there is none."""
+        """Return the last epoch that this state published, or -1 if it has not published any."""
         marker = self._read_marker()
         return int(marker["epoch"]) if marker.get("state", "") == self._table.state else -1
 

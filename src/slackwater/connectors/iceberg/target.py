@@ -80,7 +80,7 @@ class IcebergTarget:
         return ValueLimits(time_range=YEARS)
 
     def open(self) -> None:
-        """Create the table if it does not exist; otherwise add new columns and check the others. Raises StartError."""
+        """Create the table, or add new columns to an existing table and check the other columns. Raises StartError."""
         try:
             table = self._tables.load(self._name)
             if table is None:
@@ -142,7 +142,7 @@ class IcebergTarget:
         return sorted(n.removeprefix("slackwater/").removesuffix("#last") for n in names if n.endswith("#last"))
 
     def last_epoch(self) -> int:
-        """Return the last published epoch, or -1 if there is none."""
+        """Return the last epoch that this state published, or -1 if it has not published any."""
         return self._marked_epoch(self._current())
 
     def _marked_epoch(self, table: Table) -> int:

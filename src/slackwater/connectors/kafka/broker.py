@@ -33,7 +33,7 @@ class KafkaBroker:
     errors: list[str] = field(default_factory=list)
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings for librdkafka. Its log is off; its errors are appended to `errors` instead."""
+        """Return the settings for librdkafka. They disable its log, and append its errors to `errors` instead."""
 
         def on_error(error: Any) -> None:
             self.errors.append(error.str())

@@ -184,9 +184,9 @@ class KafkaSource(SparkPlannedSource):
     def start_offsets(self, record: SourceRecord) -> ByTopic:
         """Return the offset of each partition at which reading continues after `record`.
 
-        A source that has never been read begins at `starting_offsets`. A partition that is not in the state begins at
-        its first record, unless `starting_offsets` contains an offset for it. The value "latest" does not apply to
-        such a partition, because records written while the pipeline was stopped would be lost. Partitions of a
+        A source that has never been read begins at `starting_offsets`. Later, a partition that is not in the state
+        begins at its first record, unless `starting_offsets` contains an offset for it. The value "latest" does not
+        apply to new partitions, because records written while the pipeline was stopped would be lost. Partitions of a
         recreated topic begin at their first record.
 
         Raises:

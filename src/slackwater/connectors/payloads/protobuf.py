@@ -180,7 +180,7 @@ def _is_compatible(old: ProtoFiles, was: str, new: ProtoFiles, name: str, compar
         was: The name of the message in the earlier version.
         new: The files of the later version.
         name: The name of the message in the later version.
-        compared: Pairs of names that were compared already; extended by this call.
+        compared: Pairs of names that were already compared. This call adds to them.
     """
     if (was, name) in compared:
         return True

@@ -103,7 +103,7 @@ def _decode_pieces(decoder: Any, messages: pa.Array, kind: pa.DataType) -> Itera
 
 
 def _is_decoder_error(error: BaseException) -> bool:
-    """Return whether decoding a record can raise this error. Rust panics are included; they are not `Exception`s."""
+    """Return whether decoding a record can raise this error. True for Rust panics, which are not `Exception`s."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 

@@ -7,7 +7,7 @@ A queue has no offsets, and an acknowledged message is gone. Therefore, messages
          └── unacknowledged: if the reader dies here, everything returns to the queue, in order
 
 Delivery is at least once. After a crash between the commit of an epoch and its acknowledgment, the queue delivers the
-messages of the epoch again. Messages with the property `message_id` are then recognized and dropped, because the end
+messages of the epoch again. Messages with the property `message_id` are then recognized and dropped. For this, the end
 offset of a batch in Spark's checkpoint contains a short hash of each message. The latest 100,000 hashes are kept in
 memory. Messages without `message_id` cannot be recognized, so they count twice.
 

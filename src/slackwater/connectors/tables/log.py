@@ -39,7 +39,7 @@ class TableVersion:
         offsets: The offsets after the complete version.
         files: The files that it adds.
         rewrites: How the version removes or rewrites rows, as text for messages. None if it only adds rows.
-        rows: The number of rows in `files` if the version removes or rewrites rows; else 0.
+        rows: The number of rows in `files`. 0 if the version only adds rows.
         columns: The columns of the table, if this version changed them.
     """
 
