@@ -215,4 +215,5 @@ def group_columns(logic: CompiledPaneWindow, tagged: bool) -> list[str]:
 
 
 def shard_number_sql(shards: int) -> str:
+    """Return SQL for the number of a row's shard. `shards`: the number of shards."""
     return f"CAST(pmod(__kh, {shards}L) AS INT)"

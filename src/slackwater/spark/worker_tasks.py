@@ -138,12 +138,14 @@ class PackedTasks:
         return cls(tasks[0].operator, tuple(cloudpickle.dumps(fields) for fields in bare))  # type: ignore[no-untyped-call]
 
     def task(self, number: int) -> ShardTask:
+        """Return the task of the shard with this number."""
         from pyspark import cloudpickle
 
         return ShardTask(**{**cloudpickle.loads(self.each[number]), "operator": self.operator})
 
 
 def ingest_task(tasks: Sequence[ShardTask]) -> Task:
+    """Return a task that ingests the rows of a partition into the shard with the number of the partition."""
     packed = PackedTasks.pack(tasks)
 
     def run(table: pa.Table) -> str:
@@ -162,6 +164,8 @@ def ingest_task(tasks: Sequence[ShardTask]) -> Task:
 
 
 def letters_task(state: ShardState) -> Task:
+    """Return a task that writes dead letters, which are the rows of a partition, to the staged output."""
+
     def run(table: pa.Table) -> str:
         import polars as pl
 
@@ -175,6 +179,8 @@ def letters_task(state: ShardState) -> Task:
 
 
 def late_task(task: ShardTask) -> Task:
+    """Return a task that writes dead letters for the late rows in a partition."""
+
     def run(table: pa.Table) -> str:
         import polars as pl
 
@@ -186,6 +192,7 @@ def late_task(task: ShardTask) -> Task:
 
 
 def emit_task(tasks: Sequence[ShardTask]) -> Task:
+    """Return a task that emits the results of a shard. The only row of a partition contains the number of the shard."""
     packed = PackedTasks.pack(tasks)
 
     def run(table: pa.Table) -> str:

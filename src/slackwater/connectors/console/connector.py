@@ -20,6 +20,8 @@ from slackwater.errors import StartError, Topic
 
 
 class ConsoleTarget:
+    """Target that prints the first rows of each epoch as a table."""
+
     guarantee = "at least once"
     upserts = False
     description = "the console"

@@ -27,7 +27,9 @@ class OutputDirectory(Protocol):
     """A flat directory of named files. Operations raise OSError or an error of this project."""
 
     @property
-    def full_name(self) -> str: ...
+    def full_name(self) -> str:
+        """The path or URL of the directory."""
+        ...
 
     def names(self, within: str = "") -> list[str]:
         """Return the names of the files in the directory, or in its subfolder `within`. Empty if it does not exist."""
@@ -37,7 +39,9 @@ class OutputDirectory(Protocol):
         """Write a file atomically. `fill`: a function that writes the content to a path."""
         ...
 
-    def read(self, name: str) -> bytes | None: ...
+    def read(self, name: str) -> bytes | None:
+        """Return the content of a file. None if it does not exist."""
+        ...
 
     def write_marker(self, name: str, content: bytes) -> None:
         """Overwrite the marker, a small file.

@@ -296,6 +296,8 @@ def _varint(number: int) -> bytes:
 
 @dataclass(frozen=True)
 class ProtobufPayload(Payload):
+    """Decoder of Protobuf records. `decoder`: decodes the records in Python workers."""
+
     decoder: ProtobufDecoder = field(kw_only=True)
 
     @classmethod

@@ -67,6 +67,7 @@ def broker_address(url: str) -> str:
 
 
 def import_client() -> Any:
+    """Import the client library pika, and turn off its log. Raises StartError if pika is not installed."""
     try:
         import pika
     except ImportError:
@@ -165,6 +166,7 @@ def check_queue(url: str, queue: str) -> int:
 
 
 def to_message(method: Any, properties: Any, body: bytes) -> RabbitMessage:
+    """Convert a delivery of pika to a message that was received now."""
     headers = properties.headers
     return RabbitMessage(
         body,
