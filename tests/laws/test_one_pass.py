@@ -91,7 +91,7 @@ def foresee(monkeypatch: pytest.MonkeyPatch, sources: bool) -> None:
     """Set whether the statistics of the sources are known before their rows are read."""
 
     def statistics_before_read(engine: LocalEngine, batch: Batch, clock_us: int) -> Any:
-        return STATISTICS_BEFORE_READ(replace(engine, foresees=sources), batch, clock_us)
+        return STATISTICS_BEFORE_READ(replace(engine, early_statistics=sources), batch, clock_us)
 
     monkeypatch.setattr(LocalEngine, "statistics_before_read", statistics_before_read)
 

@@ -18,6 +18,6 @@ def early_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def some(engine: LocalEngine, batch: Batch, clock_us: int) -> Mapping[str, Any]:
         rows = sum(len(frame) for frame in batch.payload.values())
-        return statistics_before_read(replace(engine, foresees=rows % 2 == 0), batch, clock_us)
+        return statistics_before_read(replace(engine, early_statistics=rows % 2 == 0), batch, clock_us)
 
     monkeypatch.setattr(LocalEngine, "statistics_before_read", some)

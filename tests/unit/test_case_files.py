@@ -65,17 +65,23 @@ def write_case(home: Path, content: str, name: str = "clicks.toml") -> Path:
     ("content", "message"),
     [
         ("", "steps: missing; write at least one [[steps]] with rows"),
-        ("[[steps]]", "steps[0].rows: missing; a step has rows, files, quiet, crash, restart, replay or flush"),
+        (
+            "[[steps]]",
+            "steps[0].rows: missing; a step needs one of rows, files, quiet, crash, restart, replay or flush",
+        ),
         ("[[steps]]\nrow = []", 'steps[0].row: unknown key; did you mean "rows"?'),
         ("[[steps]]\nquiet_ms = 1", 'steps[0].quiet_ms: unknown key; did you mean "quiet"?'),
         ('[[steps]]\nquiet = "soon"', 'steps[0].quiet: found "soon", expected a duration of 0 or more'),
         ('[[steps]]\ncrash = "comit.before"', 'did you mean "commit.before"?'),
         ("[[steps]]\nrows = 3", "steps[0].rows: found 3, expected a list of rows"),
-        ("[[steps]]\nrows = [3]", "steps[0].rows[0]: found 3, expected a table, or the text of a record as it is"),
+        ("[[steps]]\nrows = [3]", "steps[0].rows[0]: found 3, expected a table, or a raw record as a string"),
         ("[[steps]]\nrows.events = [3]", "steps[0].rows.events[0]: found 3, expected a table"),
         ("[[steps]]\nrows.evnts = []", 'steps[0].rows.evnts: is not a source of the pipeline; did you mean "events"?'),
-        ('[[steps]]\nfiles = ["gone.jsonl"]', 'gone.jsonl" does not exist; expected a file, relative to this test'),
-        ('[[steps]]\nrows = []\nquiet = "1h"', "steps[0].quiet: cannot be combined with rows; a step does one thing"),
+        ('[[steps]]\nfiles = ["gone.jsonl"]', 'gone.jsonl" does not exist; expected a path relative to this test'),
+        (
+            '[[steps]]\nrows = []\nquiet = "1h"',
+            "steps[0].quiet: cannot be combined with rows, because a step does one thing",
+        ),
         ("[[steps]]\nrestart = { shard = 3 }", 'steps[0].restart.shard: unknown key; did you mean "shards"?'),
         ("[[steps]]\nrows = []\n[expect]\nletters = []", 'expect.letters: unknown key; did you mean "bad"?'),
         ("[[steps]]\nrows = []\n[expect]\nrows = [1]", "expect.rows[0]: found 1, expected a table"),
@@ -87,10 +93,10 @@ def write_case(home: Path, content: str, name: str = "clicks.toml") -> Path:
         ),
         (
             "[[steps]]\nrows = []\n[expect]\nstages.hours = []",
-            "expect.stages.hours: is not a stage of the pipeline; this pipeline is one [transform], whose rows are the target's",
+            "expect.stages.hours: is not a stage of the pipeline; this pipeline has a single [transform]; write expect.rows",
         ),
         ("[[steps]]\nrows = []\n[expect]\nstages = []", "expect.stages: found [], expected a list of rows per stage"),
-        ('pipeline = "gone.toml"\n[[steps]]\nrows = []', 'gone.toml" does not exist; expected the TOML of a pipeline'),
+        ('pipeline = "gone.toml"\n[[steps]]\nrows = []', 'gone.toml" does not exist; expected the path of a config'),
         ('clock = "noon"\n[[steps]]\nrows = []', 'clock: found "noon", expected a time'),
     ],
 )
@@ -135,7 +141,7 @@ def test_the_config_is_named_or_found_by_name(tmp_path: Path) -> None:
     assert case_file.tested_config(file, "../clicks.toml") == file.parent / "../clicks.toml"
     other = write_case(tmp_path, "[[steps]]\nrows = []", "other.toml")
     with pytest.raises(
-        ConfigError, match=r"pipeline: missing; the folder above contains clicks-late\.toml, clicks\.toml; write"
+        ConfigError, match=r"pipeline: missing; the parent folder contains clicks-late\.toml, clicks\.toml; write"
     ):
         case_file.tested_config(other, None)
 
@@ -149,7 +155,7 @@ def test_case_files_are_found_by_path(tmp_path: Path) -> None:
     assert case_file.find_cases(tmp_path / "tests") == [late, one, other]
     assert case_file.find_cases(tmp_path / "clicks.toml") == [late, one]
     assert case_file.find_cases(one) == [one]
-    with pytest.raises(ConfigError, match="there are no tests"):
+    with pytest.raises(ConfigError, match="contains no tests"):
         (tmp_path / "empty").mkdir()
         case_file.find_cases(tmp_path / "empty")
 
@@ -357,7 +363,7 @@ def test_several_targets_have_to_be_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as raised:
         LoadedCase.read(file)
     assert list(raised.value.problems) == [
-        f"{file}: expect.rows: names no target; write rows.visits or one of rows.hours",
+        f"{file}: expect.rows: does not name a target; write rows.visits or rows.hours",
         f'{file}: expect.stages.vists: is not a stage of the pipeline; did you mean "visits"?',
     ]
 

@@ -1,4 +1,4 @@
-"""Test support: pipelines that run in one process with a virtual clock, tests as TOML files, and local services.
+"""Test support: pipelines in one process with a virtual clock, TOML test files, and local Kafka and Postgres servers.
 
 May import: config, connectors, core, dead_letters, engine, errors, joins, logging, operators, pyspark, runner, spark,
 state, watermark, windows.

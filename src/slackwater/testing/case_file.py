@@ -1,8 +1,8 @@
-"""A pipeline test in TOML: the input, step by step, and the expected results.
+"""Parser of pipeline tests in TOML. A test lists the input step by step, and the expected results.
 
-pipeline = "../clicks.toml"       # by default, the TOML file of the same name in the folder above this one
+pipeline = "../clicks.toml"       # by default, the TOML file of the same name in the parent folder
 
-[[steps]]                         # one epoch: rows of the only source, or rows.SOURCE = [...]
+[[steps]]                         # one epoch with rows of the only source; otherwise rows.SOURCE = [...]
 rows = [{ user_id = "u1", ts = 2024-03-01T09:00:00Z }, "a broken line"]
 [[steps]]
 quiet = "1h"
@@ -37,13 +37,13 @@ from slackwater.errors import ConfigError
 _PAGE = "docs/testing.md#a-test-as-a-file"
 _ROW = {"anyOf": [{"type": "object"}, {"type": "string"}]}
 _ROWS: dict[str, Any] = {"type": "array", "items": _ROW}
-_NOTHING = "missing; a step has rows, files, quiet, crash, restart, replay or flush"
-ONLY = ""  # represents the only source or target
+_NOTHING = "missing; a step needs one of rows, files, quiet, crash, restart, replay or flush"
+ONLY = ""  # stands for the only source or target
 
 
 @attach_json_schema(anyOf=[_ROWS, {"type": "object", "additionalProperties": _ROWS}])
 def _parse_rows(value: Any) -> dict[str, tuple[Any, ...]]:
-    """Parse rows of the only source, or rows by source name."""
+    """Parse the `rows` of a step: a list for the only source, or lists by source name."""
     return _per_source(
         value, (dict, str), 'a list of rows ([{ user_id = "u1" }]), or one per source (rows.SOURCE = [...])'
     )
@@ -71,7 +71,7 @@ def _per_source(value: Any, kinds: tuple[type, ...], expected: str) -> dict[str,
             continue
         for i, row in enumerate(rows):
             if not isinstance(row, kinds):
-                expected_row = "a file's name" if kinds == (str,) else "a table, or the text of a record as it is"
+                expected_row = "a file name" if kinds == (str,) else "a table, or a raw record as a string"
                 problems.append(f"{key_path or ': '}[{i}]: {value_mismatch(row, expected_row)}")
     if problems:
         raise InvalidTableError(problems, {})
@@ -94,7 +94,7 @@ def _parse_expected(value: Any) -> tuple[dict[str, Any], ...]:
 
 @attach_json_schema(anyOf=[_EXPECTED, {"type": "object", "additionalProperties": _EXPECTED}])
 def _parse_by_target(value: Any) -> dict[str, tuple[dict[str, Any], ...]]:
-    """Parse rows of the only target, or rows by target name."""
+    """Parse the expected rows of targets: a list for the only target, or lists by target name."""
     if isinstance(value, Mapping):
         return _parse_by_name(value)
     return {ONLY: _parse_expected(value)}
@@ -131,45 +131,47 @@ def _parse_time(value: Any) -> dt.datetime:
 class CaseRestart(Spec):
     """A restart with the same state, but with a different number of shards or a different config."""
 
-    shards: int | None = declare_key(integer_parser(1), "The number of shards from now on.", default=None)
+    shards: int | None = declare_key(integer_parser(1), "The number of shards after the restart.", default=None)
     pipeline: str | None = declare_key(
-        parse_text, "Another config from now on, as a path relative to this file.", default=None
+        parse_text, "The config after the restart, as a path relative to this file.", default=None
     )
 
     DOC_LINK: ClassVar[str] = _PAGE
 
 
 class CaseStep(Spec):
-    """One test step, such as the arrival of rows, the passing of time, or a crash of the process."""
+    """One step of a test, such as the arrival of rows, a quiet period, or a crash."""
 
     rows: Mapping[str, tuple[Any, ...]] = declare_key(
         _parse_rows,
-        "Rows that arrive together in one epoch, of the only source or by source.",
+        "The rows that arrive in one epoch: a list for the only source, or lists by source.",
         default_factory=dict,
         elsewhere=("given",),
     )
     files: Mapping[str, tuple[Any, ...]] = declare_key(
         _parse_files,
-        "Files that arrive together in one epoch, as paths relative to this file. The source reads them.",
+        "The files that the source reads in one epoch, as paths relative to this file.",
         default_factory=dict,
     )
     took: Milliseconds[int] = declare_key(
-        duration_parser(0), "How long that epoch takes on the virtual clock.", default=0, elsewhere=("took_ms",)
+        duration_parser(0), "How long the epoch takes on the virtual clock.", default=0, elsewhere=("took_ms",)
     )
     quiet: Milliseconds[int | None] = declare_key(
-        duration_parser(0), "How long all sources return no rows.", default=None, elsewhere=("quiet_ms",)
+        duration_parser(0), "How long no source returns rows.", default=None, elsewhere=("quiet_ms",)
     )
     crash: str | None = declare_key(
         choice_parser(*KILL_POINTS),
-        "The next epoch dies at this step, and a new process repeats it.",
+        "The kill point at which the next epoch crashes. A new process then repeats the epoch.",
         default=None,
         elsewhere=("kill",),
     )
     restart: CaseRestart | None = declare_key(
-        table_parser(CaseRestart), "The process stops and starts again: restart = { shards = 3 }.", default=None
+        table_parser(CaseRestart), "Stop the process and start it again: restart = { shards = 3 }.", default=None
     )
-    replay: bool = declare_key(parse_flag, "Dead letters are replayed, as by `slackwater dlq replay`.", default=False)
-    flush: bool = declare_key(parse_flag, "All open windows are closed.", default=False)
+    replay: bool = declare_key(
+        parse_flag, "Whether to replay the dead letters, as `slackwater dlq replay` does.", default=False
+    )
+    flush: bool = declare_key(parse_flag, "Whether to close all open windows.", default=False)
 
     DOC_LINK: ClassVar[str] = _PAGE
 
@@ -181,7 +183,7 @@ class CaseStep(Spec):
     def read(cls, data: Values, file: str, path: str, problems: list[str]) -> tuple[Values, set[str]]:
         before = len(problems)
         values, wrong = super().read(data, file, path, problems)
-        if set(data) - set(cls.KEYS):  # the problem of the unknown key is enough
+        if set(data) - set(cls.KEYS):  # the unknown key is reported already
             problems[before:] = [p for p in problems[before:] if _NOTHING not in p]
         return values, wrong
 
@@ -193,43 +195,41 @@ class CaseStep(Spec):
             yield "rows", _NOTHING
         if len(alone) + bool(has_input) > 1:
             both = [*has_input, *alone]
-            yield (
-                both[1] if both[0] == "rows" and len(both) > 1 and both[1] != "files" else both[-1],
-                (f"cannot be combined with {both[0]}; a step does one thing; write another [[steps]]"),
-            )
+            key = both[1] if both[0] == "rows" and both[1] != "files" else both[-1]
+            yield key, f"cannot be combined with {both[0]}, because a step does one thing; write another [[steps]]"
 
 
 class Expectation(Spec):
-    """The rows that a test expects once all its steps have run.
+    """The rows that a test expects after its last step.
 
-    A column that no expected row names is not compared. If only some rows name a column, the others expect NULL in it.
+    A column that no expected row names is not compared. If only some rows name a column, the other rows expect NULL.
     """
 
     rows: Mapping[str, tuple[dict[str, Any], ...]] = declare_key(
         _parse_by_target,
-        "The rows in the target at the end, in any order; with several targets, by target.",
+        "The rows in the target at the end, in any order: a list for the only target, or lists by target.",
         default_factory=dict,
         elsewhere=("result",),
     )
     stages: Mapping[str, tuple[dict[str, Any], ...]] = declare_key(
         _parse_by_stage,
-        "The results of stages at the end, in any order, whether a target gets them or not.",
+        "The results of stages at the end, in any order. The stages need no target.",
         default_factory=dict,
     )
     late: tuple[dict[str, Any], ...] = declare_key(
         _parse_expected,
-        "The rows that came too late, as in the input. By default none.",
+        "The late rows, as written in the input. By default, none are expected.",
         default=(),
         elsewhere=("late_rows",),
     )
     bad: tuple[dict[str, Any], ...] = declare_key(
         _parse_expected,
-        "The rows that could not be used, with `_reason`. A row that cannot be decoded has its text in `_value`.",
+        "The bad rows, each with its `_reason`. A row that cannot be decoded has its text in `_value`.",
         default=(),
         elsewhere=("letters",),
     )
     fails: str | None = declare_key(
-        parse_text, "A part of the error with which the pipeline stops.", default=None, elsewhere=("error",)
+        parse_text, "A part of the error message with which the pipeline stops.", default=None, elsewhere=("error",)
     )
 
     DOC_LINK: ClassVar[str] = _PAGE
@@ -240,17 +240,17 @@ class TestCase(Spec):
 
     pipeline: str | None = declare_key(
         parse_text,
-        "The config under test, as a path relative to this file. By default, the TOML above this folder with the name of this file.",
+        "The config under test, as a path relative to this file. By default, the TOML file of the same name in the parent folder.",
         default=None,
     )
     shards: int = declare_key(integer_parser(1), "The number of shards at the start.", default=2)
     clock: dt.datetime | None = declare_key(
-        _parse_time, "The start of the virtual clock. By default, a time after all event times.", default=None
+        _parse_time, "The start of the virtual clock. By default, a time in the year 2096.", default=None
     )
-    flush: bool = declare_key(parse_flag, "Whether all open windows are closed at the end.", default=True)
+    flush: bool = declare_key(parse_flag, "Whether to close all open windows at the end.", default=True)
     steps: Tables[CaseStep] = declare_key(
         table_list_parser(CaseStep, "a list of steps ([[steps]])"),
-        "The steps of the test, in this order: [[steps]].",
+        "The steps of the test, in order.",
         required="write at least one [[steps]] with rows",
     )
     expect: Expectation = declare_key(
@@ -281,11 +281,11 @@ def _parse_case(path: Path) -> dict[str, Any]:
         raise ConfigError([f"{path}: is not valid TOML: {str(error).partition(';')[0]}"]) from None
 
 
-# -- location of tests and of their configs -------------------------------------------------------------------------------
+# -- finding tests and their configs -------------------------------------------------------------------------------------
 
 
 def _is_case(path: Path) -> bool:
-    """Return whether a TOML file is a test, that is, whether it has steps."""
+    """Return whether a TOML file is a test. Only tests have `steps`."""
     try:
         return "steps" in _parse_case(path)
     except ConfigError:
@@ -293,18 +293,16 @@ def _is_case(path: Path) -> bool:
 
 
 def find_cases(path: Path) -> list[Path]:
-    """Return the test files that a path stands for.
+    """Return the test files that a path refers to. Raises ConfigError if there are none.
 
-    The path may be that of a test, of a config whose tests are in the folder `tests` next to it, or of a folder that
-    contains tests or has them in its subfolder `tests`. Raises ConfigError if there are no tests.
+    `path`: a test file, a config with a folder `tests` next to it, a folder with a subfolder `tests`, or any folder
+    that contains tests.
     """
     if path.is_dir():
         home = path / "tests" if (path / "tests").is_dir() else path
         cases = [p for p in sorted(home.rglob("*.toml")) if _is_case(p)]
         if not cases:
-            raise ConfigError(
-                [f"{path}: there are no tests; expected tests/*.toml with [[steps]]: see docs/testing.md"]
-            )
+            raise ConfigError([f"{path}: contains no tests; expected tests/*.toml with [[steps]]; see docs/testing.md"])
         return cases
     data = _parse_case(path)
     if "steps" in data or not {"sources", "transform", "stages", "target"} & set(data):
@@ -313,7 +311,7 @@ def find_cases(path: Path) -> list[Path]:
     cases = [p for p in sorted(folder.rglob("*.toml")) if _is_case(p) and _is_test_of(p, path)]
     if not cases:
         raise ConfigError(
-            [f"{path}: has no tests; expected {folder}/{path.stem}.toml with [[steps]]: see docs/testing.md"]
+            [f"{path}: has no tests; expected {folder}/{path.stem}.toml with [[steps]]; see docs/testing.md"]
         )
     return cases
 
@@ -322,11 +320,11 @@ def _is_test_of(case: Path, pipeline: Path) -> bool:
     try:
         return tested_config(case, _parse_case(case).get("pipeline")).resolve() == pipeline.resolve()
     except ConfigError:
-        return True  # running it reports the problem
+        return True  # the run of the test reports the problem
 
 
 def tested_config(case: Path, named: Any) -> Path:
-    """Return the config file that a test file tests. `named`: the value of the test's key `pipeline`; None if missing.
+    """Return the config file that the test file `case` tests. `named`: the value of the test key `pipeline`, or None.
 
     Raises ConfigError if the config file does not exist or is ambiguous.
     """
@@ -334,7 +332,7 @@ def tested_config(case: Path, named: Any) -> Path:
         path = case.parent / named
         if not path.is_file():
             raise ConfigError(
-                [f'{case}: pipeline: "{path}" does not exist; expected the TOML of a pipeline, relative to this file']
+                [f'{case}: pipeline: "{path}" does not exist; expected the path of a config, relative to this file']
             )
         return path
     home = case.parent.parent
@@ -346,17 +344,9 @@ def tested_config(case: Path, named: Any) -> Path:
     if best is None:
         listed = ", ".join(p.name for p in configs[:5]) or "no TOML files"
         raise ConfigError(
-            [f'{case}: pipeline: missing; the folder above contains {listed}; write pipeline = "../NAME.toml"']
+            [f'{case}: pipeline: missing; the parent folder contains {listed}; write pipeline = "../NAME.toml"']
         )
     return best
 
 
-__all__ = [
-    "ONLY",
-    "CaseStep",
-    "Expectation",
-    "TestCase",
-    "find_cases",
-    "load_case",
-    "tested_config",
-]
+__all__ = ["ONLY", "CaseStep", "Expectation", "TestCase", "find_cases", "load_case", "tested_config"]

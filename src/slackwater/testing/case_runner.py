@@ -1,4 +1,4 @@
-"""Run test files. Spark prepares the rows of all steps at once; then the steps run one at a time."""
+"""Run test files. Spark prepares the rows of all steps at once. The steps then run one at a time."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ _REASON, _VALUE = "_reason", "_value"
 
 @dataclass
 class CaseResult:
-    """The outcome of a test.
+    """Outcome of one test.
 
     Args:
         path: The test file.
         differences: The differences by key: "rows" ("rows.NAME" with several targets), "stages.NAME", "late" or "bad".
-        failed: Why the test failed, if the pipeline stopped or should have stopped; otherwise None.
+        failed: The message if the pipeline stopped unexpectedly, or did not stop as expected; otherwise None.
         wrong: Whether the test or its config is invalid.
-        seconds: The duration of the test.
+        seconds: The duration of the test in seconds.
     """
 
     path: Path
@@ -73,7 +73,7 @@ def _difference_title(key: str) -> str:
 
 @dataclass(frozen=True)
 class LoadedCase:
-    """A loaded test with the config under test."""
+    """A test file and the config that it tests."""
 
     __test__ = False  # keeps pytest from collecting this class
 
@@ -83,7 +83,7 @@ class LoadedCase:
 
     @classmethod
     def read(cls, path: Path) -> LoadedCase:
-        """Load a test and its config. Raises ConfigError with the problems of either."""
+        """Load a test and its config. Raises ConfigError if one of them is invalid."""
         from slackwater.config import sql_check
 
         case = cases.load_case(path)
@@ -103,30 +103,29 @@ class LoadedCase:
                 for source, entries in getattr(step, key).items():
                     location = f"{self.path}: steps[{i}].{key}"
                     if source == ONLY and len(source_names) > 1:
-                        yield f"{location}: names no source; write {key}.{format_key(source_names[0])} or one of {', '.join(source_names[1:])}"
+                        choices = " or ".join(f"{key}.{format_key(n)}" for n in source_names)
+                        yield f"{location}: does not name a source; write {choices}"
                     elif source not in (ONLY, *source_names):
                         yield f"{location}.{format_key(source)}: is not a source of the pipeline{suggest_word_or_list(source, source_names)}"
                     for name in entries if key == "files" else ():
                         if not (self.path.parent / name).is_file():
-                            yield f'{location}: "{self.path.parent / name}" does not exist; expected a file, relative to this test'
+                            yield f'{location}: "{self.path.parent / name}" does not exist; expected a path relative to this test'
             if step.restart is not None and step.restart.pipeline is not None:
                 config = self.path.parent / step.restart.pipeline
                 if not config.is_file():
-                    yield f'{self.path}: steps[{i}].restart.pipeline: "{config}" does not exist; expected the TOML of a pipeline'
-
+                    yield f'{self.path}: steps[{i}].restart.pipeline: "{config}" does not exist; expected the path of a config'
         yield from self._unknown_names()
 
     def _unknown_names(self) -> Iterator[str]:
-        """Yield a problem for each target or stage that the expectations name but the pipeline does not have."""
-        changed = [s.restart.pipeline for s in self.case.steps if s.restart is not None and s.restart.pipeline]
-        if changed:
-            return  # the last config decides; the problem is reported at the end
+        """Yield a problem for each unknown target or stage in the expectations."""
+        if any(s.restart is not None and s.restart.pipeline for s in self.case.steps):
+            return  # the config of the last restart decides, so `_differences` reports the problem
         targets, stages = list(self.pipeline.per_target), [s.name for s in self.pipeline.running_stages]
         location = f"{self.path}: expect.rows"
         for name in self.case.expect.rows:
             if name == ONLY and len(targets) > 1:
-                names_text = ", ".join(f"rows.{format_key(n)}" for n in targets[1:])
-                yield f"{location}: names no target; write rows.{format_key(targets[0])} or one of {names_text}"
+                choices = " or ".join(f"rows.{format_key(n)}" for n in targets)
+                yield f"{location}: does not name a target; write {choices}"
             elif name not in (ONLY, *targets):
                 yield f"{location}.{format_key(name)}: is not a target of the pipeline{suggest_word_or_list(name, targets)}"
         for name in self.case.expect.stages:
@@ -134,25 +133,27 @@ class LoadedCase:
                 more = (
                     suggest_word_or_list(name, stages)
                     if stages
-                    else "; this pipeline is one [transform], whose rows are the target's"
+                    else "; this pipeline has a single [transform]; write expect.rows"
                 )
                 yield f"{self.path}: expect.stages.{format_key(name)}: is not a stage of the pipeline{more}"
 
     # -- running -------------------------------------------------------------------------------------------------
 
     def run(self, session: SparkSession) -> CaseResult:
-        """Run the test and return its outcome. Failures are reported in the outcome and not raised."""
+        """Run the test and return its outcome. A failure is part of the outcome and is not raised."""
         began, outcome, fails = time.monotonic(), CaseResult(self.path), self.case.expect.fails
         try:
             result, test = self._result(session)
             outcome.differences = self._differences(result, test)
             if fails is not None:
-                outcome.failed = f'the pipeline did not stop; expected an error with "{fails}"'
+                outcome.failed = f'the pipeline did not stop; expected an error that contains "{fails}"'
         except (SlackwaterError, ValueError) as error:
             if fails is None:
                 outcome.failed, outcome.wrong = f"the pipeline stopped: {error}", isinstance(error, ConfigError)
             elif fails not in str(error):
-                outcome.failed = f'the pipeline stopped with another error: {error}; expected one with "{fails}"'
+                outcome.failed = (
+                    f'the pipeline stopped with another error: {error}; expected one that contains "{fails}"'
+                )
         outcome.seconds = time.monotonic() - began
         return outcome
 
@@ -172,7 +173,7 @@ class LoadedCase:
             return test.result(), test
 
     def _prepare_rows(self, test: LocalPipeline, steps: Sequence[CaseStep]) -> dict[int, dict[str, Rows]]:
-        """Use Spark to prepare the rows of all steps up to the next config change. Return them by step and source."""
+        """Prepare the rows of all steps before the next config change with Spark. Return them by step and source."""
         from slackwater.testing.spark_row_preparation import InputRows
 
         clock, inputs = test.now_us, list[tuple[int, InputRows]]()
@@ -211,22 +212,15 @@ class LoadedCase:
         for name, rows in expect.rows.items():
             target = test.pipeline.per_target.get(name or first)
             if target is None:
-                raise ConfigError(
-                    [
-                        f"{self.path}: expect.rows.{format_key(name)}: is not a target of the pipeline after the last step"
-                    ]
-                )
-            actual = result.tables[name or first]
-            differences[f"rows.{name}" if name else "rows"] = _compare_table(
-                rows, actual, test.identity_of(str(target.target.from_))
-            )
+                location = f"{self.path}: expect.rows.{format_key(name)}"
+                raise ConfigError([f"{location}: is not a target of the pipeline after the last step"])
+            identity = test.identity_of(str(target.target.from_))
+            key = f"rows.{name}" if name else "rows"
+            differences[key] = _compare_table(rows, result.tables[name or first], identity)
         for name, rows in expect.stages.items():
             if name not in result.stages:
-                raise ConfigError(
-                    [
-                        f"{self.path}: expect.stages.{format_key(name)}: is not a stage of the pipeline after the last step"
-                    ]
-                )
+                location = f"{self.path}: expect.stages.{format_key(name)}"
+                raise ConfigError([f"{location}: is not a stage of the pipeline after the last step"])
             differences[f"stages.{name}"] = _compare_table(rows, result.stages[name], test.identity_of(name))
         late, bad = [], []
         for letter in result.letters:
@@ -240,15 +234,12 @@ class LoadedCase:
         return differences
 
     def actual(self, outcome: CaseResult) -> dict[str, list[dict[str, Any]]]:
-        """Return the actual rows by key of `CaseResult.differences`.
-
-        The rows are in the form of a test file, and have only the compared columns.
-        """
+        """Return the actual rows as TOML values, by key of `CaseResult.differences`. Only compared columns are included."""
         return {key: [row_as_toml(row, d.columns) for row in d.actual] for key, d in outcome.differences.items()}
 
 
 def _compare_table(expected: Sequence[Mapping[str, Any]], table: pl.DataFrame, identity: Sequence[str]) -> Difference:
-    """Compare expected rows with the actual rows in `table`, which are sorted by identity and times."""
+    """Compare expected rows with the rows of `table`, which this function sorts by identity and time columns."""
     columns = list(table.columns)
     order = [c for c in (*identity, *columns) if (c in columns and table.schema[c].is_temporal()) or c in identity]
     by = [c for c in dict.fromkeys(order) if not table.schema[c].is_nested()]
@@ -256,7 +247,7 @@ def _compare_table(expected: Sequence[Mapping[str, Any]], table: pl.DataFrame, i
 
 
 def row_as_toml(row: Mapping[str, Any], columns: Sequence[str]) -> dict[str, Any]:
-    """Return a row in the form of a test file, without NULLs."""
+    """Return the columns of a row as TOML values, without NULLs."""
     return {c: to_toml_value(row[c]) for c in columns if row.get(c) is not None}
 
 
@@ -265,7 +256,7 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _letter_row(letter: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row of a dead letter, or a mapping with its text if it could not be decoded."""
+    """Return the row of a dead letter, or its text as `_value` if the text is not a JSON object."""
     value = letter["value"]
     text = "" if value is None else value.decode(errors="replace")
     try:
@@ -277,7 +268,7 @@ def _letter_row(letter: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def quiet_logs() -> Iterator[None]:
-    """Suppress the log while a test runs, because it would warn about late and bad rows that tests expect."""
+    """Silence the log during a test. It would warn about late and bad rows that the test expects."""
     log = logging.getLogger("slackwater")
     before = log.level
     log.setLevel(logging.CRITICAL)
@@ -290,7 +281,7 @@ def quiet_logs() -> Iterator[None]:
 def spark_session(pipelines: Sequence[Pipeline] = ()) -> SparkSession:
     """Return the local Spark session that all tests share: the active one, or a new one that starts fast.
 
-    `pipelines`: the pipelines whose `[spark]` settings a new session gets.
+    `pipelines`: the pipelines whose `[spark]` settings apply to a new session.
     """
     import os
 
@@ -305,16 +296,16 @@ def spark_session(pipelines: Sequence[Pipeline] = ()) -> SparkSession:
         return spark_session.start_session({k: str(v) for k, v in settings.items()})
 
 
-# -- new expectations ----------------------------------------------------------------------------------------------------
+# -- updating expectations -----------------------------------------------------------------------------------------------
 
 
 _LEFT_OUT = ("session_id",)  # meaningless to users; omitted unless the file already expects rows
 
 
 def update_case(path: Path, outcome: CaseResult, whole: bool = False) -> bool:
-    """Replace those expectations of a test file that differ from the outcome. Return whether anything changed.
+    """Change the expectations of a test file to match the outcome. Return whether the file changed.
 
-    `whole`: whether to add the rows of the target to a file that does not expect any rows.
+    `whole`: whether to add the rows of the target if the file does not expect any rows.
     """
     document = tomlkit.parse(path.read_text(encoding="utf-8"))
     if "expect" not in document:
@@ -335,11 +326,8 @@ def update_case(path: Path, outcome: CaseResult, whole: bool = False) -> bool:
 def _apply(expect: Any, key: str, difference: Difference) -> None:
     columns = [c for c in difference.columns if difference.expected or c not in _LEFT_OUT]
     expected_rows = expect.get(key)
-    if (
-        not isinstance(expected_rows, Array | AoT)
-        or len(expected_rows) != len(difference.expected)
-        or not len(expected_rows)
-    ):
+    editable = isinstance(expected_rows, Array | AoT) and len(expected_rows) == len(difference.expected)
+    if not editable or not expected_rows:
         expect[key] = rows_as_toml([row_as_toml(row, columns) for row in difference.actual])
         return
     rows: Any = expected_rows

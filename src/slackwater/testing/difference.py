@@ -1,4 +1,4 @@
-"""Compare expected with actual rows: which rows are missing or unexpected, and which columns differ."""
+"""Comparison of expected and actual rows: which rows are missing or unexpected, and which columns differ."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from slackwater.core.time import parse_timestamp_us
 
 Row = Mapping[str, Any]
 _ZERO = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-_SHOWN = 10  # how many rows of each kind to show
+_SHOWN = 10  # the number of rows shown per kind of difference
 
 
 @dataclass
 class Difference:
-    """The difference between two lists of rows.
+    """Difference between two lists of rows.
 
     Args:
         columns: The compared columns.
@@ -45,9 +45,9 @@ class Difference:
         return bool(self.missing or self.unexpected or self.pairs)
 
     def lines(self, title: str) -> list[str]:
-        """Return a headline and a line for each of the first rows that differ; empty if there is no difference.
+        """Return a headline and a line for each of the first rows that differ; empty if no row differs.
 
-        `title`: the name of the compared data.
+        `title`: the name of the compared rows.
         """
         if not self:
             return []
@@ -57,10 +57,9 @@ class Difference:
             if rows
         ]
         if self.pairs:
-            differing = dict.fromkeys(c for _, _, columns in self.pairs for c in columns)
-            counts.append(
-                f"{plural(len(self.pairs), 'row')} {'differs' if len(self.pairs) == 1 else 'differ'} in {', '.join(differing)}"
-            )
+            differing = ", ".join(dict.fromkeys(c for _, _, columns in self.pairs for c in columns))
+            verb = "differs" if len(self.pairs) == 1 else "differ"
+            counts.append(f"{plural(len(self.pairs), 'row')} {verb} in {differing}")
         lines = [f"{title}: {', '.join(counts)}"]
         lines += _shorten([f"  - missing     {self._text(self.expected[i])}" for i in self.missing])
         lines += _shorten([f"  + unexpected  {self._text(self.actual[i])}" for i in self.unexpected])
@@ -78,20 +77,19 @@ class Difference:
         return lines + _shorten(differing_lines)
 
     def _text(self, row: Row) -> str:
-        return (
-            " ".join(f"{c}={_format_value(row[c])}" for c in self.columns if row.get(c) is not None) or "a row of NULLs"
-        )
+        text = " ".join(f"{c}={_format_value(row[c])}" for c in self.columns if row.get(c) is not None)
+        return text or "a row of NULLs"
 
 
 def _shorten(lines: list[str]) -> list[str]:
     more = len(lines) - _SHOWN
-    return lines if more <= 0 else [*lines[:_SHOWN], f"    … and {more} more of these"]
+    return lines if more <= 0 else [*lines[:_SHOWN], f"    … and {more} more"]
 
 
 def compare_rows(
     expected: Sequence[Row], actual: Sequence[Row], columns: Sequence[str], identity: Sequence[str] = ()
 ) -> Difference:
-    """Compare expected with actual rows in any order.
+    """Compare expected and actual rows, regardless of their order.
 
     Args:
         expected: The expected rows. Only columns that occur in at least one of them are compared.
@@ -127,12 +125,14 @@ def compare_rows(
 def _nearest(
     row: Row, actual: Sequence[Row], among: Iterable[int], columns: Sequence[str], needed: Sequence[str] | None
 ) -> int | None:
-    """Return the index of the actual row that most likely corresponds to the expected row `row`.
+    """Return the index of the actual row that is most similar to an expected row; None if none is similar enough.
 
-    Return None if no actual row is similar enough.
-
-    `among`: the indexes to choose from. `needed`: columns in which both rows must be equal; None requires that more
-    than half of all columns are equal.
+    Args:
+        row: The expected row.
+        actual: The actual rows.
+        among: The indexes in `actual` to choose from.
+        columns: The compared columns.
+        needed: The columns that must be equal. With None, more than half of `columns` must be equal.
     """
     if needed is not None:
         return next((j for j in among if needed and not _differing(row, actual[j], needed)), None)
@@ -146,7 +146,7 @@ def _differing(a: Row, b: Row, columns: Sequence[str]) -> list[str]:
 
 
 def equal_values(a: Any, b: Any) -> bool:
-    """Return whether two values are equal. Numbers may differ in type, and times in notation."""
+    """Return whether two values are equal. Numbers may differ in type, and times may differ in notation."""
     if a is None or b is None:
         return a is b
     if isinstance(a, bool) or isinstance(b, bool):
@@ -179,7 +179,7 @@ def _time_us(value: Any) -> int | None:
 
 
 def to_toml_value(value: Any) -> Any:
-    """Convert a value to a form that TOML supports; None for NULL."""
+    """Convert a value to a type that TOML supports. NULL stays None."""
     if isinstance(value, dt.datetime):
         return value.astimezone(dt.UTC) if value.tzinfo else value
     if isinstance(value, bytes):

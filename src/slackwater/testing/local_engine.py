@@ -1,8 +1,8 @@
-"""The engine of `LocalPipeline`, which runs the same shard tasks as the Spark engine, one at a time in this process.
+"""Engine of `LocalPipeline`. It runs the same shard tasks as the Spark engine, one at a time in this process.
 
-    batch ─▶ row preparer, with Spark or without ─▶ times and columns of the rows ─▶ shard tasks
+    batch ─▶ row preparer, with or without Spark ─▶ event times and columns of the rows ─▶ shard tasks
 
-There is no shuffle, no Python worker and no streaming query, so a test takes milliseconds.
+A test takes milliseconds, because it uses no shuffle, no Python worker and no streaming query.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class PreparedRows:
     Args:
         timed: `__number`, `ts` (µs), `bad` (why the row is bad, or NULL), `partition` and `_origin` of every row.
         rows: The results of the SQL: the columns for the shards, `__unfit` (why a result cannot be stored, or NULL),
-            and the `__number` of the row that a result comes from.
+            and `__number` of the input row.
     """
 
     timed: pl.DataFrame
@@ -50,7 +50,7 @@ class PreparedRows:
 
 
 class RowPreparer(Protocol):
-    """Evaluates event times and SQL: `PlainRowPreparer` without Spark, `SparkRowPreparer` with it."""
+    """Interface for evaluating event times and SQL, with Spark (`SparkRowPreparer`) or without (`PlainRowPreparer`)."""
 
     @property
     def logic(self) -> Operator: ...
@@ -59,11 +59,18 @@ class RowPreparer(Protocol):
     def source_names(self) -> Sequence[str]: ...
 
     def prepare_source(self, name: str, batch: Batch, clock_us: int, capacity: ValueLimits) -> PreparedRows:
-        """Prepare the rows of a source in a batch. `capacity`: the values that the target and the state can store."""
+        """Prepare the rows of one source.
+
+        Args:
+            name: The name of the source.
+            batch: The batch that contains the rows.
+            clock_us: The processing time (µs).
+            capacity: The limits of the values that the target and the state can store.
+        """
         ...
 
     def payload(self, rows: pl.DataFrame) -> Any:
-        """Return the results of another stage as the rows of a source in a batch."""
+        """Convert the results of an upstream stage to the form in which a batch contains the rows of a source."""
         ...
 
     def replay_rows(self, payload: Mapping[str, Any], clock_us: int, capacity: ValueLimits) -> pl.DataFrame: ...
@@ -73,17 +80,17 @@ class RowPreparer(Protocol):
 
 @dataclass(frozen=True)
 class LocalEngine:
-    """Runs shard tasks one at a time. `foresees`: whether statistics are known before rows are read, as from Parquet."""
+    """Engine that runs shard tasks one at a time. `early_statistics`: return statistics before the read, as Parquet does."""
 
     preparer: RowPreparer
-    foresees: bool = False
+    early_statistics: bool = False
 
     @property
     def _logic(self) -> Operator:
         return self.preparer.logic
 
     def statistics_before_read(self, batch: Batch, clock_us: int) -> Mapping[str, SourceStats]:
-        prepared = self._prepare(batch, clock_us, ANYTHING) if self.foresees else {}
+        prepared = self._prepare(batch, clock_us, ANYTHING) if self.early_statistics else {}
         return {name: _stats(rows.timed, batch.partitions.get(name, {})) for name, rows in prepared.items()}
 
     def _prepare(self, batch: Batch, clock_us: int, capacity: ValueLimits) -> dict[str, PreparedRows]:
@@ -146,7 +153,7 @@ class LocalEngine:
         return reports
 
     def _stage_bad_rows(self, timed: pl.DataFrame, task: ShardTask, staged: list[LetterFile]) -> list[str]:
-        """Return samples of the bad rows. If bad rows become dead letters, also add these to `staged`."""
+        """Return samples of the bad rows. Add their dead letters to `staged` if the config stores bad rows."""
         bad = timed.filter(pl.col("bad").is_not_null())
         if bad.height and task.keeps_bad:
             sane = pl.when(pl.col("bad") != OUTSIDE).then(pl.col("ts"))
@@ -163,9 +170,14 @@ class LocalEngine:
     def _storable_rows(
         self, source: str, rows: PreparedRows, task: ShardTask, unfit: list[UnstorableRows], staged: list[LetterFile]
     ) -> pl.DataFrame:
-        """Return the rows that can be stored, and add the others to `unfit`.
+        """Return the rows that can be stored.
 
-        If bad rows become dead letters, also add these to `staged`.
+        Args:
+            source: The name of the source.
+            rows: The prepared rows.
+            task: The task of the first shard.
+            unfit: Receives counts and samples of the rows that cannot be stored.
+            staged: Receives the dead letters of these rows if the config stores bad rows.
         """
         why = rows.rows[unstorable_rows.UNFIT]
         if not why.len() - why.null_count():
@@ -216,7 +228,7 @@ def _stats(timed: pl.DataFrame, batch_partitions: Mapping[str, int]) -> SourceSt
 def _newest_spans_by_partition(
     timed: Mapping[str, pl.DataFrame], source: str, jump_us: int
 ) -> Mapping[str, tuple[Span, ...]]:
-    """Return the newest event times of a source (""), and of each of its partitions, from which clocks detect jumps."""
+    """Return the newest event times by partition, with "" for the whole source. Watermarks detect clock jumps by them."""
     rows = timed[source].filter(pl.col("bad").is_null())
     partitions = rows["partition"].drop_nulls().unique().to_list()
     return {"": _newest_spans(rows, jump_us)} | {
@@ -235,7 +247,7 @@ def _newest_spans(rows: pl.DataFrame, jump_us: int) -> tuple[Span, ...]:
 
 @singledispatch
 def cast_to_declared(operator: Operator, frame: pl.DataFrame) -> pl.DataFrame:
-    """Cast the columns that an epoch's SQL selects to the types to which the step was bound."""
+    """Cast the columns that the SQL selects to the types that the step was bound to."""
     raise_unregistered(operator, "slackwater.testing.local_engine.cast_to_declared")
 
 
@@ -252,7 +264,7 @@ def _(operator: Operator, frame: pl.DataFrame) -> pl.DataFrame:
 
 @singledispatch
 def lift_inputs(operator: Operator, frame: pl.DataFrame) -> pl.DataFrame:
-    """Convert the columns that an epoch's SQL selects to those that `operator.ingest` expects. Windows lift rows."""
+    """Convert the columns that the SQL selects to the columns that `operator.ingest` expects. Windows lift the rows."""
     raise_unregistered(operator, "slackwater.testing.local_engine.lift_inputs")
 
 
@@ -281,5 +293,5 @@ def _(operator: SessionOperator, frame: pl.DataFrame) -> pl.DataFrame:
 
 @lift_inputs.register
 def _(operator: StatelessOperator, frame: pl.DataFrame) -> pl.DataFrame:
-    """Distribute rows over the shards round-robin. On Spark, a row belongs to the shard whose task reads it."""
+    """Distribute the rows over the shards round-robin. On Spark, a row belongs to the shard whose task reads it."""
     return frame.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("__kh"))

@@ -1,4 +1,4 @@
-"""What a test run publishes: an in-memory target that survives simulated crashes, and the result of the run."""
+"""In-memory target that survives simulated crashes, and the result of a test run."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _TIMES = (pl.Datetime("us"), pl.Datetime("us", "UTC"))
 
 
 class MemoryTarget:
-    """Stores published rows in memory.
+    """Target that stores published rows in memory.
 
-    While `down` is set, publishing fails. `repeated` counts the epochs that were published again.
+    Publishing fails while `down` is set. `repeated` counts the epochs that were published again.
 
     Args:
         columns: The columns of the rows.
         identity: The columns that identify a row.
-        upserts: Whether rows replace earlier rows with the same identity.
+        upserts: Whether a row replaces an earlier row with the same identity.
         capacity: The limits of the values that the target can store.
     """
 
@@ -79,7 +79,7 @@ class MemoryTarget:
 
     @property
     def table(self) -> pl.DataFrame:
-        """Return the rows of the target after all replacements."""
+        """Return the current rows, in which each row has replaced earlier rows with the same identity."""
         table = pl.DataFrame(schema=self._schema)
         for rows, gone in self._changes:
             for changed in () if not self._identity else (rows, gone):
@@ -90,10 +90,7 @@ class MemoryTarget:
 
     @property
     def held(self) -> pl.DataFrame:
-        """Return the rows that a reader of the target sees.
-
-        If rows are replaced, these are the rows of `table`. Otherwise, they are all rows that were ever added.
-        """
+        """Return the rows that a reader of the target sees: `table` if it upserts, otherwise all rows ever added."""
         if self.upserts or not self._changes:
             return self.table
         columns = list(self._schema)
@@ -110,7 +107,7 @@ def _to_dicts(rows: pl.DataFrame, epoch: int) -> list[dict[str, Any]]:
     if rows.is_empty():
         return []
     columns = [c.cast(pl.Int64) if c.dtype in _TIMES else c for c in rows.get_columns()]  # in µs
-    name = "__epoch" if "_epoch" in rows.columns else "_epoch"  # like in views of a state
+    name = "__epoch" if "_epoch" in rows.columns else "_epoch"  # as in the views of a state
     return [{**r, name: epoch} for r in pl.DataFrame(columns).iter_rows(named=True)]
 
 
@@ -122,15 +119,15 @@ def create_memory_targets(
     target_name: str,
     on_publish: Callable[[pl.DataFrame], None] | None,
 ) -> dict[str, MemoryTarget]:
-    """Return the targets of a pipeline, by name.
+    """Return the targets of a pipeline by name. Reuses existing targets and their rows.
 
     Args:
         pipeline: The pipeline.
         operators: The operators of the pipeline, by stage.
         capacities: The limits of the values that each target can store, by target.
-        all_targets: All targets of the test, by their name in the config and `target_name`. Missing targets are added.
-        target_name: A name chosen by the test. Targets with another such name are kept, but not used.
-        on_publish: A function that is called with the published rows of each epoch; None if there is none.
+        all_targets: All targets of the test, by name in the config and `target_name`. Missing targets are added.
+        target_name: A name chosen by the test. Targets with a different name keep their rows but are not used.
+        on_publish: A function to call with the published rows of each epoch, or None.
     """
     targets = dict[str, MemoryTarget]()
     for name, target_pipeline in pipeline.per_target.items():
@@ -138,7 +135,7 @@ def create_memory_targets(
         connection = resolve_connection(spec.connection, target_pipeline.connections)
         window = target_pipeline.target_stage.transform.window
         upserts = connection is not None and spec.upserts(connection.kind, window)
-        # a single target stays the same, regardless of the name of its stage
+        # the target of a config with only one target is reused even if its stage is renamed
         key = (name if pipeline.targets else "", target_name)
         if key in all_targets:
             all_targets[key].change_schema(operator.output, (operator.identity or ()) if upserts else ())
@@ -157,7 +154,7 @@ START_US = 4_000_000_000_000_000  # the start of the virtual clock (µs), after 
 
 
 class SimulatedCrash(BaseException):
-    """A simulated crash of the driver. It is not a subclass of Exception, so that no handler catches it by accident."""
+    """Simulated crash of the driver. A BaseException, so that no `except Exception` catches it."""
 
 
 @dataclass
@@ -166,16 +163,16 @@ class LocalResult(TerminalRepr):
 
     Args:
         rows: All rows ever published to the first target, with `_epoch`. Times are in microseconds.
-        gone: The identities of superseded results, with `_epoch`.
+        gone: The identities of superseded results in the first target, with `_epoch`.
         letters: The dead letters.
         former: `rows` and `gone` of targets that are no longer in use, by name; "" for the original, unnamed target.
-        counters: The counters of all stages together.
+        counters: The counters, summed over all stages.
         watermark_us: The watermark at the end (µs).
         open_sessions: The number of sessions of the last stage that are open at the end.
-        open_keys: The number of keys with such sessions.
+        open_keys: The number of keys of the last stage that have open sessions at the end.
         replays: The result of each replay of dead letters.
         statuses: The status of each commit, including those before a crash or a restart.
-        epochs: The latest epoch after each action, if a script ran the test; otherwise empty.
+        epochs: The latest epoch after each action; empty unless a script ran the test.
         table: The rows that a reader of the first target sees.
         tables: The rows that a reader of each target sees, by target name.
         stages: The results of each stage that has a target or is one of `extra_stages`, by stage name.
@@ -198,7 +195,7 @@ class LocalResult(TerminalRepr):
 
 
 class LocalFaults:
-    """Injects one crash, when the kill point `step` is reached for the `nth` time. `step`: None if no crash is due."""
+    """Injects a crash when the kill point `step` is reached for the `nth` time. No crash is due while `step` is None."""
 
     def __init__(self) -> None:
         self.step: str | None = None

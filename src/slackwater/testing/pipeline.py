@@ -32,7 +32,6 @@ from slackwater.state import protocol
 from slackwater.state.commit import BatchId
 from slackwater.state.files.store import FilesStore
 from slackwater.testing import pipeline_builder, rows_without_spark
-from slackwater.testing.bound_steps import BoundSteps
 from slackwater.testing.memory_target import (
     START_US,
     LocalFaults,
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
 
 
 class LocalPipeline:
-    """A pipeline whose input, time and crashes a test controls. Use it as a context manager, or call `close`.
+    """A pipeline whose input, clock and crashes are controlled by a test. Use it as a context manager, or call `close`.
 
     Args:
         described: A Pipeline, or a single step (such as a Window, Join or Dedup) over rows with the event time `ts`.
@@ -60,10 +59,10 @@ class LocalPipeline:
         clock_us: The start of the virtual clock (µs).
         store: A function that returns the state store at each start; by default, a files store in `state_dir`.
         state_dir: The directory of the state; by default, a temporary directory.
-        on_publish: A function that is called with the published rows of each epoch.
+        on_publish: A function to call with the published rows of each epoch.
         letters: Dead letters that exist before the run.
         capture_losses: Whether rows that the config drops become dead letters, and targets reject unsupported values.
-        extra_stages: Stages whose results are kept although no target receives them.
+        extra_stages: Stages without a target whose results the test can read.
 
         >>> import slackwater as sw
         >>> from slackwater.testing import LocalPipeline
@@ -100,42 +99,24 @@ class LocalPipeline:
         self._capture_losses, self._extra_stages = options["capture_losses"], tuple(options["extra_stages"])
         self._home = None if store or state_dir else tempfile.TemporaryDirectory(prefix="slackwater-test-")
         self._directory = state_dir or (self._home.name if self._home else "")
-        self._open = False
-        try:
-            self._prepare(described, clock_us, shards, letters, on_publish)
-        except BaseException:
-            self.close()
-            raise
-
-    def _prepare(
-        self,
-        described: Pipeline | StepBase,
-        clock_us: int,
-        shards: int,
-        letters: Sequence[Mapping[str, Any]],
-        on_publish: Callable[[pl.DataFrame], None] | None,
-    ) -> None:
-        # lost in a crash
-        self.now_us, self.shards = clock_us, shards
+        self._open, self.now_us, self.shards, self._on_publish = False, clock_us, shards, on_publish
         self._faults = LocalFaults()
         self._reshard: int | None = None
         self._driver: EpochDriver
-        # survives a crash
         self._checkpoint, self._batches, self._state_id = uuid.uuid4().hex, 0, uuid.uuid4().hex
         self._result = LocalResult()
         self._letter_target = MemoryTarget(LETTER, (), upserts=False)
-        letter_types = {f.name: f.polars for f in LETTER}
-        self._letter_target.preload(
-            pl.DataFrame(
-                {n: rows_without_spark.build_series([r.get(n) for r in letters], t) for n, t in letter_types.items()}
-            )
-        )
-        self._describe(described)
-        self._on_publish = on_publish
-        # all targets so far, by their name in the config and the name chosen by the test
+        # by name in the config and the name chosen by the test, including targets that are no longer in use
         self._all_targets: dict[tuple[str, str], MemoryTarget] = {}
-        self._set_targets("")
-        self._start()
+        try:
+            columns = [rows_without_spark.build_series([r.get(f.name) for r in letters], f.polars) for f in LETTER]
+            self._letter_target.preload(pl.DataFrame(columns, [f.name for f in LETTER]))
+            self._describe(described)
+            self._set_targets("")
+            self._start()
+        except BaseException:
+            self.close()
+            raise
 
     # -- actions of a test ----------------------------------------------------------------------------------------
 
@@ -146,10 +127,13 @@ class LocalPipeline:
         partitions: Mapping[str, Sequence[str]] | None = None,
         took_ms: int = 0,
     ) -> None:
-        """Run one epoch with rows of the only source, or with rows by source. A string is a raw, possibly broken record.
+        """Run one epoch. Raises ConfigError if a source does not exist.
 
-        `partitions`: all partitions of each source that has any. Each row has its partition in "partition", or in
-        "_partition" for Kafka. `took_ms`: how long the epoch takes on the virtual clock.
+        Args:
+            rows: Rows of the only source, or rows by source. A string is a raw record, which may be broken.
+            partitions: All partitions of each partitioned source. Rows have their partition in "partition", or in
+                "_partition" for Kafka.
+            took_ms: How long the epoch takes on the virtual clock (ms).
         """
         for name in (rows_by_source := rows if isinstance(rows, Mapping) else {self._only_source(): rows}):
             if name not in self.source_names:
@@ -174,7 +158,7 @@ class LocalPipeline:
         self._run_epoch(payload, parts)
 
     def prepare(self, input_rows: Sequence[InputRows]) -> list[Rows]:
-        """Prepare input rows with Spark, and return them in the same order, as rows that `pipe_prepared` accepts."""
+        """Prepare input rows with Spark. Return them in the same order, in the form that `pipe_prepared` accepts."""
         from slackwater.testing.spark_row_preparation import LazyRows
 
         readers = {s.name: n for n, p in reversed(self.pipeline.stage_pipelines.items()) for s in p.sources}
@@ -191,7 +175,7 @@ class LocalPipeline:
         return lazy_rows
 
     def pipe_prepared(self, rows: Mapping[str, Rows], partitions: Mapping[str, Sequence[str]] | None = None) -> None:
-        """Run one epoch with rows by source, as `prepare` returns them. `partitions`: all partitions of each source."""
+        """Run one epoch with rows that `prepare` has returned, by source. `partitions`: all partitions by source."""
         parts = {}
         for name, prepared in rows.items():
             row_partitions = prepared.timed["partition"].drop_nulls()
@@ -201,28 +185,34 @@ class LocalPipeline:
         self._run_epoch(dict(rows), parts)
 
     def quiet(self, ms: int | str) -> None:
-        """Let time pass (milliseconds, or a string such as "10m") while no source returns rows."""
+        """Let time pass while no source returns rows. `ms`: milliseconds, or a string such as "10m"."""
         length = parse_duration_ms(ms)
         self.now_us += length * 1000
         self._run_with_restart(lambda: self._driver.tick(length * 1000), again=False)
 
     def crash(self, step: str, shards: int | None = None, nth: int = 1) -> None:
-        """Crash the next epoch at the kill point `step`, which is one of KILL_POINTS. The process then starts again.
+        """Crash the next epoch at a kill point. The process then starts again and repeats the epoch.
 
-        `shards`: the number of shards after the crash; None for no change. `nth`: crash when the kill point is reached
-        for the nth time. Some kill points, such as `write.before`, are reached once per target.
+        Args:
+            step: One of KILL_POINTS.
+            shards: The number of shards after the crash; None for no change.
+            nth: Crash when the kill point is reached for the nth time. Some, such as `write.before`, are reached once
+                per target.
         """
         if step not in KILL_POINTS:
-            raise ValueError(f"unknown step {step!r}, expected one of {KILL_POINTS}")
+            raise ValueError(f"unknown kill point {step!r}; expected one of {', '.join(KILL_POINTS)}")
         self._faults.step, self._faults.nth, self._reshard = step, nth, shards
 
     def restart(
         self, described: Pipeline | StepBase | None = None, *, shards: int | None = None, target: str | None = None
     ) -> None:
-        """Stop, and start again with the same state but another config, number of shards, or target.
+        """Stop and start again with the same state. Raises the errors of a start, such as a config that does not match.
 
-        `target`: any name; targets with a new name are empty. Targets keep their rows, even while no config uses them.
-        Raises the errors that a start raises, for example if the config does not match the state.
+        Args:
+            described: The new config; None for no change.
+            shards: The new number of shards; None for no change.
+            target: A name for the targets; None for no change. Targets under a new name are empty, and targets under
+                an earlier name have kept their rows.
         """
         self._stop()
         self.shards = shards or self.shards
@@ -232,7 +222,7 @@ class LocalPipeline:
         self._start()
 
     def replay(self, limit: int | None = None, dry: bool = False) -> ReplayResult:
-        """Replay the current dead letters, at most `limit` of them. `dry`: whether to change nothing (a dry run)."""
+        """Replay the stored dead letters, at most `limit` of them. `dry`: whether this is a dry run, without changes."""
 
         def replay_once() -> None:
             letters = self._letter_target.table
@@ -247,7 +237,7 @@ class LocalPipeline:
         self._run_with_restart(lambda: self._driver.flush())
 
     def result(self) -> LocalResult:
-        """Return everything that the test has published and counted so far."""
+        """Return everything that has been published and counted so far."""
         outcome, state = self._result, self._driver.state
         first, *_ = current = list(self._targets.values())
         outcome.rows, outcome.gone, outcome.letters = first.rows, first.gone, self._letter_target.rows
@@ -265,7 +255,7 @@ class LocalPipeline:
         return outcome
 
     def target(self, name: str | None = None) -> MemoryTarget:
-        """Return the target called `name`, by default the first target. While its `down` is set, publishing fails."""
+        """Return the target with this name, by default the first target."""
         return next(iter(self._targets.values())) if name is None else self._targets[name]
 
     @property
@@ -303,36 +293,35 @@ class LocalPipeline:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    # -- parts ---------------------------------------------------------------------------------------------------
+    # -- setup ---------------------------------------------------------------------------------------------------
 
     def _describe(self, described: Pipeline | StepBase) -> None:
         if not isinstance(described, Pipeline):
             if self._schema is None:
                 raise StartError(
-                    'a step without a pipeline needs a schema of its rows: schema={"column": "type"}',
+                    'a step without a pipeline needs the columns of its rows; pass schema={"column": "type"}',
                     Topic.TEST_UNUSABLE,
                 )
-            described = pipeline_builder.build_pipeline(
-                described, ("a", "b") if isinstance(described, Join) else ("a",)
-            )
-        described = pipeline_builder.watch_stages(described, self._extra_stages)
-        self.pipeline = pipeline = (
-            pipeline_builder.capture_dropped_rows(described) if self._capture_losses else described
-        )
+            sources = ("a", "b") if isinstance(described, Join) else ("a",)
+            described = pipeline_builder.build_pipeline(described, sources)
+        pipeline = pipeline_builder.watch_stages(described, self._extra_stages)
+        if self._capture_losses:
+            pipeline = pipeline_builder.capture_dropped_rows(pipeline)
+        self.pipeline = pipeline
         given_columns = {} if self._schema is None else {s.name: self._schema for s in pipeline.sources}
         self._offsets: dict[tuple[str, int], int] = {}
-        self._bound = BoundSteps(pipeline, given_columns, self._session)
+        self._bound = pipeline_builder.BoundSteps(pipeline, given_columns, self._session)
         self._steps, self._spark_preparers = self._bound.operators, self._bound.spark_preparers
         self._capacities = pipeline_builder.find_target_limits(pipeline, self._steps) if self._capture_losses else {}
         capacities = dict.fromkeys(self._spark_preparers, ANYTHING)
         for name, target_pipeline in pipeline.per_target.items():
             if (stage := str(target_pipeline.target.from_)) in capacities:
                 capacities[stage] &= self._capacities.get(name, ANYTHING)
-        for name, capacity in capacities.items():  # rejects rows that a target cannot hold before they are aggregated
+        for name, capacity in capacities.items():  # a row that a target cannot store is bad even before aggregation
             self._spark_preparers[name].capacity = capacity
 
     def _set_targets(self, target_name: str) -> None:
-        """Create the targets of the config under `target_name`, or reuse those that exist under this name."""
+        """Use the targets of the config under the name `target_name`, which are created if they do not exist."""
         self._target_name = target_name
         self._targets = create_memory_targets(
             self.pipeline, self._steps, self._capacities, self._all_targets, target_name, self._on_publish
@@ -377,7 +366,13 @@ class LocalPipeline:
         self._run_with_restart(lambda: self._driver.run_batch(batch, 0), checkpoints=True)
 
     def _run_with_restart(self, work: Callable[[], object], again: bool = True, checkpoints: bool = False) -> None:
-        """Run `work`, and a checkpoint after it if `checkpoints`. After a crash, restart; if `again`, repeat `work`."""
+        """Run a function. If it crashes, restart the driver.
+
+        Args:
+            work: The function.
+            again: Whether to repeat `work` after a restart.
+            checkpoints: Whether `work` ends with the checkpoint of a streaming query, where a crash is possible.
+        """
         try:
             work()
             if checkpoints:
@@ -393,7 +388,9 @@ class LocalPipeline:
     def _only_source(self) -> str:
         if len(self.source_names) > 1:
             names = ", ".join(self.source_names)
-            raise ConfigError([f"{self.pipeline.name}: found no source, expected {{source: rows}} for one of {names}"])
+            raise ConfigError(
+                [f"{self.pipeline.name}: rows without a source; pass {{source: rows}} with one of {names}"]
+            )
         return self.source_names[0]
 
 

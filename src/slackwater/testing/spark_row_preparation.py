@@ -1,15 +1,15 @@
-"""Prepare a test's rows with Spark: decoding, event time, SQL, and the columns for the shards.
+"""Prepare the rows of a test with Spark: decoding, event time, SQL, and the columns for the shards.
 
     rows of all batches, numbered ─▶ decode ─▶ event time ─┬─▶ facts (time, bad, partition, origin)      one Spark job
                                                            └─▶ SQL ─▶ columns for the shards, numbered   one Spark job
 
-The SQL is row-wise, so it can run once over the rows of all batches. The number of a row then determines its batch.
+The SQL is row-wise, so it runs once over the rows of all batches. The number of a row determines its batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +44,7 @@ _BATCH = "__batch"  # hidden column: the index of a row's batch
 
 @dataclass(frozen=True)
 class InputRows:
-    """Rows of one source that arrive together at `clock_us` (µs): `rows`, and the rows in `files`."""
+    """Rows of one source that arrive together: `rows`, and the rows in `files`. `clock_us`: the arrival time (µs)."""
 
     source: str
     rows: Sequence[Row] = ()
@@ -69,7 +69,7 @@ class LazyRows:
     prepared: dict[int, PreparedRows] = field(default_factory=dict)
 
     def prepare(self, preparer: SparkRowPreparer) -> PreparedRows:
-        """Return the rows as the row preparer `preparer` prepares them."""
+        """Return the rows that `preparer` makes of `input_rows`. The result is cached."""
         if id(preparer) not in self.prepared:
             self.next_offsets = dict(self.offsets)
             (self.prepared[id(preparer)],) = preparer.prepare([self.input_rows], self.next_offsets)
@@ -77,7 +77,7 @@ class LazyRows:
 
     @property
     def timed(self) -> pl.DataFrame:
-        """Return `PreparedRows.timed` of any row preparer; the partitions of the rows are the same for all of them."""
+        """Return `PreparedRows.timed` of an arbitrary row preparer. All of them see the same partitions."""
         return next(iter(self.prepared.values())).timed
 
 
@@ -86,7 +86,7 @@ Rows = PreparedRows | LazyRows  # the rows of a source in a batch
 
 @dataclass
 class SparkRowPreparer:
-    """Runs a pipeline's decoders and SQL on Spark. `columns`: the columns of sources that do not declare a schema."""
+    """Runs the decoders and SQL of a pipeline on Spark. `columns`: the columns of sources without a declared schema."""
 
     base: SparkSession
     pipeline: Pipeline
@@ -96,19 +96,17 @@ class SparkRowPreparer:
 
     def __post_init__(self) -> None:
         self.session = spark_session.private_session(self.base, 1)
-        self.session.conf.set(
-            "spark.sql.codegen.wholeStage", "false"
-        )  # compiling takes longer than processing a few rows
+        # compiling takes longer than processing a few rows
+        self.session.conf.set("spark.sql.codegen.wholeStage", "false")
         self.lookups = LookupViews(self.session, self.pipeline.lookups, lambda line: None)
         self.lookups.load()
         self.sources = [
             create_stub_source(self.session, self.pipeline, i, self.columns.get(s.name))
             for i, s in enumerate(self.pipeline.sources)
         ]
-        reals: Any = self.sources
-        binding = components.bind_stage(
-            self.pipeline, self.session, components.create_empty_frames(self.session, reals)
-        )
+        sources: Any = self.sources
+        frames = components.create_empty_frames(self.session, sources)
+        binding = components.bind_stage(self.pipeline, self.session, frames)
         self.logic = binding.operator
         self._clocked = [
             n for n, t in binding.times.items() if t == sql_analysis.CLOCK and self.pipeline.transform.is_stateless
@@ -120,7 +118,7 @@ class SparkRowPreparer:
         self._carried = {w.key: self._carried_columns(w, binding.frames[w.origin]) for w in self.pipeline.input_paths}
 
     def _carried_columns(self, way: InputPath, empty: DataFrame) -> tuple[str, ...] | None:
-        """Return the columns that carry the number of a row through the SQL; None if no column can do so.
+        """Return the columns through which the SQL passes the number of a row; None if it cannot pass the number.
 
         `empty`: an empty frame with the columns of the source.
         """
@@ -138,21 +136,18 @@ class SparkRowPreparer:
     def prepare(self, input_rows: Sequence[InputRows], offsets: Offsets | None = None) -> list[PreparedRows]:
         """Prepare rows in as few Spark jobs as possible, and return them in the same order.
 
-        `offsets`: the next offset of each topic partition, which this method advances. If None, all of them start at 0.
+        `offsets`: the next offset of each topic partition, which this method advances. By default, offsets start at 0.
         Raises StartError or EpochError if rows cannot be prepared.
         """
-        prepared_rows: list[PreparedRows | None] = [None] * len(input_rows)
+        prepared_rows: dict[int, PreparedRows] = {}
         for source in self.sources:
-            source_rows = [(i, g) for i, g in enumerate(input_rows) if g.source == source.name]
-            for i, prepared in (
-                self._prepare_source(source, source_rows, {} if offsets is None else offsets) if source_rows else ()
-            ):
-                prepared_rows[i] = prepared
-        return [f for f in prepared_rows if f is not None]
+            if source_rows := [(i, g) for i, g in enumerate(input_rows) if g.source == source.name]:
+                prepared_rows |= self._prepare_source(source, source_rows, {} if offsets is None else offsets)
+        return [prepared_rows[i] for i in sorted(prepared_rows)]
 
     def _prepare_source(
         self, source: StubSource, numbered_rows: Sequence[tuple[int, InputRows]], offsets: Offsets
-    ) -> list[tuple[int, PreparedRows]]:
+    ) -> dict[int, PreparedRows]:
         try:
             texts = [(i, g.clock_us, row) for i, g in numbered_rows for row in g.rows]
             pieces: dict[int, list[PreparedRows]] = {i: [] for i, _ in numbered_rows}
@@ -170,12 +165,12 @@ class SparkRowPreparer:
             if isinstance(error, StartError | EpochError):
                 raise
             raise EpochError(f'{self.pipeline.name}: source "{source.name}": {spark_error_reason(error)}') from None
-        return [(i, _concat(parts)) for i, parts in pieces.items() if parts]
+        return {i: _concat(parts) for i, parts in pieces.items() if parts}
 
     def prepare_source(self, name: str, batch: Batch, clock_us: int, capacity: ValueLimits) -> PreparedRows:
-        """Return the rows of a source in a batch. Dead letters and results of other stages are not prepared yet.
+        """Return the prepared rows of a source. Only dead letters and results of other stages are prepared now.
 
-        `capacity` is not used: rows are prepared before their epoch, with `self.capacity`.
+        `capacity` is not used. Other rows were prepared before their epoch, with `self.capacity`.
         """
         rows = batch.payload[name]
         if isinstance(rows, PreparedRows):
@@ -206,9 +201,13 @@ class SparkRowPreparer:
     def _prepare_numbered(
         self, source: StubSource, frame: DataFrame, owners: Sequence[int], clocks: Mapping[int, int]
     ) -> dict[int, PreparedRows]:
-        """Prepare a frame whose rows have a `__number`. Return the prepared rows by batch.
+        """Prepare a frame of numbered rows. Return the prepared rows by batch.
 
-        `owners`: the batch of each row, by its number. `clocks`: the arrival time of each batch (µs).
+        Args:
+            source: The source of the rows.
+            frame: The rows, with their number in `__number`.
+            owners: The batch of each row, by the number of the row.
+            clocks: The arrival time of each batch (µs).
         """
         timed = self._with_event_time(source.name, frame, {clocks[i] for i in owners} or {0}, owners, clocks)
         row_facts = _collect(timed.selectExpr(*_fact_columns(timed, source.name)))
@@ -232,8 +231,12 @@ class SparkRowPreparer:
     ) -> DataFrame:
         """Return the rows with `_event_ts`, `__bad` (why a row is bad, or NULL) and the hidden columns.
 
-        `times`: the distinct arrival times of the rows (µs). `owners`: the batch of each row, by its number. `clocks`:
-        the arrival time of each batch (µs).
+        Args:
+            name: The name of the source.
+            frame: The rows, with their number in `__number`.
+            times: The distinct arrival times of the rows (µs).
+            owners: The batch of each row, by the number of the row.
+            clocks: The arrival time of each batch (µs).
         """
         if len(times) == 1:
             clock = f"{next(iter(times))}L"
@@ -253,38 +256,33 @@ class SparkRowPreparer:
     def _run_sql(
         self, way: InputPath, timed: DataFrame, run: pl.DataFrame, runs: Sequence[pl.DataFrame]
     ) -> pl.DataFrame:
-        """Run the SQL of an input path over the rows of `run`, which is one of `runs`.
+        """Run the SQL of an input path over some rows.
 
-        If the SQL carries row numbers, each result has the number of the row that it comes from. Otherwise, it has the
-        number of the first row of `run`.
+        Each result has the number of its input row. If the SQL cannot pass numbers, it has the first number in `run`.
+
+        Args:
+            way: The input path.
+            timed: All rows, with their event times.
+            run: The facts of the rows to process. It is one of `runs`.
+            runs: All runs of the SQL.
         """
         carried = self._carried[way.key]
         rows = timed.where("__bad IS NULL")
         if len(runs) > 1:
             rows = rows.where(f"{NUMBER} IN ({', '.join(map(str, run[NUMBER]))})")
-        hidden = (
-            FILE,
-            FINGERPRINT,
-            "__bad",
-            CORRUPT,
-            NUMBER,
-            _CLOCK,
-            *(["_event_ts"] if way.origin in self._clocked else []),
-        )
+        hidden = {FILE, FINGERPRINT, "__bad", CORRUPT, NUMBER, _CLOCK}
+        hidden |= {"_event_ts"} if way.origin in self._clocked else set()
         plain = [quote_identifier(c) for c in rows.columns if c not in hidden]
         number = f"{ORIGIN}.offset" if carried is not None else f"{run[NUMBER][0] if run.height else 0}L"
         rows = rows.selectExpr(*plain, *([] if carried is None else [numbered_origin(NUMBER)]))
         out = sql_analysis.run_sql(self.session, self.pipeline, way, rows, carried or None)
-        why = (
-            unstorable_rows.unstorable_reason_sql(self.logic, self.logic.input_index(way.name), self.capacity)
-            or "CAST(NULL AS STRING)"
-        )
-        columns = self.engine.rows.columns(way, None, None)
-        return _collect(out.selectExpr(*columns, f"{why} AS {unstorable_rows.UNFIT}", f"{number} AS {NUMBER}"))
+        why = unstorable_rows.unstorable_reason_sql(self.logic, self.logic.input_index(way.name), self.capacity)
+        unfit = f"{why or 'CAST(NULL AS STRING)'} AS {unstorable_rows.UNFIT}"
+        return _collect(out.selectExpr(*self.engine.rows.columns(way, None, None), unfit, f"{number} AS {NUMBER}"))
 
 
-_KEPT = 16
-_PREPARERS: list[SparkRowPreparer] = []  # binding a pipeline to Spark is slow, so its tests share a row preparer
+_CACHE_SIZE = 16
+_PREPARERS: list[SparkRowPreparer] = []  # binding a pipeline to Spark is slow, so all tests of a pipeline share one
 
 
 def get_row_preparer(
@@ -295,19 +293,16 @@ def get_row_preparer(
         if preparer.base is base and preparer.pipeline == pipeline and preparer.columns == columns:
             preparer.lookups.load()
             return preparer
-    del _PREPARERS[: max(len(_PREPARERS) - _KEPT + 1, 0)]
+    del _PREPARERS[: max(len(_PREPARERS) - _CACHE_SIZE + 1, 0)]
     _PREPARERS.append(SparkRowPreparer(base, pipeline, columns))
     return _PREPARERS[-1]
 
 
 def _fact_columns(timed: DataFrame, source: str) -> list[str]:
-    bytes_of = {c: kind for c, kind in timed.dtypes if c not in (FILE, FINGERPRINT, CORRUPT, NUMBER, _CLOCK)}
-    partition = "concat(_topic, '-', _partition)" if "_offset" in bytes_of else "CAST(NULL AS STRING)"
-    origin = origin_column(
-        {**bytes_of, **({CORRUPT: "string"} if CORRUPT in timed.columns else {})},
-        source,
-        FILE if FILE in timed.columns else "NULL",
-    )
+    types = {c: kind for c, kind in timed.dtypes if c not in (FILE, FINGERPRINT, CORRUPT, NUMBER, _CLOCK)}
+    partition = "concat(_topic, '-', _partition)" if "_offset" in types else "CAST(NULL AS STRING)"
+    types |= {CORRUPT: "string"} if CORRUPT in timed.columns else {}
+    origin = origin_column(types, source, FILE if FILE in timed.columns else "NULL")
     return [NUMBER, "unix_micros(_event_ts) AS ts", "__bad AS bad", f"{partition} AS partition", origin]
 
 
@@ -318,14 +313,12 @@ def _collect(frame: DataFrame) -> pl.DataFrame:
 
 
 def _concat(parts: Sequence[PreparedRows]) -> PreparedRows:
-    """Concatenate the prepared rows of one batch: those that the test passed directly, and those from files."""
+    """Concatenate the prepared rows of one batch: the rows from the test itself, and the rows from files."""
     if len(parts) == 1:
         return parts[0]
     first, second = parts
-    after = 1 + max(first.timed[NUMBER], default=0)
-    move = pl.col(NUMBER) + after
-    return replace(
-        first,
-        timed=pl.concat([first.timed, second.timed.with_columns(move)]),
-        rows=pl.concat([first.rows, second.rows.with_columns(move)]),
+    renumbered = pl.col(NUMBER) + 1 + max(first.timed[NUMBER], default=0)
+    return PreparedRows(
+        timed=pl.concat([first.timed, second.timed.with_columns(renumbered)]),
+        rows=pl.concat([first.rows, second.rows.with_columns(renumbered)]),
     )

@@ -1,4 +1,4 @@
-"""Decode the rows of a test as the real sources would, but without the systems that these sources read.
+"""Decode the rows of a test as the real sources would, but without an external system.
 
 {"user_id": "u1", "ts": "2024-03-01T09:00:00Z"}  ─▶ a record (bytes, metadata)  ─▶ the columns of the source
 "not json"                                       ─▶ a record, unchanged         ─▶ _corrupt_record
@@ -46,7 +46,7 @@ _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 _EVENT_TIME = "_event_ts"
 
 
-Offsets = dict[tuple[str, int], int]  # the next offset by topic and partition
+Offsets = dict[tuple[str, int], int]  # the next offset, by topic and partition
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class StubSource:
 
     Args:
         spec: The source in the config.
-        kind: The kind of the source's connection; "dataframe" for a DataFrame.
+        kind: The kind of the connection; "dataframe" for a DataFrame.
         schema: The Spark schema of the rows.
         real: The real source, which decodes dead letters.
         payload: The decoder of the records; None for files and DataFrames.
@@ -72,7 +72,7 @@ class StubSource:
         return self.spec.name
 
     def read_files(self, session: SparkSession, paths: Sequence[Path]) -> DataFrame:
-        """Read files with the reader of the real source. `__file` has the URI of the file of each row."""
+        """Read files with the reader of the real source. The column `__file` has the URI of the file."""
         assert isinstance(self.real, files_source.FilesSource)
         frame = self.real.read(session, [files_source.FileEntry(path.resolve().as_uri(), 0) for path in paths])
         return frame.selectExpr("*", f"_metadata.file_path AS {FILE}")
@@ -99,7 +99,7 @@ class StubSource:
         return [f.name for f in self.schema.fields]
 
     def _to_line(self, row: Row, columns: Sequence[str]) -> str:
-        """Return a row as a line of a file. A string is returned unchanged.
+        """Format a row as a line of a file. A string is returned unchanged.
 
         Raises StartError if the row has a column that is not in `columns`.
         """
@@ -107,8 +107,8 @@ class StubSource:
             return row
         if unknown := [c for c in row if c not in columns]:
             raise StartError(
-                f'source "{self.name}": a row of the test has "{unknown[0]}"{suggest_word_or_list(unknown[0], columns)}; '
-                "declare it in the schema, or correct the row",
+                f'source "{self.name}": a row of the test has an unknown column "{unknown[0]}"'
+                f"{suggest_word_or_list(unknown[0], columns)}; declare it in the schema, or correct the row",
                 Topic.TEST_UNUSABLE,
             )
         if self.spec.format == "text":
@@ -152,10 +152,8 @@ class StubSource:
         self, session: SparkSession, rows: Sequence[Row], clocks_us: Sequence[int], counts: Offsets
     ) -> DataFrame:
         assert self.payload is not None
-        payload_columns, meta = (
-            [f.name for f in self.payload.schema.fields],
-            (*metadata_columns(self.kind), _EVENT_TIME),
-        )
+        payload_columns = [f.name for f in self.payload.schema.fields]
+        meta = (*metadata_columns(self.kind), _EVENT_TIME)
         values, places = list[bytes | None](), list[dict[str, Any]]()
         for row in rows:
             place: dict[str, Any] = {} if isinstance(row, str) else {c: row[c] for c in meta if c in row}
@@ -191,11 +189,8 @@ class StubSource:
             metadata = [f"__{c} AS _{c}" for c in ("key", "headers", "topic", "partition", "offset")]
             metadata += [f"{body} AS _value", f"__time AS {_EVENT_TIME}"]
         elif self.kind == "rabbitmq":
-            metadata = [f"_{c} AS {c}" for c in _RABBIT_COLUMNS] + [
-                "to_json(__headers) AS _headers",
-                "__time AS _received",
-            ]
-            metadata += [f"{body} AS _value"]
+            metadata = [f"_{c} AS {c}" for c in _RABBIT_COLUMNS]
+            metadata += ["to_json(__headers) AS _headers", "__time AS _received", f"{body} AS _value"]
         else:
             metadata = [f"__time AS {_EVENT_TIME}", f"{body} AS _value"]
         return self.payload.decode(session.createDataFrame(table), [*metadata, NUMBER])
@@ -207,10 +202,9 @@ _RABBIT_COLUMNS = ("_routing_key", "_exchange", "_message_id")
 def create_stub_source(
     session: SparkSession, pipeline: Pipeline, index: int, columns: Sequence[Field] | None
 ) -> StubSource:
-    """Create a stub for the source at `index` in the config. The stub does not need the system that the source reads.
+    """Create a stub for the source at `index` in the config. Raises StartError if tests cannot write its rows.
 
-    `columns`: the columns of a DataFrame source; None to use those of its DataFrame. Raises StartError if the schema is
-    unknown.
+    `columns`: the columns of a DataFrame source; None to use the columns of its DataFrame.
     """
     spec = pipeline.sources[index]
     connection = resolve_connection(spec.connection, pipeline.connections) if spec.connection is not None else None
@@ -226,9 +220,8 @@ def create_stub_source(
         return StubSource(spec, "files", files.schema, files)
     if CONNECTORS[connection.kind].is_table:
         raise StartError(
-            f'source "{spec.name}" reads a table, and a config does not declare the columns of tables, so a test '
-            "cannot create its rows; test the SQL with a files source that declares the columns, or in Python with "
-            "a DataFrame",
+            f'source "{spec.name}" reads a table, whose columns a config does not declare; expected a source with a '
+            "schema; test the SQL with a files source that declares the columns, or in Python with a DataFrame",
             Topic.TEST_UNUSABLE,
         )
     payload = _payload(session, spec, connection, zone)
@@ -254,7 +247,7 @@ def _payload(session: SparkSession, spec: Source, connection: Connection, zone: 
 
 
 def read_declared_columns(pipeline: Pipeline, index: int) -> Mapping[str, Field] | None:
-    """Return the columns that a source declares, without Spark; None if it does not declare a schema."""
+    """Return the columns that the source at `index` declares, without Spark; None if it does not declare a schema."""
     declared = pipeline.sources[index].schema_
     return None if declared is None else {n: Field(n, t) for n, t in ddl.parse_ddl_columns(declared).items()}
 
@@ -287,10 +280,10 @@ def _headers(value: Mapping[str, Any] | None) -> list[dict[str, Any]] | None:
 
 
 def to_micros_utc(value: Any) -> int:
-    """Convert a time to microseconds since 1970, UTC.
+    """Convert a time to microseconds since 1970.
 
-    A number is returned unchanged. A datetime or an ISO 8601 string without a zone is in UTC. Raises StartError for
-    other types.
+    An integer is returned unchanged. A datetime or ISO 8601 string without a time zone is in UTC.
+    Raises StartError for other types.
     """
     if isinstance(value, str):
         value = dt.datetime.fromisoformat(value)
