@@ -383,7 +383,7 @@ def test_what_cannot_be_compared_is_told_in_one_line(
     (two / "a.csv").write_text("a\n1\n")
     (two / "b.json").write_text("")
     for where, by, message in (
-        (readable, [], "files and tables alone do not define which columns identify a row; name them with --by"),
+        (readable, [], "files and tables do not define which columns identify a row; name the columns, as in --by"),
         (readable, ["--by", "usr"], 'there is no column "usr"; available: user, window_start'),
         (str(tmp_path / "none"), [], "there is no such file or directory; expected files"),
         (str(tmp_path / "empty"), [], "found none, expected files of one kind: .parquet"),
@@ -392,7 +392,7 @@ def test_what_cannot_be_compared_is_told_in_one_line(
         (str(tmp_path / "lake"), [], "lake: cannot be read as a Delta table"),
         (url, [], "the URL does not name a table; append it, as in postgresql://"),
         (f"{url}#nothing", [], "there is no such table"),
-        (f"state:{tmp_path}/none", [], "there is no such state directory"),
+        (f"state:{tmp_path}/none", [], "is not a state directory"),
     ):
         code, said = slackwater(capsys, monkeypatch, "diff", where, readable, *by)
         assert (code, len(said.splitlines())) == (2, 1), said

@@ -22,8 +22,13 @@ from slackwater.cli import main as cli
 from slackwater.config import toml
 from slackwater.core.dead_letter_schema import LETTER, LetterFilter
 from slackwater.core.schema import Field
-from slackwater.dead_letters.attempt_ledger import AttemptLedger, add_letter_ids, format_applied_lines
-from slackwater.dead_letters.letter_reader import count_letters, read_newest
+from slackwater.dead_letters.letter_reader import (
+    AttemptLedger,
+    add_letter_ids,
+    count_letters,
+    format_applied_lines,
+    read_newest,
+)
 from slackwater.engine.startup_recovery import first_commit
 from slackwater.errors import StartError
 from slackwater.operators.registry import compile_window
@@ -178,7 +183,7 @@ def test_what_a_state_applied_and_tried_is_known_of_letters_in_every_place(
     one_of_two = add_letter_ids(letters).filter(pl.col("file") == "/in/1.jsonl").head(1)
     tried = add_letter_ids(letters).filter(pl.col("offset") == 19)
     record = store.write_list(0, format_applied_lines(pl.concat([applied, one_of_two])))
-    lines = AttemptLedger.from_commit(None, lambda name: []).update_attempts(tried, [])
+    lines = AttemptLedger.from_commit(None, lambda name: []).update_attempts(tried, tried.clear())
     tries = store.write_list(0, [f"{line[:-1]}7" for line in lines])
     store.commit(first.model_copy(update={"replayed": (record,), "tried": (tries,)}))
     assert count_letters(pipeline).drop("first", "last").rows() == [
@@ -275,7 +280,7 @@ def test_what_cannot_be_read_is_said(config: Make, tmp_path: Path, postgres: Any
     file = config("parquet")
     file.write_text(file.read_text().split("[dead_letter]")[0].replace('"dlq"', '"drop"'))
     with pytest.raises(
-        StartError, match=r"p: the config has no \[dead_letter\], so no dead letters are kept; set on_error"
+        StartError, match=r"p: the config has no \[dead_letter\], so it stores no dead letters; add \[dead_letter\]"
     ):
         count_letters(toml.load(file))
     file = config("parquet")

@@ -200,7 +200,7 @@ def test_which_state_is_meant(place: Place) -> None:
     with pytest.raises(StartError, match='this is the state of "law", not of "other"'):
         sw.open_state(f"{place.where}/law", "other")
     assert list_pipelines(place.where) == ["law", "other"]
-    nowhere = "no pipeline has its state there" if "://" in place.where else "there is no such state directory"
+    nowhere = "no pipeline has its state there" if "://" in place.where else "is not a state directory"
     with pytest.raises(StartError, match=nowhere):
         sw.open_state(f"{place.where}/nowhere/at/all")
 

@@ -79,7 +79,7 @@ def staged(url: str, name: str, *seconds: int, flush: bool = False) -> list[tupl
 
 def wrong(store: PostgresStore) -> list[str]:
     """Return the problems of a state, except the pipeline name that the test kit always uses."""
-    return [str(p) for p in verify_state(store).problems if "its record is of 'law'" not in str(p)]
+    return [str(p) for p in verify_state(store).problems if "its record belongs to the pipeline 'law'" not in str(p)]
 
 
 def relations(url: str, kinds: str = "rvi") -> dict[str, str]:

@@ -204,7 +204,7 @@ def test_figures_and_rows_are_judged_by_what_the_window_makes_of_them(directory:
             (pl.col("__h").reverse(), "not in the order of their units"),
             (pl.lit(7, pl.Int8).alias("__kind"), "of an unknown kind"),
             (pl.col("__last") - 10**9, "that end before they start"),
-            (pl.col("__due") + 1, "that are due when their gap is not over"),
+            (pl.col("__due") + 1, "whose due time does not match their gap"),
             (pl.lit(None, pl.Int64).alias("__due"), "NULL in the columns __due"),
             (pl.col("__start").cast(pl.Int32), 'column "__start" is Int32, expected Int64'),
             (pl.col("u").alias("u2"), ""),
@@ -228,8 +228,8 @@ def test_rows_of_sessions(change: pl.Expr, message: str, directory: Place) -> No
 
 def test_rows_of_panes_and_of_joins(tmp_path: Path) -> None:
     for case, change, message in (
-        ("hopping", {"__start": 1}, "that start where no pane does"),
-        ("hopping", {"__due": 1}, "that are due when their pane is not"),
+        ("hopping", {"__start": 1}, "that do not start with a pane"),
+        ("hopping", {"__due": 1}, "whose due time does not match their pane"),
         ("join", {"__kh": 2}, "whose hash does not match their key"),
     ):
         home = Place(str(tmp_path / case), lambda home=tmp_path / case: FilesStore(home, NAME))  # type: ignore[misc]
@@ -266,9 +266,9 @@ def test_a_join_that_the_state_does_not_tell(directory: Place) -> None:
         ("UPDATE slackwater_pipelines SET record = record || '{\"shards\": \"x\"}'", r"record of .* is damaged: 1 field does not fit"),
         ("UPDATE slackwater_pipelines SET state_version = 9", r"has format 9, but this version reads formats 1 to 3; install a newer"),
         ("UPDATE slackwater_pipelines SET published_epoch = 99", r"epoch 99 is recorded as published, but the latest is 11"),
-        ("UPDATE slackwater_pipelines SET epoch = 3", r"it is of epoch 3, but its record is of epoch 11"),
-        ("UPDATE slackwater_pipelines SET record = record || '{\"pipeline\": \"other\"}'", r"its record is of 'other'"),
-        ("UPDATE slackwater_pipelines SET watermark = now()", r"its watermark differs from that of its record"),
+        ("UPDATE slackwater_pipelines SET epoch = 3", r"its epoch is 3, but its record has epoch 11"),
+        ("UPDATE slackwater_pipelines SET record = record || '{\"pipeline\": \"other\"}'", r"its record belongs to the pipeline 'other'"),
+        ("UPDATE slackwater_pipelines SET watermark = now()", r"its watermark differs from the watermark in its record"),
         ("INSERT INTO slackwater_offsets VALUES ('law', 'x', '0', '5', now(), false, 1, 11)",
          r"source 'x', partition '0': found offset 5, but the record has None"),
     ], keep=4),

@@ -187,7 +187,9 @@ def test_gaps_of_rows_go_on_by_another_expression() -> None:
 
     script = [row(0, 10, 1), row(30, 2, 50), Restart(by("h")), row(40, 1, 7)]
     assert read_counts(run_local(by("g"), script, schema)) == [(0, 10, 1), (30, 32, 1), (40, 47, 1)]
-    with pytest.raises(StateError, match="gap: state has g, config has 5ms: the ends of 1 state rows are stored"):
+    with pytest.raises(
+        StateError, match="gap: state has g, config has 5ms: 1 state rows were stored for a gap per row"
+    ):
         run_local(by("g"), [row(0, 10, 1), Restart(far(5))], schema)
 
 

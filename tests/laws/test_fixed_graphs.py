@@ -88,5 +88,5 @@ def test_the_plan_says_what_stages_need() -> None:
         ),
         state,
     )
-    with pytest.raises(StateError, match="in Postgres a stage's table is named by its position"):
+    with pytest.raises(StateError, match="in Postgres, the name of a state table contains the position"):
         before.check()

@@ -22,7 +22,7 @@ from slackwater.config.window import Aggregation, Window
 from slackwater.core.dead_letter_schema import LETTER
 from slackwater.core.schema import Field
 from slackwater.dead_letters import replay
-from slackwater.dead_letters.attempt_ledger import AttemptLedger
+from slackwater.dead_letters.letter_reader import AttemptLedger
 from slackwater.errors import StartError
 from slackwater.maintenance import verify_state
 from slackwater.operators.registry import compile_window

@@ -169,7 +169,7 @@ def test_in_postgres_no_stage_gets_the_table_of_another() -> None:
     for after in ([three[0], three[2], three[1]], [BASE, ExpectedStage("s2", ("b",)), three[2]], [BASE, three[2]]):
         verdicts = plan(three, after, "postgres")
         refused = [how for verdict, _, how in verdicts.values() if verdict == "rebuild"]
-        assert refused and all("in Postgres a stage's table is named by its position" in how for how in refused)
+        assert refused and all("in Postgres, the name of a state table contains the position" in how for how in refused)
     assert (
         plan(three, [*three[:2], ExpectedStage("s2", ("b",), formerly="s1")], "postgres")['stage "s2"'][0]
         == "compatible"

@@ -79,13 +79,13 @@ def test_plan_shows_changes_with_their_verdicts_and_numbers(say: Say) -> None:
     assert code == 0
     assert [line.split()[0] for line in lines] == ["migrated", "migrated", "compatible", "law:"]
     assert lines[0] == (
-        "migrated    gap: state has 10m, config has 20m: 4 open and retained sessions now reach to their last event + 20m; those "
-        "that now touch are merged at once, and closed sessions stay closed"
+        "migrated    gap: state has 10m, config has 20m: 4 open and retained sessions now last until their last event + 20m; "
+        "sessions that now touch are merged, and closed sessions stay closed"
     )
     assert lines[1] == (
         'migrated    aggregation "revenue": state has none, config has sum(amount): 4 open windows compute it only from rows read after '
-        "the next start: without such rows it is NULL, a count 0, a list empty (the start determines the types of its columns); "
-        "a table needs the column"
+        "the next start; without new rows, it is NULL, 0 for a count, or an empty list (the start determines the types of its columns); "
+        "the target table needs the column"
     )
     assert lines[2].startswith("compatible  lateness: state has 1m, config has 2m: the watermark stays at 2024-03-01T")
     assert (

@@ -109,7 +109,7 @@ def all_letters(letters: object) -> object:
 
 
 def test_a_config_without_dead_letters(tmp_path: Path) -> None:
-    with pytest.raises(StartError, match=r"orders: the config has no \[dead_letter\], so no dead letters are kept"):
+    with pytest.raises(StartError, match=r"orders: the config has no \[dead_letter\], so it stores no dead letters"):
         replay_dead_letters(pipeline(tmp_path, letters=""), all_letters)  # type: ignore[arg-type]
 
 

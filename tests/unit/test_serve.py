@@ -189,8 +189,8 @@ def test_malformed_requests_are_refused(served: HttpServer, path: str) -> None:
 @pytest.mark.parametrize(
     ("bound", "value", "status", "message"),
     [
-        ("MOST_ROWS", 10, 413, "the answer has 50 windows; at most 10 can be sent: request fewer windows"),
-        ("MOST_BYTES", 500, 413, "the answer is larger than 0 MiB; request fewer windows"),
+        ("MOST_ROWS", 10, 413, "the response has 50 windows, but at most 10 are allowed; request fewer windows"),
+        ("MOST_BYTES", 500, 413, "the response is larger than 0 MiB; request fewer windows"),
         ("SCAN_SECONDS", 0.0, 400, "where: the query took longer than 0 seconds; request the windows of one key"),
     ],
 )
@@ -244,7 +244,7 @@ def test_a_bug_is_one_line_and_the_server_goes_on(view: StateView, monkeypatch: 
     monkeypatch.setattr(server, "_HANDLERS", {**server._HANDLERS, "/bug": wrong})
     running = server.serve_state(view, 0)
     try:
-        assert get(running, "/bug") == (500, {"error": "internal error: PanicException; the log has more"})
+        assert get(running, "/bug") == (500, {"error": "internal error: PanicException; see the log for details"})
         assert get(running, "/")[0] == 200
     finally:
         running.stop()

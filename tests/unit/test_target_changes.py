@@ -72,8 +72,8 @@ def test_plan_reports_what_happens_to_each_target(test: Any) -> None:
     ]
     more = build_pipeline(HOURS, MINUTES, target("more", "minutes", "more"))
     assert lines(more, commit) == [
-        'target "more": state has none, config has more: it gets the results of stage "minutes" after epoch 0, and none from '
-        "before"
+        'target "more": state has none, config has more: it gets the results of stage "minutes" after epoch 0, but no earlier '
+        "results"
     ]
     renamed = build_pipeline(HOURS, target("minutes", "minutes", "other"))
     assert lines(renamed, commit) == ['target "minutes": state has minutes, config has other: it is renamed']
@@ -82,7 +82,7 @@ def test_plan_reports_what_happens_to_each_target(test: Any) -> None:
     assert lines(moved, commit) == [f'target "hours": state has hours, config has elsewhere: {goes}']
     turned = build_pipeline(HOURS, target("minutes", "hours", "minutes"))
     assert lines(turned, commit) == [
-        'target "minutes" from: state has minutes, config has hours: it gets the results of that stage after epoch 0'
+        'target "minutes" from: state has minutes, config has hours: it gets the results of stage "hours" after epoch 0'
     ]
 
 
@@ -105,8 +105,8 @@ def test_from_one_to_several_and_back(tmp_path: Path) -> None:
         commit = test._driver.state
         assert {n: t.writer for n, t in commit.targets.items()} == {"hours": "p"}
         assert lines(build_pipeline(HOURS, MINUTES), commit) == [
-            'target "minutes": state has none, config has minutes: it gets the results of stage "minutes" after epoch 0, and '
-            "none from before"
+            'target "minutes": state has none, config has minutes: it gets the results of stage "minutes" after epoch 0, but '
+            "no earlier results"
         ]
         test.restart(build_pipeline(HOURS, MINUTES))
         test.pipe(rows(121))

@@ -1,4 +1,4 @@
-"""Read and replay dead letters, and correct the results that a replay changes. This package does not use Spark.
+"""Reading and replay of dead letters, and corrections of the results that a replay changes. Does not use Spark.
 
 May import: config, connectors, core, engine, errors, operators, state, windows.
 """

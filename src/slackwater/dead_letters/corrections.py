@@ -1,12 +1,13 @@
-"""Correct windows that left the state: merge late rows with the results that the target stores.
+"""Correct windows that have left the state: merge late rows with the results that the target stores.
 
-Corrections are computed in the caller's process, shard by shard, because far fewer rows are involved than in an epoch.
+Corrections are computed in this process, shard by shard, because they involve far fewer rows than an epoch.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import singledispatch
 
 import polars as pl
@@ -25,9 +26,15 @@ from slackwater.windows.compiled_window import CompiledWindow
 
 
 class Corrections:
-    """The corrections that late rows cause, by shard.
+    """Corrections of stored windows by late rows, computed by shard.
 
-    `refused`: `__group` and the reason, for rows that cannot be applied.
+    `refused` has `__group` and the reason (`refused`) of each row that cannot be applied.
+
+    Args:
+        logic: The operator of the windows.
+        driver: The driver, for its state and state store.
+        target: The target that stores the windows.
+        rows: The late rows, lifted, with `__group`.
     """
 
     def __init__(self, logic: WindowOperator, driver: EpochDriver, target: ReadableTarget, rows: pl.DataFrame) -> None:
@@ -61,7 +68,7 @@ class Corrections:
         return totals
 
     def stage_reports(self, tasks: Sequence[ShardTask]) -> list[EmitReport]:
-        """Stage the output and the state of each shard that changes, and return its report."""
+        """Stage the output and the state of all shards that change. Return their reports."""
         reports = []
         for task in tasks:
             if task.shard not in self.repairs:
@@ -78,16 +85,8 @@ class Corrections:
                 segments = task.state.stage(self.logic, done.state, units, task.since)
             if task.hit:
                 task.hit("stage.after")
-            reports.append(
-                EmitReport(
-                    shard=task.shard,
-                    segments=segments,
-                    outputs=outputs,
-                    reasons=_reasons(repair),
-                    groups=done.groups,
-                    windows=done.windows,
-                )
-            )
+            report = EmitReport(shard=task.shard, segments=segments, outputs=outputs, reasons=_reasons(repair))
+            reports.append(replace(report, groups=done.groups, windows=done.windows))
         return reports
 
 
@@ -101,7 +100,7 @@ def _reasons(repair: windows.LateCorrection) -> dict[str, int]:
 def compute_corrections(
     operator: Operator, driver: EpochDriver, target: ReadableTarget, rows: pl.DataFrame
 ) -> Corrections:
-    """Compute the corrections of windows in the target that late rows cause."""
+    """Compute how late rows correct the windows that the target stores. See `Corrections` for the arguments."""
     raise_unregistered(operator, "slackwater.dead_letters.corrections")
 
 
@@ -111,7 +110,7 @@ def _(operator: WindowOperator, driver: EpochDriver, target: ReadableTarget, row
 
 
 def _unmergeable_reason(operator: WindowOperator) -> str | None:
-    """Return why stored windows cannot be merged with more rows; None if they can."""
+    """Return why stored windows cannot be merged with more rows; None if they can be merged."""
     if operator.ends:
         return "its session left the state, and the last event of a session with a gap per row is not stored"
     lost = find_unrestorable_aggregations(operator.aggs)
@@ -121,16 +120,13 @@ def _unmergeable_reason(operator: WindowOperator) -> str | None:
 
 
 def _stored_windows(logic: CompiledWindow, target: ReadableTarget, ranges: pl.DataFrame) -> pl.DataFrame:
-    """Read the target's rows in these ranges, in the form that `gone_window_corrections.correct_gone_windows` expects."""
+    """Read the windows in these ranges from the target, in the form that `correct_gone_windows` expects."""
     window = logic.window
     rows = target.read_ranges(ranges.drop("__kh"), window.window_start_column)
     rows = normalize_columns(rows, list(logic.keys))
     start, end = (pl.col(c).dt.timestamp("us") for c in (window.window_start_column, window.window_end_column))
-    times = rows.select(
-        start.alias("__start"),
-        end.alias("__end"),
-        (pl.col("_revision") if window.emit_metadata else pl.lit(1, pl.Int64)).alias("__rev"),
-    )
+    revision = pl.col("_revision") if window.emit_metadata else pl.lit(1, pl.Int64)
+    times = rows.select(start.alias("__start"), end.alias("__end"), revision.alias("__rev"))
     parts = [rows.select(logic.key_names), times, restore_accumulators(logic.aggs, rows)]
     frame = pl.concat([p for p in parts if p.width], how="horizontal")
     return frame.select(key_hash(frame, logic.keys), pl.all())

@@ -4,9 +4,9 @@
                                └─ late rows ─▶ event time ─▶ SQL ─▶ corrections ─▶ an epoch of corrections
                                                  target: stored windows ─┘
 
-Both kinds of epoch are ordinary commits with staged output, and they list the dead letters that they apply. After a
-crash, the next start publishes the output, and no dead letter is applied twice. Dead letters never move a watermark. If
-a dead letter cannot be applied, it stays pending, and the commit counts the attempt (see `dead_letters.attempt_ledger`).
+Both kinds of epoch are ordinary commits with staged output. Each commit lists the dead letters that it applies. After
+a crash, the next start publishes the output, and no dead letter is applied twice. Dead letters never move a watermark.
+A dead letter that cannot be applied stays pending, and the commit counts the attempt (`dead_letters.letter_reader`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import polars as pl
 
 from slackwater.connectors.source import Batch, ReplayRecord
 from slackwater.connectors.target import ReadableTarget, TargetWriter
-from slackwater.dead_letters.attempt_ledger import AttemptLedger, format_applied_lines
 from slackwater.dead_letters.corrections import compute_corrections
+from slackwater.dead_letters.letter_reader import AttemptLedger, format_applied_lines
 from slackwater.engine.epoch_driver import EpochDriver
 from slackwater.errors import StartError, Topic, raise_unregistered
 from slackwater.operators import unstorable_rows
@@ -34,42 +34,51 @@ from slackwater.operators.keyed import KeyedOperator
 from slackwater.operators.stateless import StatelessOperator
 from slackwater.operators.window_operators import PaneOperator, SessionOperator
 
-Payload = Callable[[pl.DataFrame], Mapping[str, Any]]  # dead letters with `__letter` -> rows by source, for the engine
+Payload = Callable[[pl.DataFrame], Mapping[str, Any]]  # converts dead letters with `__letter` to rows by source
 
 _ORIGIN = [f.name for f in ORIGIN_FIELDS]
 
-GONE = "the SQL no longer returns a row with its event time"
-NO_ROW = "its source returns no row for it"
-DROPPED = 'it is late now, and late_data = "drop" would drop it; set late_data = "dlq" and replay again'
+GONE = "the SQL no longer returns a row with this event time"
+NO_ROW = "the source returns no row for the dead letter"
+DROPPED = 'the row is late now, and late_data = "drop" would drop it; set late_data = "dlq" and replay again'
 NO_GAP = "rows without a usable gap are detected only after the SQL, which may have turned one row into several; send them again"
 UNFIT = (
-    "rows that the target or the state cannot hold are detected only after the SQL; correct them and send them again"
+    "rows that the target or the state cannot store are detected only after the SQL; correct them and send them again"
 )
-RESULT = "results that their target did not accept, skipped by outbox skip; they are not rows of a source"
+RESULT = "results that the target did not accept, skipped by outbox skip; they are not rows of a source"
 _NOT_REPLAYABLE = {BAD_GAP: NO_GAP, **dict.fromkeys(unstorable_rows.REASONS, UNFIT), UNPUBLISHED: RESULT}
-UNCLEAR = "the SQL turns it into several rows, and it is unknown which of these were late"
+UNCLEAR = "the SQL turns the row into several rows, and it is unknown which of them were late"
 
 
 @dataclass
 class ReplayResult:
-    """The result of a replay: how many dead letters were applied or remain, by reason, and what was emitted."""
+    """Outcome of a replay.
+
+    Args:
+        applied: The number of dead letters that were applied.
+        remaining: The number of dead letters that were not applied, by reason.
+        before: The number of dead letters that an earlier replay has applied.
+        reasons: The number of emitted results, by reason: late, supersede, …
+        renewed: The number of new dead letters that replace applied ones, by reason.
+        refused: The number of rows of applied dead letters that were refused because of a limit.
+    """
 
     applied: int = 0
     remaining: Counter[str] = field(default_factory=Counter)
-    before: int = 0  # dead letters that an earlier replay applied
-    reasons: Counter[str] = field(default_factory=Counter)  # emitted results by reason: late, supersede, …
-    renewed: Counter[str] = field(default_factory=Counter)  # new dead letters that replace applied ones, by reason
-    refused: int = 0  # rows of applied dead letters that were refused because of a limit
+    before: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+    renewed: Counter[str] = field(default_factory=Counter)
+    refused: int = 0
 
 
-# -- which letters ---------------------------------------------------------------------------------------------------
+# -- selection of letters --------------------------------------------------------------------------------------------
 
 
 def _pending_letters(letters: pl.DataFrame, ledger: AttemptLedger) -> tuple[pl.DataFrame, int]:
-    """Return the dead letters that no commit lists as applied, with `__id`, and the number of those that are applied.
+    """Return the pending dead letters with `__id` and `__tries`, and the number of applied dead letters.
 
-    The frame has the columns of LETTER. Letters with the fewest attempts come first, and among these the oldest, so
-    that unreadable letters do not block others.
+    Letters with the fewest attempts come first, so that unreadable letters do not block others. Letters with equal
+    numbers of attempts are sorted by age, the oldest first.
     """
     judged = ledger.with_attempts(letters)
     todo = judged.filter(~pl.col("__applied")).drop("__applied")
@@ -78,7 +87,7 @@ def _pending_letters(letters: pl.DataFrame, ledger: AttemptLedger) -> tuple[pl.D
 
 
 def _take_oldest(letters: pl.DataFrame, limit: int | None) -> pl.DataFrame:
-    """Return the first `limit` pending dead letters, and all others that are equal to one of them."""
+    """Return the first `limit` dead letters, and all letters that are equal to one of them. None: no limit."""
     if limit is None:
         return letters
     same = ["epoch", "__id"]
@@ -86,7 +95,7 @@ def _take_oldest(letters: pl.DataFrame, limit: int | None) -> pl.DataFrame:
 
 
 def count_replayable_late_letters(letters: pl.DataFrame, ledger: AttemptLedger, limit: int | None) -> int:
-    """Return how many dead letters of late rows a replay would process."""
+    """Return how many dead letters of late rows a replay of at most `limit` letters would process."""
     return _take_oldest(_pending_letters(letters, ledger)[0], limit).filter(pl.col("reason") == LATE).height
 
 
@@ -97,16 +106,19 @@ def _ledger(driver: EpochDriver) -> AttemptLedger:
 def _write_attempts(
     driver: EpochDriver, applied: pl.DataFrame, remaining: pl.DataFrame, late: bool = False
 ) -> ReplayRecord:
-    """Write the list of dead letters that the next epoch applies, and the list of those that could not be applied.
+    """Write the lists of attempts for the next epoch. Return the record by which the commit references both lists.
 
-    The epoch's commit references both lists.
+    Args:
+        driver: The driver.
+        applied: The dead letters that the epoch applies.
+        remaining: The dead letters that were tried but not applied.
+        late: Whether the applied dead letters are late rows.
     """
     epoch, store = driver.state.epoch + 1, driver.store
-    tries = _ledger(driver).update_attempts(remaining, [applied])
+    lines = _ledger(driver).update_attempts(remaining, applied)
     record = store.write_list(epoch, format_applied_lines(applied)) if applied.height else None
-    return ReplayRecord(
-        record, applied.height, store.write_list(epoch, tries) if tries else None, applied.height if late else 0
-    )
+    tried = store.write_list(epoch, lines) if lines else None
+    return ReplayRecord(record, applied.height, tried, applied.height if late else 0)
 
 
 # -- bad rows --------------------------------------------------------------------------------------------------------
@@ -114,24 +126,23 @@ def _write_attempts(
 
 @dataclass
 class _SplitLetters:
-    """Dead letters of bad rows, split by whether their rows are usable now. `bad` has the reason in `__why`."""
+    """Dead letters of bad rows: `good` if the row is usable now, otherwise `bad` with the reason in `__why`."""
 
     good: pl.DataFrame
     bad: pl.DataFrame
 
 
-def _bad_rows(driver: EpochDriver, letters: pl.DataFrame, payload: Payload, dry: bool) -> ReplayResult:
-    """Replay bad rows as an ordinary epoch. Rows that fail again remain dead letters, with one more attempt."""
+def _replay_bad_rows(driver: EpochDriver, letters: pl.DataFrame, payload: Payload, dry: bool) -> ReplayResult:
+    """Replay bad rows as an ordinary epoch. Rows that are still bad remain dead letters with one more attempt."""
     if letters.is_empty():
         return ReplayResult()
     judged = _split_letters(driver, letters, payload)
-    # a late row becomes a dead letter or a separate result, unless it is dropped
+    # these settings turn a late row into a dead letter or a separate result; otherwise it would be dropped
     keeps_late_rows = driver.pipeline.keeps_late_rows or driver.pipeline.transform.step.late_data == "standalone"
     if judged.good.height and not keeps_late_rows:
         judged = _separate_late(driver, judged, payload)
-    result = ReplayResult(
-        applied=judged.good.height, remaining=Counter(dict(judged.bad["__why"].value_counts().iter_rows()))
-    )
+    reasons = judged.bad["__why"].value_counts()
+    result = ReplayResult(applied=judged.good.height, remaining=Counter(dict(reasons.iter_rows())))
     tried = judged.bad.drop("__why")
     if judged.good.is_empty():
         if not dry:
@@ -156,7 +167,7 @@ def _batch(letters: pl.DataFrame, payload: Payload, replayed: ReplayRecord | Non
 
 
 def _number_letters(letters: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Number the dead letters. Return those to read, with their numbers (`__letter`), and the number of every letter.
+    """Number the dead letters that must be read. Return them with `__letter`, and the number by `epoch` and `__id`.
 
     A record of a topic is read once, no matter how many letters it has.
     """
@@ -166,35 +177,27 @@ def _number_letters(letters: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
 
 
 def _split_letters(driver: EpochDriver, letters: pl.DataFrame, payload: Payload) -> _SplitLetters:
-    """Read the dead letters again, as an epoch would, and separate those that are still bad rows.
+    """Read the dead letters again, as an epoch would, and split them by whether their rows are usable now.
 
     Equal letters have the same outcome.
     """
     read, numbers = _number_letters(letters)
     rows = driver.stage.engine.validate_letters(payload(read), driver.hooks.clock_us())
-    verdict = rows.group_by("__letter").agg(
-        pl.col("__bad").drop_nulls().first().alias("__bad"), pl.len().alias("__rows")
-    )
-    why = (
-        pl.when(pl.col("__rows").is_null())
-        .then(pl.lit(NO_ROW))
-        .when(pl.col("__bad").is_not_null())
-        .then(pl.format("bad again: {}", "__bad"))
-        .alias("__why")
-    )
+    verdict = rows.group_by("__letter").agg(pl.col("__bad").drop_nulls().first(), pl.len().alias("__rows"))
+    no_row = pl.when(pl.col("__rows").is_null()).then(pl.lit(NO_ROW))
+    why = no_row.when(pl.col("__bad").is_not_null()).then(pl.format("bad again: {}", "__bad")).alias("__why")
     judged = numbers.join(verdict, on="__letter", how="left").select("epoch", "__id", why)
     judged = judged.group_by("epoch", "__id").agg(pl.col("__why").drop_nulls().first())
     with_reason = letters.join(judged, on=["epoch", "__id"], how="left", maintain_order="left")
-    return _SplitLetters(
-        with_reason.filter(pl.col("__why").is_null()).drop("__why"), with_reason.filter(pl.col("__why").is_not_null())
-    )
+    is_good = pl.col("__why").is_null()
+    return _SplitLetters(with_reason.filter(is_good).drop("__why"), with_reason.filter(~is_good))
 
 
 def _separate_late(driver: EpochDriver, judged: _SplitLetters, payload: Payload) -> _SplitLetters:
-    """Move letters from `good` to `bad` if their rows would be dropped as late (`late_data = "drop"`).
+    """Move letters from `good` to `bad` if `late_data = "drop"` would drop their rows.
 
-    A row behind the watermark might still join an open session. Therefore, if any row would be dropped, all letters
-    before the watermark are moved.
+    If it would drop any row, all letters before the watermark are moved, although some of these rows might still join
+    an open session.
     """
     if not sum(r.late for r in driver.dry_run(_batch(judged.good, payload)).reports):
         return judged
@@ -203,28 +206,26 @@ def _separate_late(driver: EpochDriver, judged: _SplitLetters, payload: Payload)
     rows = driver.stage.engine.replay_rows(payload(read), driver.hooks.clock_us(), driver.stage.capacity)
     late = numbers.join(rows.filter(pl.col("__ts") < before).select("__letter").unique(), on="__letter", how="semi")
     late, identity = late.select("epoch", "__id").unique(), ["epoch", "__id"]
-    dropped = judged.good.join(late, on=identity, how="semi", maintain_order="left").with_columns(
-        pl.lit(DROPPED).alias("__why")
-    )
+    dropped = judged.good.join(late, on=identity, how="semi", maintain_order="left")
     good = judged.good.join(late, on=identity, how="anti", maintain_order="left")
-    return _SplitLetters(good, pl.concat([judged.bad, dropped]))
+    return _SplitLetters(good, pl.concat([judged.bad, dropped.with_columns(pl.lit(DROPPED).alias("__why"))]))
 
 
 # -- late rows -------------------------------------------------------------------------------------------------------
 
 
 def _check_late(driver: EpochDriver) -> None:
-    """Raise StartError if late rows cannot be applied, before anything is applied."""
+    """Raise StartError if the config or the targets do not support the replay of late rows."""
     _all_late_together(driver.stage.operator)
     if not driver.pipeline.keeps_late_rows:
         raise StartError(
             f"{driver.pipeline.name}: there are dead letters of late rows, but late_data = "
             f'"{driver.pipeline.transform.step.late_data}" does not track the origin of a row; set late_data back to '
-            '"dlq" or "reopen", or select others with --reason',
+            '"dlq" or "reopen", or select other dead letters with --reason',
             Topic.DEAD_LETTERS,
         )
     targets, window = driver.targets.values(), driver.pipeline.transform.window
-    marked = window is not None and window.emit_metadata  # a row that is written again shows its revision
+    marked = window is not None and window.emit_metadata  # rows show their revision, even in append-only targets
     adds = [] if marked and len(targets) > 1 else [t for t in targets if not t.upserts]
     if adds or not any(_is_readable(t) for t in targets):
         first = next(iter(adds or targets))
@@ -241,8 +242,8 @@ def _is_readable(target: TargetWriter) -> bool:
     return target.upserts and isinstance(target, ReadableTarget)
 
 
-def _late_rows(driver: EpochDriver, letters: pl.DataFrame, payload: Payload, dry: bool) -> ReplayResult:
-    """Replay late rows as corrections of windows; call `_check_late` first."""
+def _replay_late_rows(driver: EpochDriver, letters: pl.DataFrame, payload: Payload, dry: bool) -> ReplayResult:
+    """Replay late rows as corrections of windows. Call `_check_late` first."""
     result = ReplayResult()
     if letters.is_empty():
         return result
@@ -250,7 +251,7 @@ def _late_rows(driver: EpochDriver, letters: pl.DataFrame, payload: Payload, dry
     assert isinstance(target, ReadableTarget)
     every = letters
     rows, letters = _match_rows(driver, letters, payload, result.remaining)
-    while True:  # repeat while rows are refused, since a dead letter is applied completely or not at all
+    while True:  # until no row is refused, because a dead letter is applied completely or not at all
         work = compute_corrections(driver.stage.operator, driver, target, rows)
         if work.refused.is_empty():
             break
@@ -272,11 +273,11 @@ def _late_rows(driver: EpochDriver, letters: pl.DataFrame, payload: Payload, dry
 def _match_rows(
     driver: EpochDriver, letters: pl.DataFrame, payload: Payload, remaining: Counter[str]
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return the rows of dead letters, and the letters that have rows.
+    """Return the rows of dead letters, and the letters that have rows, both with `__group`.
 
-    `__group` numbers the pairs of origin and event time. The SQL may turn one source row into several late rows, each
-    with its own letter. Therefore, each origin passes through the SQL once, and the resulting rows are matched with the
-    letters by event time.
+    A group has one origin and one event time. The SQL may turn a source row into several late rows, each with a
+    separate letter. Therefore, each origin passes through the SQL once, and its rows are matched with the letters by
+    event time. `remaining` receives the number of letters without rows, by reason.
     """
     origin_columns = ["epoch", *_ORIGIN]
     letters = letters.with_columns(
@@ -305,26 +306,25 @@ def _match_rows(
 
 
 def _number_distinct(frame: pl.DataFrame, columns: Sequence[str]) -> pl.Series:
-    """Return the number of each row, from 0. Rows that are equal in these columns have the same number."""
-    numbers = frame.select(columns).unique(maintain_order=True).with_row_index("__letter")
-    numbered = frame.select(columns).join(
-        numbers, on=list(columns), how="left", nulls_equal=True, maintain_order="left"
-    )
+    """Number the rows from 0. Rows that are equal in these columns have the same number."""
+    rows = frame.select(columns)
+    numbers = rows.unique(maintain_order=True).with_row_index("__letter")
+    numbered = rows.join(numbers, on=list(columns), how="left", nulls_equal=True, maintain_order="left")
     return numbered["__letter"].cast(pl.Int64)
 
 
 @singledispatch
 def _all_late_together(operator: Operator) -> pl.Expr:
-    """Return an expression for whether either all rows of a group were late, or none.
+    """Return an expression: whether the rows of a group must have been either all late or all on time.
 
     Raises StartError if late rows can never be applied.
     """
-    raise_unregistered(operator, "slackwater.dead_letters.replay._late_rows")
+    raise_unregistered(operator, "slackwater.dead_letters.replay._all_late_together")
 
 
 @_all_late_together.register
 def _(operator: PaneOperator) -> pl.Expr:
-    return pl.lit(True)  # all of them have the same time
+    return pl.lit(True)  # the rows of a group have the same event time
 
 
 @_all_late_together.register
@@ -336,8 +336,8 @@ def _(operator: SessionOperator) -> pl.Expr:
 @_all_late_together.register(KeyedOperator)
 def _(operator: Operator) -> pl.Expr:
     raise StartError(
-        f"{operator.pipeline}: late rows of a {operator.fingerprint['kind']} stage cannot be replayed: the rows that they "
-        "belong to have left the state; send the rows again, or select others with --reason",
+        f"{operator.pipeline}: late rows of a {operator.fingerprint['kind']} stage cannot be replayed, because the rows "
+        "that they belong with have left the state; send the late rows again, or select other dead letters with --reason",
         Topic.DEAD_LETTERS,
     )
 
@@ -346,15 +346,16 @@ def _(operator: Operator) -> pl.Expr:
 def _(operator: StatelessOperator) -> pl.Expr:
     raise StartError(
         f"{operator.pipeline}: a pipeline without windows or joins has no late rows, so these dead letters belong to another "
-        "pipeline; select others with --reason",
+        "pipeline; select other dead letters with --reason",
         Topic.NO_WINDOWS,
     )
 
 
 def _count_copies(all_late: pl.Expr) -> pl.Expr:
-    """Return how many times each row of a group was late; 0 if unknown. `all_late`: see `_all_late_together`.
+    """Return an expression: how many times each row of a group was late; 0 if unknown.
 
     Equal rows of a file have equal dead letters. A record of a topic is read once, no matter how many letters it has.
+    `all_late`: see `_all_late_together`.
     """
     letters, rows, once = pl.col("__letters"), pl.col("__rows"), pl.col("__once")
     even = (rows > 0) & (letters % rows.clip(1) == 0)
@@ -371,14 +372,24 @@ def _count_copies(all_late: pl.Expr) -> pl.Expr:
 def replay_letters(
     driver: EpochDriver, letters: pl.DataFrame, payload: Payload, dry: bool = False, limit: int | None = None
 ) -> ReplayResult:
-    """Apply pending dead letters, at most `limit`, in the order of `_pending_letters`. `dry`: only report."""
+    """Apply pending dead letters, those with the fewest attempts first.
+
+    Args:
+        driver: The driver of the pipeline.
+        letters: The dead letters, of which some may have been applied already.
+        payload: A function that converts dead letters with `__letter` to rows by source.
+        dry: Whether to change nothing and only return what would happen.
+        limit: The largest number of dead letters to apply; None for no limit.
+
+    Raises StartError if the letters include late rows that cannot be applied.
+    """
     todo, before = _pending_letters(letters, _ledger(driver))
     todo = _take_oldest(todo, limit)
     is_late, fixed_reason = pl.col("reason") == LATE, pl.col("reason").replace_strict(_NOT_REPLAYABLE, default=None)
     if not todo.filter(is_late).is_empty():
         _check_late(driver)
-    bad = _bad_rows(driver, todo.filter(~is_late & fixed_reason.is_null()), payload, dry)
-    late = _late_rows(driver, todo.filter(is_late), payload, dry)
+    bad = _replay_bad_rows(driver, todo.filter(~is_late & fixed_reason.is_null()), payload, dry)
+    late = _replay_late_rows(driver, todo.filter(is_late), payload, dry)
     unclear = todo.filter(fixed_reason.is_not_null())
     skipped = Counter(unclear.select(fixed_reason.alias("why"))["why"].to_list())
     if unclear.height and not dry:

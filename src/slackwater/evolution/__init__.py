@@ -1,4 +1,4 @@
-"""Compare a config with a state, and rewrite the state for the config.
+"""Comparison of a config with the state of a pipeline, and migration of the state.
 
 This package uses neither an engine nor Spark.
 

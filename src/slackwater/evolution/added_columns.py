@@ -1,11 +1,10 @@
-"""Added columns of sources, state and targets: where they are accepted, and which values they have in earlier rows.
+"""Added columns of sources, state and targets: where they are accepted, and what earlier rows have in them.
 
-    source ──▶ SQL ──▶ join: buffered rows have NULL ──▶ results ──▶ target: gets the column, NULL in its rows
-               schema_changes = "add" allows all of it
+    source ──▶ SQL ──▶ join: NULL in buffered rows ──▶ results ──▶ target: gets the column, NULL in earlier rows
 
-Columns are only added, never removed or changed in type. If rows of a source with `schema_changes = "add"` reach a
-target, the target gets the columns that the latest commit did not write to it. Tables that this state has not written
-to are not changed.
+All of this requires `schema_changes = "add"` in the source. Columns are only added; they are never removed or retyped.
+If rows of the source reach a target, the target gets the columns that the latest commit did not write to it. A table
+to which this state has not written is not changed.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def added_side_columns(before: Any, now: Any) -> list[list[str]] | None:
 
 
 def join_change(prefix: str, state: StageState, new: Types) -> KeyChange:
-    """Return the change for columns that were added to a join. The state need not be rewritten for them."""
+    """Return the change for columns that were added to a join. It does not rewrite the state."""
     rows, had = sum(m.rows for m in state.metas), sum(map(len, state.fingerprint.get("columns", ())))
     how = f"{plural(rows, 'row')} of the state {'has' if rows == 1 else 'have'} NULL in new columns, without a rewrite"
     has = f"{plural(had + len(new), 'column')}, new: {_shown(new)}"
@@ -52,7 +51,7 @@ def join_change(prefix: str, state: StageState, new: Types) -> KeyChange:
 
 
 def targets_accepting_columns(pipeline: Pipeline) -> set[str]:
-    """Return the targets that receive rows of a source whose added columns are accepted."""
+    """Return the targets that receive rows of a source with `schema_changes = "add"`."""
     adding = {s.name for s in pipeline.sources if s.schema_changes == ADD}
     for name, sub_pipeline in pipeline.stage_pipelines.items():
         if adding & {s.name for s in sub_pipeline.sources}:
@@ -65,7 +64,7 @@ def added_target_columns(
 ) -> dict[str, dict[str, str | None]]:
     """Return the columns that a start adds to targets, by target.
 
-    `results`: the output columns of each stage, as far as they are known.
+    `results`: the output columns by stage. Stages with unknown columns may be missing.
     """
     if commit is None or not commit.targets:
         return {}
@@ -83,7 +82,7 @@ def added_column_changes(pipeline: Pipeline, commit: Commit, results: Mapping[st
     for name, new in added_target_columns(pipeline, commit, results).items():
         label = "target" if len(pipeline.per_target) == 1 else f'target "{name}"'
         it = "it" if len(new) == 1 else "them"
-        how = f"a table without {it} gets {it}, with NULL in existing rows; new files and messages contain {it}"
+        how = f"the target table gets {it}, with NULL in existing rows; new files and messages contain {it}"
         yield KeyChange(f"{label} columns", None, f"new: {_shown(new)}", COMPATIBLE, how, location="the result")
 
 
@@ -91,9 +90,14 @@ def added_column_changes(pipeline: Pipeline, commit: Commit, results: Mapping[st
 
 
 def check_schema(source: str, before: str | None, now: str) -> list[str]:
-    """Compare a source's columns (Spark's JSON) with those at its first start.
+    """Compare the schema of a source with its schema at the first start. Return warnings about new columns.
 
-    Raises StartError if a column is missing or has another type. Returns warnings about new columns.
+    Args:
+        source: The name of the source.
+        before: The schema at the first start, in the JSON form of Spark; None before the first start.
+        now: The current schema, in the same form.
+
+    Raises StartError if a column is missing or has another type.
     """
     if before is None:
         return []
@@ -101,7 +105,7 @@ def check_schema(source: str, before: str | None, now: str) -> list[str]:
     wrong = [f'"{c}" is now {new.get(c, "missing")} (was {t})' for c, t in old.items() if new.get(c) != t]
     if wrong:
         raise StartError(
-            f'source "{source}": its columns changed since the first start: {"; ".join(wrong)}; restore them in the schema',
+            f'source "{source}": columns changed since the first start: {"; ".join(wrong)}; restore them in the schema',
             Topic.STATE_OF_OTHER_CONFIG,
         )
     added = [c for c in new if c not in old]
@@ -109,7 +113,7 @@ def check_schema(source: str, before: str | None, now: str) -> list[str]:
 
 
 def schema_types(schema: str) -> dict[str, str]:
-    """Return the types of a source's columns by name, as Spark writes them in JSON."""
+    """Return the types of the columns in a schema by name, both in the JSON form of Spark."""
     return {
         f["name"]: json.dumps(f["type"]) if isinstance(f["type"], dict) else f["type"]
         for f in json.loads(schema)["fields"]

@@ -1,10 +1,10 @@
 """Compare a config with a state, and give a verdict on each difference.
 
-The comparison is a pure function of the config and of the state's description of itself.
+The comparison is a pure function of the config and of the descriptions in the state. `slackwater plan` prints the
+result. A start applies or rejects the differences with the same messages.
 
-`slackwater plan` prints the result; a start applies or rejects the differences with the same messages. The
-types of the SQL's output columns are known only when the pipeline starts. Without them (`steps` is None), the types in
-the state are used.
+The column types that the SQL returns are known only when the pipeline starts. Without them (`steps` is None), the
+comparison uses the types in the state.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def compare_config(
     shards: int | None = None,
     missing: Sequence[str] = (),
 ) -> StateComparison:
-    """Compare a commit with a config.
+    """Compare a config with a commit.
 
     Args:
         pipeline: The config.
@@ -41,7 +41,7 @@ def compare_config(
         shards: The number of shards with which the pipeline starts; None for the number in the config.
         missing: The targets that have not received their output of the commit.
 
-        Raises ConfigError if a description in the state cannot be read.
+    Raises ConfigError if a description in the state cannot be read.
     """
     sub_pipelines = list(pipeline.stage_pipelines.values())
     kind = kind_name(commit.stages[0].fingerprint.get("kind")).removesuffix(" without state")
@@ -56,47 +56,36 @@ def compare_config(
             changes += _compare_inputs(sub_pipeline, commit, state, prefix)
     changes += _compare_surroundings(pipeline, commit, shards)
     if steps is not None:
-        results = {
-            name: {f.name: f.type for f in step.output}
-            for name, step in zip(pipeline.stage_pipelines, steps, strict=True)
-        }
+        outputs = [{f.name: f.type for f in step.output} for step in steps]
+        results = dict(zip(pipeline.stage_pipelines, outputs, strict=True))
         changes += added_columns.added_column_changes(pipeline, commit, results)
-    return StateComparison(
-        pipeline.name,
-        commit.epoch,
-        kind,
-        tuple(changes),
-        target_locations.describe_blocked_change(pipeline, commit, missing),
-    )
+    blocked = target_locations.describe_blocked_change(pipeline, commit, missing)
+    return StateComparison(pipeline.name, commit.epoch, kind, tuple(changes), blocked)
 
 
-# -- what surrounds the steps ------------------------------------------------------------------------------------------
+# -- stages, sources, shards and targets -------------------------------------------------------------------------------
 
 
 def _compare_stages(pipeline: Pipeline, commit: Commit, pairs: StageMatch) -> Iterator[KeyChange]:
     """Yield the changes for new, renamed and removed stages."""
     moved = _reorder_problem(pipeline, commit, pairs)
     before = [s.name for s in commit.stages]
-    for number, ((name, sub_pipeline), state) in enumerate(
-        zip(pipeline.stage_pipelines.items(), pairs.matched, strict=True)
-    ):
-        kind = "stage without state" if sub_pipeline.transform.is_stateless else sub_pipeline.transform.step.kind
+    stages = zip(pipeline.stage_pipelines.items(), pairs.matched, strict=True)
+    for number, ((name, sub_pipeline), state) in enumerate(stages):
+        label, transform = f'stage "{name}"', sub_pipeline.transform
+        kind = "stage without state" if transform.is_stateless else transform.step.kind
         if name in pairs.problems:
-            yield KeyChange(f'stage "{name}"', ", ".join(before), kind, REBUILD, pairs.problems[name])
+            yield KeyChange(label, ", ".join(before), kind, REBUILD, pairs.problems[name])
         elif state is None:
             how = "it is a new stage, which begins empty with rows read after the next start"
             if pairs.removed:
                 how += f"; if it is a renamed stage of the state ({', '.join(s.name for s in pairs.removed)}), set formerly"
-            yield KeyChange(f'stage "{name}"', None, kind, REBUILD if moved else MIGRATED, moved or how)
+            yield KeyChange(label, None, kind, REBUILD if moved else MIGRATED, moved or how)
         elif name in pairs.renamed:
-            how = "it is renamed, and keeps its state"
-            yield KeyChange(
-                f'stage "{name}"', pairs.renamed[name], name, REBUILD if moved else COMPATIBLE, moved or how
-            )
-        elif moved and before.index(name) != number:
-            yield KeyChange(
-                f'stage "{name}"', f"position {before.index(name) + 1}", f"position {number + 1}", REBUILD, moved
-            )
+            verdict = REBUILD if moved else COMPATIBLE
+            yield KeyChange(label, pairs.renamed[name], name, verdict, moved or "it is renamed, and keeps its state")
+        elif moved and (place := before.index(name)) != number:
+            yield KeyChange(label, f"position {place + 1}", f"position {number + 1}", REBUILD, moved)
     for name in pairs.problems.keys() - pipeline.stage_pipelines.keys():  # the [transform] of the state
         yield KeyChange(f'stage "{name}"', name, None, REBUILD, pairs.problems[name])
     for state in pairs.removed:
@@ -109,11 +98,11 @@ def _compare_stages(pipeline: Pipeline, commit: Commit, pairs: StageMatch) -> It
 
 
 def _compare_inputs(sub_pipeline: Pipeline, commit: Commit, state: StageState, prefix: str) -> Iterator[KeyChange]:
-    """Yield the change, if any, in the inputs of a stage. An input stage that was only renamed is not a change."""
+    """Yield a change if the inputs of a stage differ. A renamed input stage is not a difference."""
     before, now = list(state.clocks), [s.name for s in sub_pipeline.sources]
     if not prefix or not before or {*before} == {*now}:
         return
-    how, level = "it reads these from the next start on; rows that it has read stay", "info"
+    how, level = "it reads the new inputs from the next start on; rows that it has read stay in its state", "info"
     if gone := [n for n in before if n not in now]:
         level = "warning"
         how = (
@@ -124,9 +113,9 @@ def _compare_inputs(sub_pipeline: Pipeline, commit: Commit, state: StageState, p
 
 
 def _reorder_problem(pipeline: Pipeline, commit: Commit, pairs: StageMatch) -> str | None:
-    """Return why stages cannot change their positions; None if they can, or do not.
+    """Return why the stages cannot have their new positions; None if they can.
 
-    In Postgres, the table of a stage is named by its position.
+    In Postgres, the name of a state table contains the position of its stage.
     """
     store = pipeline.state_store
     if store is None or store.kind != "postgres":
@@ -138,8 +127,8 @@ def _reorder_problem(pipeline: Pipeline, commit: Commit, pairs: StageMatch) -> s
     if stay and behind:
         return None
     return (
-        "in Postgres a stage's table is named by its position: add new stages at the end, and remove only the last ones; to replace one, "
-        "remove it in one start and add the other in the next"
+        "in Postgres, the name of a state table contains the position of its stage; add stages at the end, and remove stages only "
+        "from the end; to replace a stage, remove it in one start and add the new one in the next"
     )
 
 
@@ -148,10 +137,9 @@ def _compare_surroundings(pipeline: Pipeline, commit: Commit, shards: int | None
     sources = commit.sources
     for source in pipeline.sources:
         if sources and source.name not in sources:
-            how = "it is read from its start (starting_offsets), and holds the watermark until it returns a row or counts as idle"
-            yield KeyChange(
-                f'source "{source.name}"', None, restore_written_path(source.query or "given"), COMPATIBLE, how
-            )
+            how = "it is read from starting_offsets, and holds the watermark until it returns a row or counts as idle"
+            query = restore_written_path(source.query or "given")
+            yield KeyChange(f'source "{source.name}"', None, query, COMPATIBLE, how)
     for name in sources.keys() - {s.name for s in pipeline.sources}:
         how = "its clock and offsets are removed from the state; rows that were read from it stay in the windows"
         yield KeyChange(f'source "{name}"', plural(commit.clocks[name].rows, "row"), None, COMPATIBLE, how)
@@ -159,18 +147,14 @@ def _compare_surroundings(pipeline: Pipeline, commit: Commit, shards: int | None
     new_shards = shards or (store.shards if store else None)
     if new_shards is not None and new_shards != commit.shards:
         rows = sum(m.rows for m in commit.metas)
-        yield KeyChange(
-            "shards", commit.shards, new_shards, MIGRATED, f"{rows:,} state rows are spread over {new_shards}"
-        )
+        how = f"{rows:,} state rows are distributed over {plural(new_shards, 'shard')}"
+        yield KeyChange("shards", commit.shards, new_shards, MIGRATED, how)
     for label, before, after, how in target_locations.describe_target_changes(pipeline, commit):
         yield KeyChange(label, before, after, COMPATIBLE, how)
 
 
 def _compare_texts(pipeline: Pipeline, state: StageState, prefix: str) -> Iterator[KeyChange]:
-    """Yield the changes in SQL and queries, which the state stores as hashes.
-
-    Texts that differ may still have the same meaning.
-    """
+    """Yield the changes in SQL and queries. The state stores only their hashes, so equivalent texts also differ."""
     hashes = state.texts
 
     def short(text: str) -> str | None:
@@ -181,20 +165,20 @@ def _compare_texts(pipeline: Pipeline, state: StageState, prefix: str) -> Iterat
             how = "it applies to rows read after the next start; rows in the state do not change"
             yield KeyChange(prefix + key, short(was), short(now), COMPATIBLE, how, "warning")
     for key, now in query_hashes(pipeline).items():
-        if (was := hashes.get(key, "")) not in ("", now):  # a DataFrame has none
+        if (was := hashes.get(key, "")) not in ("", now):  # "" for a DataFrame source
             how = "it is read from the next start on; files and offsets of topics that the state has recorded are not read again"
             yield KeyChange(prefix + key, short(was), short(now), COMPATIBLE, how)
 
 
 def sql_hashes(pipeline: Pipeline) -> dict[str, str]:
-    """Return hashes of a stage's SQL, by config key; "" if there is no SQL."""
+    """Return the hash of each SQL text of a stage, by config key; "" for a key without SQL."""
     transform = pipeline.transform
     hashes = {transform.sql_key(w.name): _hash(transform.sql_of(w.name)) for w in pipeline.input_paths}
     return hashes | {key: _hash(sql) for w in pipeline.input_paths for key, sql in pipeline.sql_chain(w)}
 
 
 def query_hashes(pipeline: Pipeline) -> dict[str, str]:
-    """Return the hash of each source's query; "" for a DataFrame source."""
+    """Return the hash of the query of each source, by label; "" for a DataFrame source."""
     return {f'source "{s.name}" query': _hash(s.query and restore_written_path(s.query)) for s in pipeline.sources}
 
 

@@ -1,7 +1,7 @@
 """Compare one stage of a state with the config: the differences of a window, a join or another step, key by key.
 
-The types of the SQL's output columns are known only when the pipeline starts. Without them, the types in the state are
-used.
+The column types that the SQL returns are known only when the pipeline starts. Without them, the comparison uses the
+types in the state.
 """
 
 from __future__ import annotations
@@ -39,10 +39,14 @@ from slackwater.windows.compiled_window import allowed_lateness_us
 
 @dataclass(frozen=True)
 class StageComparison:
-    """Compares one step in the config (`step`) with the stage of a commit that holds its state (`state`).
+    """Compares one step of a config with the state of its stage.
 
-    `operator`: the operator of the step; None if column types are unknown. `prefix`: what precedes each key in
-    messages.
+    Args:
+        step: The step in the config.
+        commit: The commit that contains the state.
+        state: The stage of the commit that the step continues.
+        operator: The operator of the step; None if column types are unknown.
+        prefix: The text before each key in messages.
     """
 
     step: Spec
@@ -66,12 +70,9 @@ class StageComparison:
         wrote = self.state.fingerprint
         was, now = kind_name(wrote.get("kind")), find_type_by_step(self.step).name
         if was != now:
-            has_rows = find_type_by_step(ROWS).name != was
-            how = (
-                f"{self.rows:,} state rows belong to a {was}"
-                if has_rows
-                else "the rows that were read so far are no longer available"
-            )
+            how = f"{self.rows:,} state rows belong to a {was}"
+            if was == find_type_by_step(ROWS).name:
+                how = "the rows that were read so far are no longer available"
             yield self.change("kind", was, now, REBUILD, how)
         elif isinstance(self.step, Join):
             yield from self._join(self.step)
@@ -99,7 +100,7 @@ class StageComparison:
         yield from self._settings(new, old)
 
     def _columns(self) -> Mapping[str, Field]:
-        """Return the columns that the window reads and whose types are known."""
+        """Return the columns of known type that the window reads, by name."""
         if self.operator is not None:
             assert isinstance(self.operator, WindowOperator)
             return {f.name: f for f in (*self.operator.keys, *(i.source for i in self.operator.inputs))}
@@ -119,34 +120,30 @@ class StageComparison:
         after, above = new.gap_ms, new.max_session_duration_ms
         is_described = bool(self.state.described)
         if gap != after and isinstance(gap, str) and isinstance(after, str):
-            yield self.change(
-                "gap_ms",
-                gap,
-                after,
-                COMPATIBLE,
-                "it applies to rows read after the next start; earlier rows keep their gaps",
-            )
+            how = "it applies to rows read after the next start; earlier rows keep their gaps"
+            yield self.change("gap_ms", gap, after, COMPATIBLE, how)
         elif gap != after and (isinstance(gap, str) or isinstance(after, str)):
-            how = f"the ends of {self.rows:,} state rows are stored in another form: per row, or by one gap for all"
+            how = (
+                f"{self.rows:,} state rows were stored for {'a gap per row' if isinstance(gap, str) else 'a fixed gap'}"
+            )
             yield self.change("gap_ms", gap, after, REBUILD, how)
         elif gap != after:
-            yield self._if_described(
-                "gap_ms", gap, after, is_described, _describe_gap_change(int(gap or 0), int(after or 0), self.open)
-            )
+            how = _describe_gap_change(int(gap or 0), int(after or 0), self.open)
+            yield self._if_described("gap_ms", gap, after, is_described, how)
         if cap == above:
             return
         if int(above or 0) < int(cap or 0):
             how = f"{self.open:,} open sessions may already be longer, and aggregated rows cannot be split"
             yield self.change("max_session_duration_ms", cap, above, REBUILD, how)
         else:
-            how = f"{self.open:,} open sessions may grow to it; those that were cut stay cut"
+            how = f"{self.open:,} open sessions may grow to the new limit; sessions that were cut stay cut"
             yield self._if_described("max_session_duration_ms", cap, above, is_described, how)
 
     def _if_described(self, key: str, before: Any, after: Any, is_described: bool, how: str) -> KeyChange:
-        """Return a change that is a migration if the state describes the window of its rows, else a rebuild."""
+        """Return a migration, or a rebuild if the state does not describe the window of its rows."""
         if is_described:
             return self.change(key, before, after, MIGRATED, how)
-        why = "the state does not describe its window, because of the version that wrote it or of a custom aggregation"
+        why = "the state does not describe its window, because an earlier version wrote it or an aggregation is custom"
         return self.change(key, before, after, REBUILD, why)
 
     def _aggregations(self, new: Window, old: Window | None) -> Iterator[KeyChange]:
@@ -162,10 +159,10 @@ class StageComparison:
                 how = f"{self.rows:,} state rows hold rounded sums; new values are added to them without loss"
                 yield self.change(label, was[spec.as_], now, MIGRATED, how)
             elif now != was[spec.as_] and (now is not None or is_described):
-                how = f"{self.rows:,} state rows hold the previous one; give the new one another name to add it to the existing windows"
+                how = f"{self.rows:,} state rows hold the previous aggregation; to keep them, give the new aggregation another name"
                 yield self.change(label, was[spec.as_], now or spec.call, REBUILD, how)
             elif (before := policies.get(spec.as_, spec.on_overflow)) != spec.on_overflow:
-                how = "it applies to results after the next start that do not fit their type"
+                how = "it applies to results that overflow after the next start"
                 yield self.change(f"{label} on_overflow", before, spec.on_overflow, COMPATIBLE, how)
         for name in was.keys() - {a.as_ for a in new.aggregations}:
             how = f"it is removed from {self.rows:,} state rows; a table keeps the column, and new rows leave it empty"
@@ -174,25 +171,21 @@ class StageComparison:
     def _added_aggregation(self, label: str, spec: Aggregation, now: str | None, is_described: bool) -> KeyChange:
         problem = _neutral_problem(spec)
         if problem is not None:
-            how = f"{problem}: the {self.open:,} open windows cannot begin with it"
+            how = f"{problem}, so the {self.open:,} open windows cannot add it"
             return self.change(label, None, now or spec.call, REBUILD, how)
         kind = "" if now is not None else " (the start determines the types of its columns)"
         how = (
-            f"{self.open:,} open windows compute it only from rows read after the next start: without such rows it is NULL, a count 0, a list empty"
-            f"{kind}; a table needs the column"
+            f"{self.open:,} open windows compute it only from rows read after the next start; without new rows, it is NULL, 0 for a count, "
+            f"or an empty list{kind}; the target table needs the column"
         )
         return self._if_described(label, None, now or spec.call, is_described, how)
 
     def _settings(self, new: Spec, old: Spec | None) -> Iterator[KeyChange]:
-        """Yield the changes of settings outside the fingerprint.
-
-        A change of the emission settings requires rewriting the state; no other change does.
-        """
+        """Yield the changes of settings outside the fingerprint. Only a change of the emission rewrites the state."""
         was, now = stored_emission(self.state), _emission(new)
         rewrites, is_explained = was != now, False
-        assumed = self.state.described.get(
-            "assumed", ()
-        )  # keys whose stored values were assumed, not read from a config
+        # keys whose stored values an earlier version did not read from a config
+        assumed = self.state.described.get("assumed", ())
         for key in type(new).KEYS if old is not None else ():
             if key not in BY_KEY or key in assumed:
                 continue
@@ -204,13 +197,8 @@ class StageComparison:
                 verdict, is_explained = MIGRATED, True
             yield self.change(key, before, after, verdict, BY_KEY[key](before, after, self.state))
         if rewrites and not is_explained:
-            yield self.change(
-                "emission",
-                was,
-                now,
-                MIGRATED,
-                f"{self.rows:,} state rows are rewritten; windows that left the state are not restored",
-            )
+            how = f"{self.rows:,} state rows are rewritten; windows that left the state are not restored"
+            yield self.change("emission", was, now, MIGRATED, how)
 
     # -- joins ---------------------------------------------------------------------------------------------------
 
@@ -218,7 +206,7 @@ class StageComparison:
         wrote = self.state.fingerprint
         now = _join_fingerprint(new, wrote) if self.operator is None else self.operator.fingerprint
         why = {
-            "outer": "the state does not record for the other side whether a row found a partner",
+            "outer": "the state does not record whether rows of the other side found a partner",
             "bounds_us": "rows outside the previous bounds left the state, and pairs within the new bounds were not searched",
             "keys": "rows were joined by the previous keys",
             "columns": "rows in the state have the previous columns",
@@ -233,7 +221,7 @@ class StageComparison:
         yield from self._settings(new, old)
 
     def _added_columns(self, new: Sequence[Sequence[str]]) -> Iterator[KeyChange]:
-        """Yield the change for the added columns (`new`) of a join's sides; nothing if column types are unknown."""
+        """Yield the change for `new` columns, by side of a join. Yields nothing if column types are unknown."""
         if self.operator is not None and any(new):
             assert isinstance(self.operator, IntervalJoinOperator)
             sides = zip(self.operator.sides, new, strict=True)
@@ -245,9 +233,11 @@ class StageComparison:
     def _other(self, new: Spec) -> Iterator[KeyChange]:
         """Yield the changes of a step that is neither a window nor a join.
 
-        Changes in `STATE_KEYS` or in the fingerprint need a rebuild; all other changes are compatible.
+        A change in `STATE_KEYS` or in the fingerprint needs a rebuild, except for new columns of state. Every other
+        change is compatible.
         """
-        data, rows = self.state.described.get("step"), f"{plural(self.rows, 'state row')} of the previous step"
+        data = self.state.described.get("step")
+        unreadable = f"the new step cannot read {plural(self.rows, 'state row')} of the previous step"
         with forbid_imports():
             old = None if data is None else type(new).parse_partial(dict(data), "state", "", [])
         changed_keys = set[str]()
@@ -258,7 +248,7 @@ class StageComparison:
                 continue
             changed_keys.add(key)
             if key in new.STATE_KEYS:
-                yield self.change(key, before, after, REBUILD, f"{rows} cannot be read by the new one")
+                yield self.change(key, before, after, REBUILD, unreadable)
             else:
                 how = BY_KEY[key](before, after, self.state) if key in BY_KEY else "it applies from the next start on"
                 yield self.change(key, before, after, COMPATIBLE, how)
@@ -270,18 +260,17 @@ class StageComparison:
                     how = f"{plural(self.rows, 'state row')} get NULL in new columns"
                     yield self.change("state", was, new_columns, MIGRATED, how)
             elif now[key] != was:
-                why = f"{rows} cannot be read by the new one"
-                yield self.change(key, self.state.fingerprint.get(key), now[key], REBUILD, why)
+                yield self.change(key, was, now[key], REBUILD, unreadable)
 
 
 def kind_name(kind: object) -> str:
-    """Return the name of a step for users, given the kind in its fingerprint. Without a kind, it is a window."""
+    """Return the name of a step for messages. `kind`: the kind in its fingerprint; None or unknown for a window."""
     operator_type = find_type_by_kind(kind)
     return "window" if operator_type is None else operator_type.name
 
 
 def _join_fingerprint(new: Join, wrote: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a join's fingerprint from a config without types. What is unknown is taken from the state (`wrote`)."""
+    """Return the fingerprint of a join with unknown column types. Unknown parts come from the state (`wrote`)."""
     names = [list(new.left_keys), list(new.right_keys)]
     former = [[k.rpartition(" ")[0] for k in side] for side in wrote.get("keys", ())]
     return {
@@ -293,17 +282,21 @@ def _join_fingerprint(new: Join, wrote: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _emission(step: Spec) -> dict[str, Any]:
-    """Return what `Operator.emission` would return for a spec."""
+    """Return the value that `Operator.emission` would have for a step."""
     if isinstance(step, Window):
-        return {
-            "updates": step.emit == "updates",
-            "retain_us": 0 if step.emit == "final" else allowed_lateness_us(step),
-        }
+        retain_us = 0 if step.emit == "final" else allowed_lateness_us(step)
+        return {"updates": step.emit == "updates", "retain_us": retain_us}
     return {"updates": False, "retain_us": 1000 * effective_allowed_lateness_ms(step)}
 
 
 def _fingerprint(spec: Aggregation, columns: Mapping[str, Field], is_former: bool = False) -> str | None:
-    """Return the fingerprint of an aggregation (`is_former`: in its earlier form); None if a column type is unknown."""
+    """Return the fingerprint of an aggregation; None if a column type is unknown.
+
+    Args:
+        spec: The aggregation.
+        columns: The columns of known type, by name.
+        is_former: Whether to return the fingerprint of the earlier form of the aggregation, if it has one.
+    """
     names = [*([spec.column] if spec.column else []), *spec.further_columns()]
     if any(n not in columns for n in names):
         return None
@@ -314,7 +307,7 @@ def _fingerprint(spec: Aggregation, columns: Mapping[str, Field], is_former: boo
 
 
 def _neutral_problem(spec: Aggregation) -> str | None:
-    """Return why an aggregation has no accumulators for zero rows; None if it has them."""
+    """Return why an aggregation has no accumulator for zero rows; None if it has one."""
     if spec.builtin:
         return None
     aggregator = spec.aggregator()
@@ -331,16 +324,11 @@ Text = Callable[[Any, Any, StageState], str]
 
 
 def _describe_gap_change(before: int, after: int, open_: int) -> str:
-    """Return the sentence about a changed gap (`before`, `after`: ms). `open_`: the number of open sessions."""
+    """Return a message about a changed gap. `before`, `after`: the gaps (ms). `open_`: the number of open sessions."""
+    sessions, end = f"{open_:,} open and retained sessions", f"their last event + {format_config_duration(after)}"
     if after > before:
-        return (
-            f"{open_:,} open and retained sessions now reach to their last event + {format_config_duration(after)}; those that now touch "
-            "are merged at once, and closed sessions stay closed"
-        )
-    return (
-        f"{open_:,} open and retained sessions keep their rows and now reach to their last event + {format_config_duration(after)}; "
-        "those that the watermark has then passed close in the next epoch"
-    )
+        return f"{sessions} now last until {end}; sessions that now touch are merged, and closed sessions stay closed"
+    return f"{sessions} keep their rows and now last until {end}; the next epoch closes sessions behind the watermark"
 
 
 def _lateness(before: Any, after: Any, state: StageState) -> str:
@@ -355,27 +343,29 @@ def _same(text: str) -> Text:
 
 
 _NEXT = "it applies from the next start on"
-_COLUMNS = "results have other columns from the next start on; a table must have them"
+_NEW_ROWS = _same("it applies to rows read after the next start; existing windows do not change")
+_SILENCES = _same("it also applies to idle periods that have already begun")
+_COLUMNS = "results have other columns from the next start on; the target table must have these columns"
 BY_KEY: Mapping[str, Text] = {
-    "event_time_column": _same("it applies to rows read after the next start; existing windows do not change"),
-    "event_time_unit": _same("it applies to rows read after the next start; existing windows do not change"),
-    "event_time_zone": _same("it applies to rows read after the next start; existing windows do not change"),
+    "event_time_column": _NEW_ROWS,
+    "event_time_unit": _NEW_ROWS,
+    "event_time_zone": _NEW_ROWS,
     "max_jump_ms": _same("it applies to rows read after the next start; the watermark does not move"),
-    "time_mode": _same("it applies to rows read after the next start; existing windows do not change"),
+    "time_mode": _NEW_ROWS,
     "lateness_ms": _lateness,
-    "source_idleness_ms": _same("it applies to silences that have already begun"),
-    "idle_close_ms": _same("it applies to silences that have already begun"),
+    "source_idleness_ms": _SILENCES,
+    "idle_close_ms": _SILENCES,
     "max_future_ms": _same("it applies to rows read after the next start"),
     "late_data": _same(
         "it applies to rows that are late after the next start; windows that left the state are not restored"
     ),
     "allowed_lateness_ms": _same(
-        "windows that left the state are not restored; open and retained windows are kept for the new time"
+        "it applies to open and retained windows; windows that left the state are not restored"
     ),
     "on_state_cap": _same(_NEXT),
     "crash_recovery": _same(_NEXT),
     "emit": _same(
-        "it applies to open windows; a change to or from updates emits tumbling and hopping windows in the state again"
+        'it applies to open windows; a change to or from "updates" emits the tumbling or hopping windows in the state again'
     ),
     "emit_interval_ms": _same(_NEXT),
     "emit_metadata": _same(_COLUMNS),

@@ -1,4 +1,4 @@
-"""What a state says about its stages: the settings and columns of its rows, and the operators that wrote them.
+"""Restore the settings, columns and operators of stages from a state.
 
 Windows are restored from their description, other operators by their own `from_state`.
 """
@@ -20,12 +20,12 @@ from slackwater.state.commit import Commit, StageState
 
 
 def stored_emission(stage: StageState) -> dict[str, Any]:
-    """Return the emission settings with which the windows of a state were emitted."""
+    """Return the emission settings under which the rows of a stage were written."""
     return {"updates": False, "retain_us": 0} | dict(stage.emission)
 
 
 def stored_columns(stage: StageState, window: Window) -> dict[str, Field]:
-    """Return the columns that a window of the state reads: from its description, or else from its fingerprint."""
+    """Return the columns that a stored window reads, from the description of the stage or else from its fingerprint."""
     if "columns" in stage.described:
         return {name: Field(name, type_) for name, type_ in stage.described["columns"].items()}
     written = stage.fingerprint
@@ -39,20 +39,20 @@ def stored_columns(stage: StageState, window: Window) -> dict[str, Field]:
 
 
 def with_stored_accumulators(operator: WindowOperator, stage: StageState) -> WindowOperator:
-    """Return the operator with its accumulators in the form in which a state stores them, such as an earlier one."""
+    """Return the operator with its accumulators in the form that the state stores, which may be an earlier form."""
     fingerprints = dict(stage.fingerprint.get("aggregations", {}))
     return replace(operator, aggs=tuple(a.as_stored(fingerprints.get(a.name)) for a in operator.aggs))
 
 
 def read_earlier_settings(state: StageState) -> dict[str, Any]:
-    """Return the lasting effects of earlier configs, which the state of a stage stores."""
+    """Return the lasting effects of earlier configs that the state of a stage stores."""
     return {"gone_us": state.gone_us, "rows_from_us": state.rows_from_us, "revised": state.revised}
 
 
 def described_window(state: StageState) -> Window | None:
-    """Return the window that a state describes, or None.
+    """Return the window that a state describes; None if it does not describe a window.
 
-    Its aggregations are omitted, because their classes may no longer exist.
+    The aggregations are omitted, because their classes may no longer exist.
     """
     if "window" not in state.described:
         return None
@@ -61,9 +61,9 @@ def described_window(state: StageState) -> Window | None:
 
 
 def check_description(commit: Commit, stage: StageState, window: Window) -> None:
-    """Raise StateError if a state's description contradicts the window that its rows were written for.
+    """Raise StateError if the description of a stage contradicts its fingerprint. `window`: the described window.
 
-    This checks only what can be checked without the types of the aggregations. `window`: the described window.
+    The types of aggregations are not checked, because they may be unknown.
     """
     wrote, described = stage.fingerprint, stage.described
     lengths = ("kind", "duration_ms", "hop_ms", "offset_ms", "gap_ms", "max_session_duration_ms")
@@ -83,10 +83,14 @@ def check_description(commit: Commit, stage: StageState, window: Window) -> None
 
 
 def restore_operator(commit: Commit, number: int = 0, *, trusting: bool = False) -> Operator:
-    """Restore the operator of one stage. Raises StateError if the state lacks the operator or contradicts itself.
+    """Restore the operator of one stage. An operator other than a window can read and rewrite state, but not run.
 
-    Operators other than windows are restored only as far as their stored rows require: a join, for example, can read
-    and rewrite its rows, but cannot process new ones. `trusting`: do not raise StateError for contradictions.
+    Args:
+        commit: The commit of the state.
+        number: The index of the stage.
+        trusting: Whether to accept a description that contradicts the fingerprint.
+
+    Raises StateError if the state does not describe the operator, or contradicts itself (unless `trusting`).
     """
     stage = commit.stages[number]
     operator_type = find_type_by_kind(stage.fingerprint.get("kind"))
@@ -102,17 +106,17 @@ def restore_operator(commit: Commit, number: int = 0, *, trusting: bool = False)
 
 
 def matches_description(logic: Operator, stage: StageState) -> bool:
-    """Return whether the stored rows of a stage match the operator from its description.
+    """Return whether the stored rows of a stage match its described operator.
 
-    They do not match in a commit that has rewritten the rows for another config.
+    They do not match if a commit has rewritten the rows for another config.
     """
     return bool(stored_emission(stage) == logic.emission)
 
 
 def find_contradiction(operator: Operator, state: StageState) -> str:
-    """Return a clause that says how the fingerprint of a stage contradicts its description; empty if it does not.
+    """Return how the fingerprint of a stage contradicts its description, as a clause for a message; "" if it does not.
 
-    `operator`: the operator from the description.
+    `operator`: the described operator.
     """
     wrote, described = dict(state.fingerprint), operator.fingerprint
     wrong = [key for key in described if wrote.get(key) != described[key]]
@@ -120,11 +124,15 @@ def find_contradiction(operator: Operator, state: StageState) -> str:
 
 
 def restore_window(commit: Commit, number: int = 0, *, trusting: bool = False) -> WindowOperator:
-    """Restore the window of a state from its description.
+    """Restore the window of one stage from its description.
 
-    Raises StateError if there is no description, or if it contradicts the fingerprint (unless `trusting`). Raises
-    ConfigError if the description names an aggregation class whose module is not imported yet: only a config may cause
-    imports, not a state.
+    Args:
+        commit: The commit of the state.
+        number: The index of the stage.
+        trusting: Whether to accept a description that contradicts the fingerprint.
+
+    Raises StateError if the state does not describe a window, or contradicts itself (unless `trusting`). Raises
+    ConfigError if the module of an aggregation class is not imported yet, because a state must not cause imports.
     """
     stage = commit.stages[number]
     if "window" not in stage.described:
@@ -132,7 +140,7 @@ def restore_window(commit: Commit, number: int = 0, *, trusting: bool = False) -
         description = None if operator_type is None or operator_type.from_state is None else f"a {operator_type.name}"
         raise StateError(
             f"{commit.pipeline}: the state in epoch {commit.epoch} belongs to {description or 'a window that the state does not describe'}; "
-            + ("only windows can be inspected" if description else "name the config's file instead")
+            + ("only windows can be inspected" if description else "pass the file of the config instead")
         )
     with forbid_imports():
         window = spec_from_data(Window, stage.described["window"], f"state of {commit.pipeline}")

@@ -1,4 +1,4 @@
-"""Match each stage of a config with a stage of the state: by its name, or by its `formerly`.
+"""Match each stage of a config with a stage of the state, by its name or by its `formerly`.
 
 config                               state       continues
 name = "visits"                      visits      visits
@@ -20,11 +20,13 @@ from slackwater.state.migrations import UNNAMED
 
 @dataclass(frozen=True)
 class StageMatch:
-    """The result of matching stages.
+    """Result of matching stages.
 
-    `matched`: for each stage of the config, the stage that it continues; None for a new stage. `removed`: stages that
-    no stage continues. `renamed`: the former names of renamed stages, by current name. `problems`: for each stage whose
-    match is unclear, the reason.
+    Args:
+        matched: For each stage of the config, the stage of the state that it continues; None for a new stage.
+        removed: The stages of the state that no stage of the config continues.
+        renamed: The former names of renamed stages, by current name.
+        problems: Why a match is unclear, by stage.
     """
 
     matched: tuple[StageState | None, ...]
@@ -66,7 +68,7 @@ def match_stages(former_names: Mapping[str, str | None], commit: Commit) -> Stag
 
 
 def _pair_unnamed(names: list[str], commit: Commit, origins: dict[str, str]) -> None:
-    """Match stages without stored names (state format 2) by their position, and add the matches to `origins`."""
+    """Match stages without a stored name (state format 2) by position, and add the matches to `origins`."""
     if len(names) != len(commit.stages):
         return
     for name, state in zip(names, commit.stages, strict=True):
@@ -80,10 +82,17 @@ def _problems_of_unnamed(
     removed: tuple[StageState, ...],
     problems: Mapping[str, str],
 ) -> dict[str, str]:
-    """Return a problem if no stage continues the state's [transform], or if a new [transform] continues no stage."""
+    """Return a problem if a change between [transform] and [[stages]] loses the state.
+
+    Args:
+        former_names: The `formerly` of each stage in the config, by name.
+        commit: The commit of the state.
+        removed: The stages of the state that no stage of the config continues.
+        problems: The problems so far.
+    """
     before = [s.name for s in commit.stages]
     if before == [TRANSFORM] and removed and not problems:
-        how = f'the state is that of [transform], and no stage continues it; set formerly = "{TRANSFORM}" in the stage that does'
+        how = f'the state belongs to [transform], but no stage continues it; set formerly = "{TRANSFORM}" in the stage that does'
         return {TRANSFORM: how}
     if list(former_names) == [TRANSFORM] and TRANSFORM not in before and len(removed) == len(before) and not problems:
         listed = ", ".join(f'"{n}"' for n in before)
@@ -92,6 +101,6 @@ def _problems_of_unnamed(
 
 
 def _with_inputs(state: StageState, today: Mapping[str, str], commit: Commit) -> StageState:
-    """Return the stage with its input stages under their current names. `today`: current names by former name."""
+    """Return the stage with the current names of its input stages. `today`: current names by former name."""
     clocks = {n if n in commit.sources else today.get(n, n): clock for n, clock in state.clocks.items()}
     return state if clocks.keys() == state.clocks.keys() else state.model_copy(update={"clocks": clocks})

@@ -1,10 +1,10 @@
-"""Migrate a state to another config, in a separate epoch: to another number of shards, emission mode or window.
+"""Migrate a state to another number of shards, emission mode or window, in a separate epoch.
 
     commit n        former rows ── read with the former window ─▶ converted ─▶ staged per new shard ─▶ commit n + 1
     old fingerprint                                                                                    new fingerprint
 
-Before commit n + 1, the old state is not touched. After it, the old state is not needed. If a start dies in between,
-the next start repeats the migration, or finds it complete. `evolution.compare` decides what may change.
+The old state stays unchanged until commit n + 1, and is not needed afterward. If the process dies during a migration,
+the next start repeats it. `evolution.compare` decides which changes are allowed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from slackwater.windows.state_rows import EMITTED_FRAGMENT, FRAGMENT
 
 @singledispatch
 def continue_state(operator: Operator, state: StageState, migrated: bool) -> Operator:
-    """Return the operator with the lasting effects of earlier configs, which the state of its stage stores.
+    """Return the operator with the lasting effects of earlier configs that the state of its stage stores.
 
     `migrated`: whether the state is migrated for this operator.
     """
@@ -62,9 +62,9 @@ def _(operator: Operator, state: StageState, migrated: bool) -> Operator:
 
 
 def _former_window(operator: WindowOperator, state: StageState) -> WindowOperator:
-    """Return the window that a state was written for, with the aggregations of this operator.
+    """Return the operator of the window that a state was written for, with the aggregations of `operator`.
 
-    If the state does not describe a window, return the window of this operator. Raises ConfigError if the description
+    If the state does not describe a window, the window of `operator` is used. Raises ConfigError if the description
     cannot be read.
     """
     window, emission = described_window(state) or operator.window, stored_emission(state)
@@ -79,7 +79,7 @@ def _former_window(operator: WindowOperator, state: StageState) -> WindowOperato
 
 
 def _with_common_aggregations(former: WindowOperator, state: StageState) -> WindowOperator:
-    """Return the former window with the aggregations that both state and config have, in the form of the state."""
+    """Return the former window with only the aggregations that state and config share, in the form of the state."""
     fingerprints = dict(state.fingerprint.get("aggregations", {}))
     aggs = with_stored_accumulators(former, state).aggs
     return replace(former, aggs=tuple(a for a in aggs if fingerprints.get(a.name) == a.fingerprint()))
@@ -87,30 +87,36 @@ def _with_common_aggregations(former: WindowOperator, state: StageState) -> Wind
 
 @dataclass(frozen=True)
 class StageMigration:
-    """The migration of a stage between two commits.
+    """Migration of one stage.
 
-    `rows`: the converted state rows. `before`: the same rows before the conversion. Both are empty for joins and stages
-    without state. `rewritten`: whether the conversion has changed anything.
+    Args:
+        operator: The operator that continues the stage.
+        number: The index of the stage.
+        epoch: The epoch of the migration.
+        state: The stage in the latest commit.
+        rows: The converted state rows; empty for joins and stages without state.
+        before: The state rows before the conversion; empty for joins and stages without state.
+        rewritten: Whether the conversion changed any row.
     """
 
     operator: Operator
     number: int
-    epoch: int  # the epoch of the migration
+    epoch: int
     state: StageState
     rows: pl.DataFrame
     before: pl.DataFrame
     rewritten: bool
 
     def write_shards(self, store: StateStore, shards: int) -> StageState:
-        """Stage the rows for this number of shards, and return the stage to commit, except for its description."""
-        description = {"fingerprint": self.operator.fingerprint, "emission": self.operator.emission}
-        return self.state.model_copy(update=description | _write_rows(self.operator, self, store, shards))
+        """Stage the rows for this number of shards. Return the stage to commit, still with its previous description."""
+        identity = {"fingerprint": self.operator.fingerprint, "emission": self.operator.emission}
+        return self.state.model_copy(update=identity | _write_rows(self.operator, self, store, shards))
 
 
 @singledispatch
 def _write_rows(operator: Operator, migration: StageMigration, store: StateStore, shards: int) -> dict[str, Any]:
-    """Write the migrated rows, split into `shards` shards, and return the fields of the stage for the commit."""
-    raise_unregistered(operator, "slackwater.evolution.state_migration.StageMigration")
+    """Write the migrated rows, split into this number of shards. Return the fields of the stage for the commit."""
+    raise_unregistered(operator, "slackwater.evolution.state_migration._write_rows")
 
 
 @_write_rows.register(WindowOperator)
@@ -147,7 +153,7 @@ def _(operator: StatelessOperator, migration: StageMigration, store: StateStore,
 
 
 def _no_counts(shards: int) -> dict[str, Any]:
-    """Return the fields of a stage whose commit does not count keys and windows."""
+    """Return the count fields of a stage for which a commit counts neither keys nor windows."""
     return {"groups": (0,) * shards, "windows": (0,) * shards, "holds": ((),) * shards}
 
 
@@ -168,8 +174,8 @@ def _replace_rows(
 
 @singledispatch
 def _count_rows(operator: Operator, parts: Sequence[pl.DataFrame], watermark: int) -> StageCounts:
-    """Return the counts of the state for the commit. `parts`: the state rows of each shard."""
-    raise_unregistered(operator, "slackwater.evolution.state_migration.StageMigration")
+    """Count the open windows and their groups. `parts`: the state rows of each shard. `watermark`: in µs."""
+    raise_unregistered(operator, "slackwater.evolution.state_migration._count_rows")
 
 
 @_count_rows.register
@@ -188,19 +194,19 @@ def _(operator: SessionOperator, parts: Sequence[pl.DataFrame], watermark: int) 
 
 
 def _has_pending_output(operator: WindowOperator, migration: StageMigration) -> bool:
-    """Return whether something has to be emitted even if no row arrives and the watermark does not move."""
+    """Return whether the next epoch must emit results even without new rows and with an unchanged watermark."""
     if operator.updates:
         return migration.state.waiting or (migration.rewritten and migration.rows.height > 0)
-    fragments = migration.rows["__kind"].is_in([FRAGMENT, EMITTED_FRAGMENT])  # only sessions; panes were handled above
+    fragments = migration.rows["__kind"].is_in([FRAGMENT, EMITTED_FRAGMENT])  # only sessions have fragments
     return bool((fragments & (migration.rows["__due"] <= migration.state.watermark_us)).any())
 
 
 def _write_buffers(
     operator: IntervalJoinOperator, migration: StageMigration, store: StateStore, shards: int
 ) -> tuple[tuple[SegmentMeta, ...], ...]:
-    """Rewrite the join buffers for a different number of shards, and return the segments of each shard.
+    """Rewrite the join buffers for a different number of shards. Return the segments of each shard.
 
-    Rows that expired under the old allowed lateness stay expired.
+    Rows that have expired under the previous allowed lateness stay expired.
     """
     state, epoch = migration.state, migration.epoch
     gone = state.watermark_us - stored_emission(state)["retain_us"] + operator.allowed_us
@@ -216,18 +222,24 @@ def _write_buffers(
         changes: dict[int, BufferChange] = {}
         for which, rows in every.items():
             shard_rows = rows.filter(pl.Series(shard_of(rows["__kh"].to_numpy(), shards) == shard))
-            shard_rows = shard_rows.sort("__kh", "__ts", "__id")
             first = epoch * interval_join.NUMBERS
-            changes[which] = BufferChange(
-                shard_rows.with_columns(pl.int_range(first, first + pl.len(), dtype=pl.Int64).alias("__id"))
-            )
+            numbers = pl.int_range(first, first + pl.len(), dtype=pl.Int64).alias("__id")
+            changes[which] = BufferChange(shard_rows.sort("__kh", "__ts", "__id").with_columns(numbers))
         segments.append(store.shard(shard, shards, epoch, (), migration.number).replace_buffers(operator, changes))
     return tuple(segments)
 
 
 @singledispatch
 def read_stage(operator: Operator, store: StateStore, state: StageState, epoch: int, number: int) -> StageMigration:
-    """Read the entire state of a stage without changing it, so that this operator can continue it."""
+    """Read the entire state of a stage and convert it for `operator`. Nothing is written.
+
+    Args:
+        operator: The operator that continues the stage.
+        store: The state store.
+        state: The stage in the latest commit.
+        epoch: The epoch of the migration.
+        number: The index of the stage.
+    """
     raise_unregistered(operator, "slackwater.evolution.state_migration.read_stage")
 
 
@@ -238,16 +250,15 @@ def _(operator: WindowOperator, store: StateStore, state: StageState, epoch: int
     after = operator.continue_from(former, state.watermark_us)
     before = _scan_shards(wrote, store, state, epoch, number)
     rows = state_conversion.convert_state(former, after, before, state.watermark_us)
-    before = operator.add_revision_columns(state_conversion.complete_accumulators(operator, before)).select(
-        operator.state_schema.keys()
-    )
+    before = operator.add_revision_columns(state_conversion.complete_accumulators(operator, before))
+    before = before.select(operator.state_schema.keys())
     same = rows.height == before.height and rows.equals(before) and wrote.aggs == former.aggs
     return StageMigration(after, number, epoch, state, rows, before, rewritten=not same)
 
 
 @read_stage.register
 def _(operator: KeyedOperator, store: StateStore, state: StageState, epoch: int, number: int) -> StageMigration:
-    """Read the rows with the columns that they were stored with. Columns of state that have been added are NULL."""
+    """Read the rows with their stored columns. Added columns of state are NULL."""
     former = StoredKeyedOperator.from_state(operator.pipeline, state)
     stored = _scan_shards(former, store, state, epoch, number)
     added = {name: dtype for name, dtype in operator.state_schema.items() if name not in stored.columns}

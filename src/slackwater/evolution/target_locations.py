@@ -1,8 +1,16 @@
-"""Compare the targets of a config with those of a commit: what moves, and what must not move while an epoch is pending."""
+"""Compare the targets of a config, and the markers that they hold, with a commit.
+
+state   … 5 ─ 6 ─ 7                      the commit records the marker of each target: here (state, 7, id of commit 7)
+target      … 6 ─ 7                      the same marker: continue
+target      … 6 ─ 7 ─ 8 ─ 9              AHEAD: the state is an older copy, and epochs 8 and 9 would be ignored
+target      … 6'─ 7'                     FOREIGN: another history of the state, or another state, wrote there
+target    … 5, or nothing                BEHIND: the output of the state was deleted
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.relative_paths import restore_written_path
@@ -12,6 +20,7 @@ from slackwater.evolution.stage_matching import match_stages
 from slackwater.state.commit import LETTERS, Commit, TargetDestination, TargetMarker
 
 TargetLocation = tuple[str | None, ...]
+AHEAD, FOREIGN, BEHIND = "ahead", "foreign", "behind"  # how a target can differ from a state
 
 
 def target_location(target: Target) -> TargetLocation:
@@ -28,17 +37,13 @@ def location_name(location: TargetLocation | None) -> str | None:
 
 
 def configured_targets(pipeline: Pipeline) -> dict[str, TargetDestination]:
-    """Return the destination of each target in a config. Its columns are None unless its stage is a window."""
+    """Return the destination of each target in a config. Columns are known only for windows, and otherwise None."""
     targets = {}
     for name, sub_pipeline in pipeline.per_target.items():
         window = sub_pipeline.target_stage.transform.window
         columns = None if window is None else tuple(_output_columns(window))
-        targets[name] = TargetDestination(
-            stage=str(sub_pipeline.target.from_),
-            place=target_location(sub_pipeline.target),
-            writer=sub_pipeline.writer,
-            columns=columns,
-        )
+        stage, place = str(sub_pipeline.target.from_), target_location(sub_pipeline.target)
+        targets[name] = TargetDestination(stage=stage, place=place, writer=sub_pipeline.writer, columns=columns)
     return targets
 
 
@@ -57,10 +62,15 @@ def with_targets(
 ) -> Commit:
     """Return the commit with these targets, each with its current marker and the marker of its output in the commit.
 
-    `held_markers`: the markers that were read from the targets at the start. They are used for targets whose marker the
-    commit does not contain, because the target, its location or its writer has changed. If a target has a new writer,
-    the commit keeps the previous writer until the target receives rows, because the target's current marker belongs to
-    the previous writer.
+    If a target has a new writer, the commit keeps the previous writer until the target receives rows. Until then, the
+    marker in the target belongs to the previous writer.
+
+    Args:
+        commit: The commit.
+        targets: The destinations, by target.
+        letters_to: The location of the dead letters; None without [dead_letter].
+        held_markers: The markers that the targets held at the start. They are used if the commit does not contain the
+            marker of a target because the target, its location or its writer has changed.
     """
     earlier = commit.targets
     same_letters = commit.letters_to == letters_to
@@ -92,9 +102,14 @@ def with_targets(
 
 
 def with_current_names(commit: Commit, stages: Mapping[str, str | None], targets: Sequence[str]) -> Commit:
-    """Return the commit with the current names of its stages and targets. `stages`: the `formerly` of each stage.
+    """Return the commit with the current names of its stages and targets.
 
     A target is renamed if it is the only target, or if it has the name of a renamed stage.
+
+    Args:
+        commit: The commit.
+        stages: The `formerly` of each stage in the config, by name.
+        targets: The names of the targets in the config.
     """
     renamed = {former: now for now, former in match_stages(stages, commit).renamed.items()}
     called = {}
@@ -117,7 +132,7 @@ def with_current_names(commit: Commit, stages: Mapping[str, str | None], targets
     return commit.model_copy(update=update)
 
 
-# -- what is redirected ------------------------------------------------------------------------------------------------
+# -- changed targets ---------------------------------------------------------------------------------------------------
 
 
 def describe_target_changes(pipeline: Pipeline, commit: Commit) -> Iterator[tuple[str, str | None, str | None, str]]:
@@ -137,7 +152,7 @@ def describe_target_changes(pipeline: Pipeline, commit: Commit) -> Iterator[tupl
         how = "it gets no more output; earlier output stays where it is"
         yield f'target "{name}"', location_name(before[name].place), None, how
     for name in new:
-        how = f'it gets the results of stage "{now[name].stage}" after epoch {commit.epoch}, and none from before'
+        how = f'it gets the results of stage "{now[name].stage}" after epoch {commit.epoch}, but no earlier results'
         yield f'target "{name}"', None, location_name(now[name].place), how
     for name, after in now.items():
         if (was := before.get(name)) is None:
@@ -146,12 +161,8 @@ def describe_target_changes(pipeline: Pipeline, commit: Commit) -> Iterator[tupl
         if was.place != after.place:
             yield label, location_name(was.place), location_name(after.place), goes
         if was.stage != after.stage:
-            yield (
-                f"{label} from",
-                was.stage,
-                after.stage,
-                f"it gets the results of that stage after epoch {commit.epoch}",
-            )
+            how = f'it gets the results of stage "{after.stage}" after epoch {commit.epoch}'
+            yield f"{label} from", was.stage, after.stage, how
     if commit.letters_to != (letters := dead_letter_location(pipeline)):
         yield "dead_letter", location_name(commit.letters_to), location_name(letters), goes
 
@@ -160,14 +171,14 @@ def _same(one: TargetDestination, other: TargetDestination) -> bool:
     return (one.stage, one.place) == (other.stage, other.place)
 
 
-# -- while an epoch is pending -----------------------------------------------------------------------------------------
+# -- changes while an epoch is pending ---------------------------------------------------------------------------------
 
 
 def describe_blocked_change(pipeline: Pipeline, commit: Commit, missing: Sequence[str]) -> str | None:
     """Return why the pipeline must first be started with the previous config; None if this is not necessary.
 
-    The previous config must publish its pending output if the new config would send that output elsewhere. `missing`:
-    the targets that have not received their output of the commit.
+    It is necessary if the new config would send pending output to a different place. `missing`: the targets that have
+    not received their output of the commit.
     """
     if not missing or not commit.targets:
         return None
@@ -186,7 +197,13 @@ def changed_pending_targets(
 ) -> list[str]:
     """Return the changed settings of targets that have not received their output of a commit.
 
-    `growing`: targets that may get added columns.
+    Args:
+        commit: The commit.
+        stages: The `formerly` of each stage in the config, by name.
+        now: The destinations in the config, by target.
+        letters: The location of the dead letters in the config.
+        missing: The targets that have not received their output of the commit.
+        growing: The targets that may get new columns.
     """
     if commit.output and not commit.targets:
         return ["target"]
@@ -215,7 +232,118 @@ def changed_pending_targets(
 
 
 def describe_pending(epoch: int, changed: Sequence[str]) -> str:
+    """Return the message that the settings `changed` must not change before epoch `epoch` is published."""
     return (
         f"epoch {epoch} is committed but not yet published, and the config has changed since ({', '.join(changed)}); "
         "start once with the previous config, then change it"
     )
+
+
+# -- markers -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ExpectedMarkers:
+    """The markers of one target that are consistent with a commit.
+
+    Args:
+        rollback: The marker of the target after a rollback to the output of this commit that it has received.
+        markers: The markers that the target may hold.
+        may_be_empty: Whether the target may have no marker.
+        is_exact: Whether the target must hold one of `markers`, or nothing if `may_be_empty`. False if the commit has
+            no marker for the target, because an earlier version wrote the commit or the target has moved.
+        was_target: Whether the commit records this location for the target.
+    """
+
+    rollback: TargetMarker
+    markers: tuple[TargetMarker, ...] = ()
+    may_be_empty: bool = True
+    is_exact: bool = False
+    was_target: bool = False
+
+
+def expected_markers(
+    commit: Commit, name: str, location: TargetLocation | None, writer: str, missing: bool
+) -> ExpectedMarkers:
+    """Return the markers that a target may hold.
+
+    Args:
+        commit: The commit of the state.
+        name: The name of the target; LETTERS for the target of dead letters.
+        location: The location of the target in the config.
+        writer: The name under which the pipeline writes to the target.
+        missing: Whether the target may not have received its output of the commit.
+    """
+    if name == LETTERS:
+        same, markers = commit.letters_to == location, commit.letters_marks
+    else:
+        target = commit.targets.get(name)
+        same = target is not None and (target.writer, target.place) == (writer, location)
+        markers = target.marks if target is not None else ()
+    earlier = TargetMarker(state=commit.lineage, epoch=commit.epoch - 1 if missing else commit.epoch)
+    if not same:
+        return ExpectedMarkers(earlier)
+    if missing and markers[-1:] == (commit.marker,):
+        # with a single marker, nothing was written before, or only by an earlier version
+        both = len(markers) == 2
+        return ExpectedMarkers(markers[0] if both else earlier, markers, not both, both, was_target=True)
+    return ExpectedMarkers(
+        markers[-1] if markers else earlier, markers[-1:], not markers, bool(markers), was_target=True
+    )
+
+
+def find_mismatch(commit: Commit, expected: ExpectedMarkers, held: TargetMarker | None) -> str | None:
+    """Return AHEAD, FOREIGN or BEHIND; None if the state can continue with the target. `held`: the marker in the target."""
+    if held is None:
+        return None if expected.may_be_empty else BEHIND
+    if any(_is_same(held, marker) for marker in expected.markers):
+        return None
+    if held.state != commit.lineage:
+        # the commit has recorded a marker of this target before, so another state has written since then
+        return FOREIGN if expected.was_target else None
+    if held.epoch > commit.epoch:
+        return AHEAD
+    if any(held.epoch == marker.epoch for marker in expected.markers):
+        return FOREIGN
+    if not expected.is_exact:
+        return None
+    return BEHIND if held.epoch < min(marker.epoch for marker in expected.markers) else FOREIGN
+
+
+def _is_same(one: TargetMarker, other: TargetMarker) -> bool:
+    """Return whether two markers are equal. A commit id is ignored if the other marker has none (earlier versions)."""
+    commits = one.commit, other.commit
+    return (one.state, one.epoch) == (other.state, other.epoch) and ("" in commits or one.commit == other.commit)
+
+
+def start_branch(
+    commit: Commit, branch: str, held: Mapping[str, TargetMarker | None], missing: Collection[str]
+) -> Commit:
+    """Return the commit as the first commit of a branch. A branch is a separate state to its targets.
+
+    Args:
+        commit: The commit.
+        branch: The id of the branch.
+        held: The current marker of each target.
+        missing: The targets to which the branch publishes the output of the commit.
+    """
+    reached = {name for name in missing if held.get(name) == commit.marker}
+    branched = commit.model_copy(update={"branch": branch, "reached": (*commit.reached, *reached)})
+
+    def markers(name: str) -> tuple[TargetMarker, ...]:
+        before = held.get(name)
+        return ((before,) if before else ()) + ((branched.marker,) if name in missing and name not in reached else ())
+
+    targets = {name: target.model_copy(update={"marks": markers(name)}) for name, target in branched.targets.items()}
+    return branched.model_copy(update={"targets": targets, "letters_marks": markers(LETTERS)})
+
+
+def with_skipped_targets(commit: Commit, names: Collection[str]) -> Commit:
+    """Return the commit without its output to these targets, which is never published. They keep their markers."""
+    commit_markers = (commit.marker,)
+
+    def markers(name: str, current: tuple[TargetMarker, ...]) -> tuple[TargetMarker, ...]:
+        return current[:-1] if name in names and current[-1:] == commit_markers else current
+
+    targets = {n: t.model_copy(update={"marks": markers(n, t.marks)}) for n, t in commit.targets.items()}
+    return commit.model_copy(update={"targets": targets, "letters_marks": markers(LETTERS, commit.letters_marks)})

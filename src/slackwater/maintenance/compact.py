@@ -1,4 +1,4 @@
-"""`slackwater state compact`: rewrites a state without its expired rows, in a commit that reads no input.
+"""`slackwater state compact`: rewrite a state without its expired rows, in a commit that reads no input.
 
     shard 0   [seg 3] [seg 17] [seg 18]     ─▶  [seg 19]        epoch + 1; sources, offsets and watermark unchanged
     shard 1   [seg 5] [seg 18]              ─▶  [seg 19]
@@ -42,7 +42,7 @@ def compact_state(store: StateStore) -> CompactionResult:
     with closing(store):
         before = measure_sizes(store)
         latest = store.open()
-        assert latest is not None, "it was there before"
+        assert latest is not None, "measure_sizes has read the state"
         if latest.staged and store.published_epoch() < latest.epoch:
             raise StateError(
                 f"{latest.pipeline}: epoch {latest.epoch} is committed but not yet published, and must be published before another commit; "
@@ -76,16 +76,15 @@ def _stage_operator(commit: Commit, number: int) -> Operator:
 
 
 def _compact_stage(step: Operator, store: StateStore, state: StageState, epoch: int, number: int) -> StageState:
-    """Write the state of a stage without its expired rows, in the same number of shards, and return its description."""
+    """Stage the state of a stage without its expired rows, in the same number of shards. Return the stage to commit."""
     compacted = state_migration.read_stage(step, store, state, epoch, number).write_shards(store, state.shards)
-    # changed windows still have to be emitted
+    # compaction does not emit the windows that wait for emission
     return compacted.model_copy(update={"waiting": state.waiting})
 
 
 def _vacuum(store: PostgresStore, stages: int) -> None:
-    t = store.tables
-    names = [name for n in range(stages) for name in (t.for_stage(n).state, t.for_stage(n).staged)]
-    names += t.shared_tables
+    by_stage = [store.tables.for_stage(n) for n in range(stages)]
+    names = [name for t in by_stage for name in (t.state, t.staged)] + [*store.tables.shared_tables]
     try:
         with closing(client.open_connection(store.url, "state store")) as db:
             for name in names:

@@ -12,10 +12,10 @@ from slackwater.state.protocol import StateStore
 
 @dataclass(frozen=True)
 class CommitSummary:
-    """A summary of one kept commit. Times are microseconds since 1970, UTC.
+    """Summary of one kept commit. Times are in microseconds since 1970.
 
-    The row counts cover the epoch of this commit alone; they are None if the previous commit is not kept. `open`: the
-    number of open windows in the last stage, or of buffered rows if that stage is a join.
+    The row counts cover only the epoch of this commit. They are None if the previous commit is not kept. `open` is the
+    number of open windows in the last stage, or of buffered rows if the last stage is a join.
     """
 
     epoch: int
@@ -30,7 +30,7 @@ class CommitSummary:
 
 
 def commit_history(store: StateStore) -> list[CommitSummary]:
-    """Summarize the kept commits, oldest first, except for damaged ones. Takes no lock.
+    """Summarize the kept commits, oldest first, without a lock. Damaged commits are omitted.
 
     Raises StartError or StateError if the state store cannot be read.
     """
@@ -38,27 +38,18 @@ def commit_history(store: StateStore) -> list[CommitSummary]:
     for number, commit in enumerate(commits):
         before = commits[number - 1] if number else None
         follows = before is not None and before.epoch == commit.epoch - 1
-        summaries.append(_commit(commit, before if follows else None))
+        summaries.append(_summarize(commit, before if follows else None))
     return summaries
 
 
-def _commit(commit: Commit, before: Commit | None) -> CommitSummary:
-    previous_totals = (0, 0, 0, 0) if before is None else _totals(before)
+def _summarize(commit: Commit, before: Commit | None) -> CommitSummary:
+    totals, previous_totals = _totals(commit), (0, 0, 0, 0) if before is None else _totals(before)
     is_counted = before is not None or commit.epoch == 0
     rows_in, late, bad, emitted = (
-        now - then if is_counted else None for now, then in zip(_totals(commit), previous_totals, strict=True)
+        now - then if is_counted else None for now, then in zip(totals, previous_totals, strict=True)
     )
-    return CommitSummary(
-        commit.epoch,
-        commit.committed_us,
-        commit.watermark_us,
-        rows_in,
-        late,
-        bad,
-        emitted,
-        open=count_open_windows(commit),
-        bytes=commit.state_bytes,
-    )
+    times, is_open = (commit.committed_us, commit.watermark_us), count_open_windows(commit)
+    return CommitSummary(commit.epoch, *times, rows_in, late, bad, emitted, is_open, commit.state_bytes)
 
 
 def _totals(commit: Commit) -> tuple[int, int, int, int]:
@@ -67,10 +58,7 @@ def _totals(commit: Commit) -> tuple[int, int, int, int]:
 
 
 def count_open_windows(commit: Commit) -> int:
-    """Return the number of open windows in the last stage, counted as sessions or as pairs of key and pane.
-
-    If the last stage is a join, return the number of its buffered rows.
-    """
+    """Return the number of open sessions, or of open panes per key, in the last stage; for a join, of buffered rows."""
     last = commit.stages[-1]
     if last.fingerprint.get("kind") == "join":
         return sum(m.rows for shard in last.segments for m in shard if not m.kind.endswith(("+", "-")))

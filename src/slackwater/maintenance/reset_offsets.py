@@ -1,12 +1,12 @@
-"""Changes the offsets of a state's sources. Windows, clocks and counters stay unchanged.
+"""Change the offsets of sources in a state. Windows, clocks and counters stay unchanged.
 
     --offsets earliest                                   move every source to its beginning
     --offsets clicks=latest                              move one source to its end
     --offsets clicks=2026-03-01T12:00:00Z                move one source to a time
     --offsets '{"clicks": {"topic": {"0": 42}}}'         move one Kafka partition; the others stay unchanged
 
-Resolving a word or a time requires the broker, and thus the config. A files source can restart only from its beginning.
-A table source restarts from its current content or from the next change.
+To resolve a word or a time, the broker and therefore the config are required. A files source can restart only from its
+beginning. A table source restarts from its current content or from the next change.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _EXPECTED = '"earliest", "latest", a time such as 2026-03-01T12:00:00Z, or {"top
 
 @dataclass(frozen=True)
 class OffsetMove:
-    """The offsets of one source before and after a reset. `before` is None if no row was ever read."""
+    """The offsets of one source before and after a reset. `before` is None if the source was never read."""
 
     source: str
     before: Offsets | None
@@ -44,7 +44,10 @@ class OffsetMove:
 def plan_moves(commit: Commit, arguments: Sequence[str], pipeline: Pipeline | None) -> list[OffsetMove]:
     """Return the offset change of each source that the `--offsets` arguments name.
 
-    `pipeline`: the config, which is needed to resolve words and times; None if there is no config.
+    Args:
+        commit: The commit of the state.
+        arguments: The values of `--offsets`.
+        pipeline: The config, which is needed to resolve words and times; None if there is no config.
 
     Raises StartError or EpochError if an argument is invalid or cannot be resolved.
     """
@@ -56,18 +59,13 @@ def plan_moves(commit: Commit, arguments: Sequence[str], pipeline: Pipeline | No
                 Topic.CHECKPOINT_ONLY,
             )
     positions = _parse_arguments(arguments, sorted(commit.sources))  # a database does not preserve the order of names
-    return [
-        OffsetMove(name, commit.sources[name].offsets, _resolve(commit, name, w, pipeline)) for name, w in positions
-    ]
+    return [OffsetMove(n, commit.sources[n].offsets, _resolve(commit, n, p, pipeline)) for n, p in positions]
 
 
 def apply_moves(commit: Commit, moves: Sequence[OffsetMove]) -> Mapping[str, SourceRecord]:
-    """Return the sources of a commit, with the new offsets of those that `moves` contains."""
-    new_offsets = {m.source: m.after for m in moves}
-    return {
-        n: s.model_copy(update={"offsets": new_offsets[n]}) if n in new_offsets else s
-        for n, s in commit.sources.items()
-    }
+    """Return the sources of a commit, with the new offsets from `moves`."""
+    moved = {m.source: commit.sources[m.source].model_copy(update={"offsets": m.after}) for m in moves}
+    return {**commit.sources, **moved}
 
 
 # -- arguments -------------------------------------------------------------------------------------------------------
@@ -115,9 +113,13 @@ def _parse_position(name: str, value: Any) -> str | int:
 
 
 def _resolve(commit: Commit, name: str, position: Position, pipeline: Pipeline | None) -> Offsets:
-    """Resolve a position to offsets of the kind that the source uses.
+    """Resolve a position to the kind of offsets that the source uses.
 
-    The config determines this kind; without a config, the offsets in the state do.
+    Args:
+        commit: The commit of the state.
+        name: The name of the source.
+        position: The position.
+        pipeline: The config, which determines the kind of offsets; None to use the kind in the state.
     """
     where, before = f'--offsets: source "{name}"', commit.sources[name].offsets
     spec = next((s for s in pipeline.sources if s.name == name), None) if pipeline else None
@@ -156,7 +158,7 @@ def _resolve_partitions(
 def _parse_offsets(where: str, offsets: Mapping[str, Any]) -> dict[str, dict[str, int]]:
     """Validate and return offsets by topic and partition. Raises StartError if they are invalid.
 
-    `where`: how the error message begins.
+    `where`: the beginning of the error message.
     """
     for topic, parts in offsets.items():
         if not isinstance(parts, dict) or not parts:

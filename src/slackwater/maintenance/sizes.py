@@ -1,7 +1,7 @@
 """`slackwater state sizes`: the size of a state in total and by shard or table, its largest keys, and its writes.
 
-The largest keys are those with the most rows, and those whose windows counted the most events. Writes are reported only
-for an object store. They are counted from the objects that exist:
+The largest keys are the keys with the most rows, and the keys whose windows counted the most events. Writes are
+reported only for an object store. They are counted from the objects that exist:
 
 per shard and epoch   segments and outputs whose names begin with the epoch's number, including unreferenced ones
 per commit            lists of offsets or dead letters, the manifest, and `published` if the epoch had output
@@ -35,7 +35,8 @@ from slackwater.state.protocol import Snapshot, StateStore
 from slackwater.storage.base import NAMED
 from slackwater.windows.state_rows import OPEN
 
-HOT, ENOUGH_ROWS = 2, 100  # factor of the mean; minimum of mean rows per shard for any shard to be hot
+HOT = 2  # a hot shard has at least this many times the mean number of rows
+ENOUGH_ROWS = 100  # a stage with fewer rows per shard has no hot shards
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class ShardSize:
 
 @dataclass(frozen=True)
 class TableSize:
-    """The size of a table with its indexes. `dead`: the number of rows that VACUUM would remove (an estimate)."""
+    """The size of a table with its indexes. `dead`: the estimated number of rows that VACUUM would remove."""
 
     table: str
     rows: int
@@ -64,7 +65,24 @@ class TableSize:
 
 @dataclass
 class Sizes:
-    """The sizes of a state. Each pair is a number of files and their total size in bytes."""
+    """The sizes of a state. A pair is a number of files and their total size in bytes.
+
+    Args:
+        pipeline: The name of the pipeline.
+        epoch: The epoch of the latest commit.
+        state_bytes: The size of the state rows in the latest commit.
+        shards: The size of each shard of each stage.
+        tables: The size of each table; empty for files.
+        kept: The epochs of the kept commits.
+        only_kept: Segments that only earlier commits reference.
+        outputs: All stored outputs.
+        waiting: Outputs that are not published yet.
+        lists: Lists of offsets and of replayed dead letters.
+        garbage: Unreferenced files, except the files of an epoch in progress.
+        requests: Counts of writes; None unless the state is in an object store.
+        hot: The largest keys, if requested.
+        hot_shards: See `find_hot_shards`.
+    """
 
     pipeline: str
     epoch: int
@@ -72,20 +90,20 @@ class Sizes:
     shards: list[ShardSize] = field(default_factory=list)
     tables: list[TableSize] = field(default_factory=list)
     kept: list[int] = field(default_factory=list)
-    only_kept: tuple[int, int] = (0, 0)  # files that only earlier commits reference
+    only_kept: tuple[int, int] = (0, 0)
     outputs: tuple[int, int] = (0, 0)
-    waiting: tuple[int, int] = (0, 0)  # those of the outputs that are not published yet
+    waiting: tuple[int, int] = (0, 0)
     lists: tuple[int, int] = (0, 0)
-    garbage: tuple[int, int] = (0, 0)  # unreferenced files, except those of an epoch in progress
-    requests: WriteCounts | None = None  # only for an object store
+    garbage: tuple[int, int] = (0, 0)
+    requests: WriteCounts | None = None
     hot: list[HotKey] = field(default_factory=list)
-    hot_shards: list[ShardSize] = field(default_factory=list)  # see `find_hot_shards`
+    hot_shards: list[ShardSize] = field(default_factory=list)
 
 
 def measure_sizes(store: StateStore, hot: int = 0) -> Sizes:
     """Measure a state without taking its lock.
 
-    `hot`: how many keys to report by their rows, and how many by their events; 0 for none.
+    `hot`: the number of keys with the most rows to report, and also of keys with the most events; 0 for none.
 
     Raises StartError if there is no state, and StateError if the state cannot be read.
     """
@@ -106,8 +124,8 @@ def measure_sizes(store: StateStore, hot: int = 0) -> Sizes:
 def find_hot_shards(shards: Sequence[ShardSize]) -> list[ShardSize]:
     """Return the shards that have at least twice as many rows as the mean shard of their stage, largest first.
 
-    Each epoch waits for these shards. Hashes spread keys evenly, so such a shard contains a few keys with very many
-    rows. A stage with fewer than ENOUGH_ROWS rows per shard has no hot shards.
+    Each epoch waits for these shards. Because hashes distribute keys evenly, a hot shard contains a few keys with very
+    many rows. A stage with fewer than ENOUGH_ROWS rows per shard has no hot shards.
     """
     hot: list[ShardSize] = []
     for stage in {s.stage for s in shards}:
@@ -147,7 +165,7 @@ def _measure_files(store: FilesStore, latest: Commit, sizes: Sizes) -> None:
 
 
 def list_kept_commits(store: StateStore) -> list[Commit]:
-    """Return the kept commits, oldest first. Damaged commits and those that are deleted in the meantime are omitted."""
+    """Return the kept commits, oldest first. Damaged commits, and commits deleted in the meantime, are omitted."""
     commits = []
     for epoch in store.epochs():
         try:
@@ -185,12 +203,11 @@ def _measure_tables(store: PostgresStore, latest: Commit, sizes: Sizes) -> None:
         for number, stage in enumerate(stages):
             staged = any(m.file for m in latest.stages[number].metas)
             rows = f"({stage.newest('key_hash')})" if staged else stage.state
-            rows_by_shard = dict(
-                db.execute(
-                    f"SELECT s, count(r.key_hash) FROM generate_series(0, {latest.shards - 1}) s LEFT JOIN {rows} r"
-                    f" ON {shard_number('r.key_hash', latest.shards)} = s GROUP BY s"
-                ).fetchall()
+            query = (
+                f"SELECT s, count(r.key_hash) FROM generate_series(0, {latest.shards - 1}) s LEFT JOIN {rows} r"
+                f" ON {shard_number('r.key_hash', latest.shards)} = s GROUP BY s"
             )
+            rows_by_shard = dict(db.execute(query).fetchall())
             sizes.shards += [ShardSize(number, s, 0, rows_by_shard[s], None) for s in sorted(rows_by_shard)]
         names = [name for s in stages for name in (s.state, s.staged)]
         sizes.tables = [_table(db, name) for name in (*names, t.outputs, t.lists, t.offsets, t.pipelines)]
@@ -218,7 +235,7 @@ def _table(db: psycopg.Connection[Any], name: str) -> TableSize:
 
 @dataclass(frozen=True)
 class WriteCounts:
-    """How often the kept epochs wrote to an object store.
+    """Counts of writes to an object store by the kept epochs.
 
     Args:
         epochs: The number of kept epochs.
@@ -234,7 +251,7 @@ class WriteCounts:
 
 
 def count_writes(commits: Sequence[Commit], files: Collection[str]) -> WriteCounts | None:
-    """Count the writes of the kept epochs; return None if there are no commits.
+    """Count the writes of the kept epochs. Return None if there are no commits.
 
     Args:
         commits: The kept commits, oldest first.
@@ -261,20 +278,25 @@ def count_writes(commits: Sequence[Commit], files: Collection[str]) -> WriteCoun
 
 @dataclass(frozen=True)
 class HotKey:
-    """A key in the state of a stage. Stages are numbered from 0.
+    """A key in the state of a stage.
 
-    `events`: how many events its open and retained windows counted in total; None if no aggregation counts rows.
+    Args:
+        stage: The index of the stage, from 0.
+        side: "left" or "right" for a join, otherwise empty.
+        key: The key columns.
+        rows: The number of state rows with this key.
+        events: The number of events in its open and retained windows; None if no aggregation counts rows.
     """
 
     stage: int
-    side: str  # "left" or "right" for a join, otherwise empty
+    side: str
     key: dict[str, Any]
     rows: int
     events: int | None
 
 
 def find_hot_keys(store: StateStore, snapshot: Snapshot, count: int) -> list[HotKey]:
-    """Return the `count` keys with the most rows, then the `count` keys with the most events, without repetitions.
+    """Return the `count` keys with the most rows, then the `count` keys with the most events, without duplicates.
 
     Raises StateError if the state does not describe the operator of a stage.
     """
@@ -328,7 +350,7 @@ def _(
 def _(
     logic: KeyedOperator, store: StateStore, snapshot: Snapshot, number: int, shard: int, count: int
 ) -> Iterator[HotKey]:
-    """Yield the keys with the most rows of state. Among keys with equally many rows, prefer those with later rows."""
+    """Yield the keys with the most rows of state. Keys with later events come first if the number is equal."""
     rows = logic.drop_expired(snapshot.reader(shard, logic, number).scan(), snapshot.commit.stages[number].watermark_us)
     grouped = rows.group_by(logic.key_names).agg(pl.len().alias("__rows"), pl.col("__last").max())
     for row in grouped.top_k(count, by=["__rows", "__last"]).iter_rows(named=True):

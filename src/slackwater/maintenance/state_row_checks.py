@@ -1,6 +1,6 @@
 """Integrity checks of the state rows of windows, joins and keyed functions.
 
-Each check yields one description per problem, usually with the number of affected rows. The rows of a key, or of a key
+A check yields a description of each problem, usually with the number of affected rows. The rows of a key, or of a key
 in one pane, form a unit.
 """
 
@@ -43,18 +43,24 @@ from slackwater.windows.state_rows import (
     KeyedStateLayout,
 )
 
-_OF_SESSIONS = (WHOLE, FRAGMENT, FLOOR, TOMBSTONE, EMITTED, EMITTED_FRAGMENT)
-_OF_PANES = (CLEAN, DIRTY, TOMBSTONE)
+_SESSION_KINDS = (WHOLE, FRAGMENT, FLOOR, TOMBSTONE, EMITTED, EMITTED_FRAGMENT)
+_PANE_KINDS = (CLEAN, DIRTY, TOMBSTONE)
 
 
 @singledispatch
 def check_segment_rows(
     operator: Operator, kind: str, rows: pl.DataFrame, shard: int, shards: int, exact: bool = True
 ) -> Iterator[str]:
-    """Describe the problems in the rows of one shard (of `shards`), which must be given in their stored order.
+    """Describe the problems in the rows of one shard.
 
-    `kind`: the kind of the segment; used only for joins. `exact`: whether the rows were stored for the emission
-    settings of the operator; if not, checks that depend on these settings are skipped.
+    Args:
+        operator: The operator of the stage.
+        kind: The kind of the segment; used only for joins.
+        rows: The rows in their stored order.
+        shard: The index of the shard.
+        shards: The number of shards.
+        exact: Whether the rows were stored for the emission settings of the operator. If not, checks that depend on
+            these settings are skipped.
     """
     raise_unregistered(operator, "slackwater.maintenance.state_row_checks.check_segment_rows")
 
@@ -62,12 +68,7 @@ def check_segment_rows(
 @check_segment_rows.register(WindowOperator)
 @check_segment_rows.register(KeyedOperator)
 def _(
-    operator: WindowOperator | KeyedOperator,
-    kind: str,
-    rows: pl.DataFrame,
-    shard: int,
-    shards: int,
-    exact: bool = True,
+    operator: WindowOperator | KeyedOperator, kind: str, rows: pl.DataFrame, shard: int, shards: int, exact: bool = True
 ) -> Iterator[str]:
     schema = {c: t for c, t in operator.state_schema.items() if exact or c not in REVISED}
     misfits = list(_schema_problems(rows, schema))
@@ -90,21 +91,20 @@ def _check_units(operator: Operator, rows: pl.DataFrame, exact: bool) -> Iterato
 @_check_units.register
 def _(operator: PaneOperator, rows: pl.DataFrame, exact: bool) -> Iterator[str]:
     h, kh, kind, start, due = (rows[c].to_numpy() for c in ("__h", "__kh", "__kind", "__start", "__due"))
-    is_known, alive = np.isin(kind, _OF_PANES), kind != TOMBSTONE
+    is_known, alive = np.isin(kind, _PANE_KINDS), kind != TOMBSTONE
     yield from _count_problem(h != mix_bits(kh, start), "in the unit of another key or pane")
     yield from _count_problem(~is_known, "of an unknown kind")
-    yield from _count_problem(
-        is_known & alive & (start != pane_windows.pane_start(operator, start)), "that start where no pane does"
-    )
+    misplaced = is_known & alive & (start != pane_windows.pane_start(operator, start))
+    yield from _count_problem(misplaced, "that do not start with a pane")
     if exact:
         late = is_known & alive & (due != pane_windows.pane_due_times(operator, start))
-        yield from _count_problem(late, "that are due when their pane is not")
+        yield from _count_problem(late, "whose due time does not match their pane")
 
 
 @_check_units.register
 def _(operator: SessionOperator, rows: pl.DataFrame, exact: bool) -> Iterator[str]:
     h, kh, kind, last, due = (rows[c].to_numpy() for c in ("__h", "__kh", "__kind", "__last", "__due"))
-    is_known, alive = np.isin(kind, _OF_SESSIONS), kind != TOMBSTONE
+    is_known, alive = np.isin(kind, _SESSION_KINDS), kind != TOMBSTONE
     yield from _count_problem(h != kh, "in the unit of another key or pane")
     yield from _count_problem(~is_known, "of an unknown kind")
     end = rows["__end"].to_numpy() if operator.dynamic else last + operator.gap_us
@@ -112,7 +112,7 @@ def _(operator: SessionOperator, rows: pl.DataFrame, exact: bool) -> Iterator[st
     whole, floor = np.isin(kind, (WHOLE, EMITTED)), kind == FLOOR
     fragments = np.isin(kind, (FRAGMENT, EMITTED_FRAGMENT))
     late = (fragments & (due > end + 1)) | (whole & (due != end + 1)) | (floor & (due != end + operator.reach_us + 1))
-    yield from _count_problem(late, "that are due when their gap is not over")
+    yield from _count_problem(late, "whose due time does not match their gap")
 
 
 @_check_units.register
@@ -124,7 +124,14 @@ def _(operator: KeyedOperator, rows: pl.DataFrame, exact: bool) -> Iterator[str]
 
 @singledispatch
 def check_row_counts(operator: Operator, rows: pl.DataFrame, state: StageState, shard: int) -> Iterator[str]:
-    """Describe the differences between the counts that a commit records for a shard and the shard's `rows`."""
+    """Describe how the rows of a shard differ from the counts in the commit.
+
+    Args:
+        operator: The operator of the stage.
+        rows: All rows of the shard.
+        state: The stage in the commit.
+        shard: The index of the shard.
+    """
     raise_unregistered(operator, "slackwater.maintenance.state_row_checks.check_row_counts")
 
 
@@ -132,8 +139,8 @@ def check_row_counts(operator: Operator, rows: pl.DataFrame, state: StageState, 
 def _(operator: PaneOperator, rows: pl.DataFrame, state: StageState, shard: int) -> Iterator[str]:
     groups_by_start = dict(rows["__start"].value_counts().iter_rows())
     for start, groups in state.panes.items():
-        if groups_by_start.get(start, 0) != groups[shard]:
-            yield f"{plural(groups_by_start.get(start, 0), 'key')} in the pane at {start} µs, but the commit says {groups[shard]:,}"
+        if (count := groups_by_start.get(start, 0)) != groups[shard]:
+            yield f"{plural(count, 'key')} in the pane at {start} µs, but the commit says {groups[shard]:,}"
 
 
 @check_row_counts.register
@@ -141,9 +148,8 @@ def _(operator: SessionOperator, rows: pl.DataFrame, state: StageState, shard: i
     counts = count_open_sessions(operator, rows, state.watermark_us)
     recorded = (state.groups[shard], state.windows[shard])
     if counts != recorded:
-        yield (
-            f"{plural(counts[0], 'key')} with {plural(counts[1], 'open interval')}, but the commit says {recorded[0]:,} with {recorded[1]:,}"
-        )
+        stored = f"{plural(counts[0], 'key')} with {plural(counts[1], 'open interval')}"
+        yield f"{stored}, but the commit says {recorded[0]:,} with {recorded[1]:,}"
 
 
 @check_row_counts.register
@@ -158,7 +164,10 @@ def _(operator: KeyedOperator, rows: pl.DataFrame, state: StageState, shard: int
 def _(
     operator: IntervalJoinOperator, kind: str, rows: pl.DataFrame, shard: int, shards: int, exact: bool = True
 ) -> Iterator[str]:
-    """Describe the problems in a side's buffered rows, or in its ids of matched (`left+`) or evicted (`left-`) rows."""
+    """Describe the problems in one segment of a side.
+
+    Kind `left` contains buffered rows, `left+` the ids of matched rows, and `left-` the ids of evicted rows.
+    """
     side, suffix = _parse_side(operator, kind)
     if side is None:
         yield f"rows of an unknown kind: {kind!r}"
@@ -174,9 +183,8 @@ def _(
         yield from _count_problem(id_[1:] < id_[:-1], "not in the order of their numbers")
         return
     yield from _check_hashes(rows, side.keys, _shared_keys(operator), shard, shards)
-    yield from _count_problem(
-        (kh[1:] < kh[:-1]) | ((kh[1:] == kh[:-1]) & (ts[1:] < ts[:-1])), "not in the order of key and time"
-    )
+    unordered = (kh[1:] < kh[:-1]) | ((kh[1:] == kh[:-1]) & (ts[1:] < ts[:-1]))
+    yield from _count_problem(unordered, "not in the order of key and time")
 
 
 @check_segment_rows.register
@@ -196,13 +204,13 @@ def _parse_side(operator: IntervalJoinOperator, kind: str) -> tuple[JoinSide | N
 
 
 def _shared_keys(operator: IntervalJoinOperator) -> list[Field]:
-    """Return the key columns with the types in which both sides hash them."""
+    """Return the key columns with the common types for which both sides compute hashes."""
     pairs = zip(operator.left.keys, operator.right.keys, strict=True)
     return [a if a.type == b.type else Field(a.name, "bigint") for a, b in pairs]
 
 
 def check_segment_times(operator: Operator, rows: pl.DataFrame, meta: SegmentMeta) -> Iterator[str]:
-    """Describe the differences between the metadata of a segment and the same values computed from its rows."""
+    """Describe how the rows of a segment differ from its metadata."""
     if isinstance(operator, IntervalJoinOperator):
         side, suffix = _parse_side(operator, meta.kind)
         assert side is not None

@@ -1,13 +1,13 @@
-"""Checks of a state directory: every manifest, every referenced file, and whether they are consistent.
+"""Check a state directory: every manifest, every referenced file, and whether they are consistent.
 
     manifests             readable; they describe this pipeline and the epoch in their name; none is missing
     referenced segments   bytes, rows, and the counts in the latest commit
     unpublished outputs   bytes and number of rows
-    lists of offsets      bytes; likewise for lists of replayed dead letters
+    lists                 bytes, of lists of offsets and of replayed dead letters
     published             not after the latest epoch
 
-No lock is taken. A file that a runner deletes during the check is not a problem: only problems of commits that still
-exist at the end are reported.
+No lock is taken. Only problems of commits that still exist at the end are reported, because a runner may delete files
+during the check.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _SegmentCheck:
 
 @dataclass
 class _FilesCheck:
-    """A check of a state directory, with its findings so far."""
+    """Check of a state directory, with the problems found so far."""
 
     store: FilesStore
     report: VerifyReport
@@ -82,28 +82,23 @@ class _FilesCheck:
                 self.add_problem(self.path(epoch), problem, (epoch,))
         for name in sorted(self.storage.sizes("manifests")):
             if not re.fullmatch(r"[0-9]{9,18}\.json", name):
-                self.add_problem(
-                    self.storage.full_name(f"manifests/{name}"),
-                    "is not a manifest",
-                    (-1,),
-                    "move it elsewhere; nothing reads it",
-                )
+                place, remedy = self.storage.full_name(f"manifests/{name}"), "move it elsewhere; nothing reads it"
+                self.add_problem(place, "is not a manifest", (-1,), remedy)
 
     def check_chain(self, epochs: list[int]) -> None:
-        """Check that no manifest is missing, that all belong to one state, and that no watermark moves backward."""
+        """Check that no manifest is missing, all manifests belong to one state, and no watermark moves backward."""
         for missing in sorted(set(range(epochs[0], epochs[-1] + 1)) - set(epochs)):
             self.add_problem(self.path(missing), "is missing, although earlier and later manifests exist", (missing,))
         ids = [m.state_id for m in self.manifests.values()]
         common_id = max(sorted(set(ids)), key=ids.count, default="")
         for epoch in [e for e, m in self.manifests.items() if m.state_id != common_id]:
             state_id = self.manifests.pop(epoch).state_id
-            self.add_problem(
-                self.path(epoch), f"is of another state: state_id {state_id!r}, the others have {common_id!r}", (epoch,)
-            )
+            problem = f"belongs to another state: its state_id is {state_id!r}, but other manifests have {common_id!r}"
+            self.add_problem(self.path(epoch), problem, (epoch,))
         for before, after in itertools.pairwise(self.manifests.values()):
             reached = {s.name: s.watermark_us for s in before.stages}
             if any(s.watermark_us < reached.get(s.name, s.watermark_us) for s in after.stages):
-                problem = f"has a watermark before that of epoch {before.epoch}"
+                problem = f"has an earlier watermark than epoch {before.epoch}"
                 self.add_problem(self.path(after.epoch), problem, (after.epoch,))
 
     def check_published(self, epochs: list[int]) -> int | None:
@@ -122,7 +117,9 @@ class _FilesCheck:
         published_before = [e for e, m in self.manifests.items() if m.staged and e != epochs[-1]] if epochs else []
         if published_before and published < published_before[-1]:
             problem = f"says epoch {published}, but epoch {published_before[-1]} was published before epoch {epochs[-1]} was committed"
-            remedy = "restore it; otherwise the next start publishes the latest epoch again, which a target that stores its last epoch ignores"
+            remedy = (
+                "restore it; otherwise the next start publishes the latest epoch again, which only some targets ignore"
+            )
             self.add_problem(path, problem, (-1,), remedy)
         return published
 
@@ -164,13 +161,18 @@ class _FilesCheck:
             self.add_problem(path, problem, check.epochs)
             return
         epoch = check.epochs[-1]  # the newest epoch that references it
-        for problem in self.row_problems(
-            check, self.step(epoch, check.stage), self.manifests[epoch].stages[check.stage]
-        ):
+        step, state = self.step(epoch, check.stage), self.manifests[epoch].stages[check.stage]
+        for problem in self.row_problems(check, step, state):
             self.add_problem(path, problem, check.epochs)
 
     def row_problems(self, check: _SegmentCheck, step: Operator | None, state: StageState) -> Iterator[str]:
-        """Describe the problems in the rows of a segment whose bytes are intact. `step`: the operator of its stage."""
+        """Describe the problems in the rows of a segment whose bytes are intact.
+
+        Args:
+            check: The segment.
+            step: The operator of its stage; None if it is unknown.
+            state: Its stage in the newest commit that references the segment.
+        """
         meta, shard = check.meta, (check.shard, check.shards)
         try:
             table = open_arrow(self.storage.local_path(file_ref(meta)), self.storage.full_name(meta.file))
@@ -190,7 +192,7 @@ class _FilesCheck:
             yield f"cannot be read as the commit describes it ({type(error).__name__})"
 
     def check_counts(self, epoch: int) -> None:
-        """Check the row counts in the latest commit for each shard whose segments are all intact."""
+        """Check the row counts in the latest commit, for each shard whose segments are all intact."""
         commit = self.manifests[epoch]
         damaged = {p.place for p in self.report.problems}
         for number, stage in enumerate(commit.stages):
@@ -208,7 +210,7 @@ class _FilesCheck:
                     self.add_problem(self.path(epoch), f"shard {shard} holds {problem}", (epoch,))
 
     def check_outputs(self, epoch: int, published: int | None) -> None:
-        """Check the unpublished outputs of the latest commit. Those of earlier epochs are always published."""
+        """Check the unpublished outputs of the latest commit. The outputs of earlier epochs are always published."""
         commit = self.manifests[epoch]
         if published is not None and published >= epoch:
             return
@@ -232,7 +234,7 @@ class _FilesCheck:
             self.add_problem(path, f"holds {plural(count, 'row')}, but the commit says {meta.rows:,}", (epoch,))
 
     def check_lists(self) -> None:
-        """Check the lists of offsets and of replayed dead letters. A list's name ends with its checksum."""
+        """Check the lists of offsets and of replayed dead letters. The name of a list ends with its checksum."""
         epochs_by_file: dict[str, list[int]] = {}
         for epoch, commit in self.manifests.items():
             for file in commit.lists:
@@ -270,16 +272,12 @@ def _check_begins(check: _FilesCheck) -> None:
     try:
         check.store.check_begins()
     except StateError as error:
-        check.add_problem(
-            check.storage.full_name("manifests"),
-            _strip_remedy(str(error)),
-            (),
-            "restore the manifests from a copy of the directory",
-        )
+        place, remedy = check.storage.full_name("manifests"), "restore the manifests from a copy of the directory"
+        check.add_problem(place, _strip_remedy(str(error)), (), remedy)
 
 
 def _conclude(check: _FilesCheck, epochs: list[int]) -> VerifyReport:
-    """Complete the report with remedies, ignoring files that a runner deleted during the check."""
+    """Complete the report with remedies, without the problems of commits that a runner deleted during the check."""
     report, stored_epochs = check.report, check.store.epochs()
     deleted = {e for e in epochs if e not in stored_epochs and stored_epochs and e < stored_epochs[0]}
     problems = [p for p in report.problems if not p.epochs or set(p.epochs) - deleted]
@@ -307,4 +305,4 @@ def _shape_problems(commit: Commit) -> Iterator[str]:
             if len(per_shard) != stage.shards:
                 yield f"{prefix}{name} of {len(per_shard)} shards, but there are {stage.shards}"
         if any(len(groups) != stage.shards for groups in stage.panes.values()):
-            yield f"{prefix}a pane has groups of a number of shards other than {stage.shards}"
+            yield f"{prefix}a pane does not have the groups of {plural(stage.shards, 'shard')}"

@@ -1,4 +1,4 @@
-"""Checks of a pipeline's tables: the latest commit, the tables that it describes, and every row.
+"""Check the state of a pipeline in Postgres: the latest commit, the tables that it describes, and every row.
 
     commit                readable; the epoch, watermark and offsets that are stored next to it agree with it
     tables                they and their columns exist
@@ -6,7 +6,7 @@
     unpublished outputs   readable, with the number of rows in the commit
     lists                 they exist
 
-No lock is taken: the checks run in one read-only transaction, whose snapshot the connections that read rows share.
+No lock is taken. The checks run in one read-only transaction, and the connections that read rows share its snapshot.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ RESTORE = "restore it from a backup of the database, or start over under a new n
 
 @dataclass
 class _TablesCheck:
-    """A check of a pipeline's tables. `snapshot`: the id of the snapshot that its transaction exported."""
+    """Check of the tables of a pipeline. `snapshot`: the id of the snapshot that the transaction exported."""
 
     db: psycopg.Connection[Any]
     url: str
@@ -76,32 +76,26 @@ class _TablesCheck:
 
     def check_record(self, commit: Commit, published: int) -> None:
         t = self.tables
-        row = self.db.execute(
-            f"SELECT epoch, watermark FROM {t.pipelines} WHERE pipeline_name = %s", (t.pipeline,)
-        ).fetchone()
+        query = f"SELECT epoch, watermark FROM {t.pipelines} WHERE pipeline_name = %s"
+        row = self.db.execute(query, (t.pipeline,)).fetchone()
         epoch, watermark = row if row is not None else (None, None)
         place = f"{t.pipelines}, row {t.pipeline!r}"
         if commit.pipeline != t.pipeline:
-            self.add_problem(place, f"its record is of {commit.pipeline!r}")
+            self.add_problem(place, f"its record belongs to the pipeline {commit.pipeline!r}")
         if epoch != commit.epoch:
-            self.add_problem(place, f"it is of epoch {epoch}, but its record is of epoch {commit.epoch}")
+            self.add_problem(place, f"its epoch is {epoch}, but its record has epoch {commit.epoch}")
         if commit.watermark_us != NO_WATERMARK and watermark != client.to_datetime(commit.watermark_us):
-            self.add_problem(place, "its watermark differs from that of its record")
+            self.add_problem(place, "its watermark differs from the watermark in its record")
         if published > commit.epoch:
             self.add_problem(place, f"epoch {published} is recorded as published, but the latest is {commit.epoch}")
         expected = {(s, p): o for s, r in commit.sources.items() for p, o in offset_rows(r.offsets).items()}
-        stored = {
-            (source, partition): offset
-            for source, partition, offset in self.db.execute(
-                f'SELECT source, partition, "offset" FROM {t.offsets} WHERE pipeline_name = %s', (t.pipeline,)
-            )
-        }
+        query = f'SELECT source, partition, "offset" FROM {t.offsets} WHERE pipeline_name = %s'
+        stored = {(source, partition): offset for source, partition, offset in self.db.execute(query, (t.pipeline,))}
+        remedy = "a start continues from the record; the next commit writes this table again"
         for name in sorted(set(expected) | set(stored)):
             if stored.get(name) != expected.get(name):
-                problem = f"source {name[0]!r}, partition {name[1]!r}: found offset {stored.get(name)}, but the record has {expected.get(name)}"
-                self.add_problem(
-                    t.offsets, problem, "a start continues from the record; the next commit writes this table again"
-                )
+                offsets = f"found offset {stored.get(name)}, but the record has {expected.get(name)}"
+                self.add_problem(t.offsets, f"source {name[0]!r}, partition {name[1]!r}: {offsets}", remedy)
 
     def check_outputs(self, commit: Commit, published: int) -> None:
         """Check that the unpublished outputs of a commit are readable, and that its lists exist."""
@@ -117,9 +111,8 @@ class _TablesCheck:
             try:
                 count = pa.ipc.open_file(pa.py_buffer(data)).read_all().num_rows
             except (OSError, pa.ArrowException) as error:
-                self.add_problem(
-                    place, f"cannot be read ({type(error).__name__}); epoch {commit.epoch} is not published yet"
-                )
+                problem = f"cannot be read ({type(error).__name__}); epoch {commit.epoch} is not published yet"
+                self.add_problem(place, problem)
                 continue
             if count != meta.rows:
                 self.add_problem(place, f"holds {plural(count, 'row')}, but the record says {meta.rows:,}")
@@ -135,15 +128,10 @@ class _TablesCheck:
             return
         self.report.files += 1
         self.report.bytes += self.fetch_value("SELECT pg_total_relation_size(%s)", table.state)
-        foreign_rows = self.fetch_value(
-            f"SELECT count(*) FROM {table.state} WHERE pipeline_name <> %s OR epoch > %s",
-            table.pipeline,
-            commit.epoch,
-        )
-        if foreign_rows:
-            self.add_problem(
-                table.state, f"{plural(foreign_rows, 'row')} of another pipeline, or of an epoch after {commit.epoch}"
-            )
+        query = f"SELECT count(*) FROM {table.state} WHERE pipeline_name <> %s OR epoch > %s"
+        if foreign_rows := self.fetch_value(query, table.pipeline, commit.epoch):
+            problem = f"{plural(foreign_rows, 'row')} of another pipeline, or of an epoch after {commit.epoch}"
+            self.add_problem(table.state, problem)
         for difference in () if state.table is None else row_difference(self.db, table.state, state.table):
             self.add_problem(table.state, difference)
         self._check_staged(table, state)
@@ -190,7 +178,7 @@ class _TablesCheck:
 
     def _row_problems(self, table: TableNames, operator: Operator, stage: StageState, epoch: int) -> Iterator[str]:
         exact = matches_description(operator, stage)
-        if isinstance(operator, KeyedStateLayout):  # only its rows have units
+        if isinstance(operator, KeyedStateLayout):  # the rows of other operators have no units
             yield from self._count_bad_ordinals(table)
         for shard, metas in enumerate(stage.segments):
             state = PostgresShard(
@@ -202,7 +190,14 @@ class _TablesCheck:
     def _shard_problems(
         self, operator: Operator, state: PostgresShard, stage: StageState, exact: bool
     ) -> Iterator[str]:
-        """Describe the problems in the rows of a shard, and the differences from the counts in the commit."""
+        """Describe the problems in the rows of a shard, and how the rows differ from the counts in the commit.
+
+        Args:
+            operator: The operator of the stage.
+            state: The shard.
+            stage: The stage in the commit.
+            exact: Whether the rows were stored for the emission settings of the operator.
+        """
         raise_unregistered(operator, "slackwater.maintenance.verify_postgres")
 
     @_shard_problems.register(WindowOperator)
@@ -224,16 +219,14 @@ class _TablesCheck:
             frame = state.buffers(operator).scan(side.which, stage.watermark_us)
             self.report.rows += frame.height
             yield from state_row_checks.check_segment_rows(operator, side.name, frame, state.shard, state.shards)
-            said = sum(m.rows for m in state.metas if m.kind == side.name)
-            if exact and frame.height != said:
-                yield (
-                    f"{plural(frame.height, 'row')} of the {side.name} side in shard {state.shard}, but the record "
-                    f"says {said:,}"
-                )
+            recorded = sum(m.rows for m in state.metas if m.kind == side.name)
+            if exact and frame.height != recorded:
+                stored = f"{plural(frame.height, 'row')} of the {side.name} side in shard {state.shard}"
+                yield f"{stored}, but the record says {recorded:,}"
 
     @_shard_problems.register
     def _(self, operator: StatelessOperator, state: PostgresShard, stage: StageState, exact: bool) -> Iterator[str]:
-        yield from ()  # `check_stage` reports the rows of such a table
+        yield from ()  # `check_stage` reports rows in the table of a stateless stage
 
     def _count_bad_ordinals(self, table: TableNames) -> Iterator[str]:
         broken = self.fetch_value(
@@ -241,7 +234,7 @@ class _TablesCheck:
             " OR max(ordinal) <> count(*) - 1) x"
         )
         if broken:
-            yield f"{broken:,} units whose rows are not numbered 0, 1, …: some rows are missing"
+            yield f"{plural(broken, 'unit')} with missing rows: the rows are not numbered 0, 1, …"
 
 
 def verify_postgres(store: PostgresStore) -> VerifyReport:

@@ -1,4 +1,4 @@
-"""The result of checking a state."""
+"""Result of checking a state, with a remedy for each problem."""
 
 from __future__ import annotations
 
@@ -28,9 +28,19 @@ class Problem:
 
 @dataclass
 class VerifyReport:
-    """What was checked, and its problems.
+    """Result of checking a state.
 
-    `sound`: the epoch of the last commit without problems; None if there is none.
+    Args:
+        pipeline: The name of the pipeline.
+        store: The kind of state store.
+        problems: The problems found.
+        epochs: The epochs of the commits that were checked.
+        sound: The epoch of the last commit without problems; None if every commit has problems.
+        files: The number of files, or of tables in a database, that were checked.
+        rows: The number of rows that were checked.
+        bytes: The number of bytes that were checked.
+        unread: The number of stages whose rows were not checked, because the state does not describe their window.
+        seconds: The duration of the check in seconds.
     """
 
     pipeline: str
@@ -38,17 +48,21 @@ class VerifyReport:
     problems: list[Problem] = field(default_factory=list)
     epochs: tuple[int, ...] = ()
     sound: int | None = None
-    files: int = 0  # number of files, or of tables in a database
+    files: int = 0
     rows: int = 0
     bytes: int = 0
-    unread: int = 0  # stages whose rows were not checked, because the state does not describe their window
+    unread: int = 0
     seconds: float = 0.0
 
 
 def format_remedy(problem: Problem, kept_epochs: Sequence[int], sound: int | None, copy: str) -> str:
     """Return the remedy for a problem.
 
-    `sound`: the epoch of the last commit without problems; None if there is none. `copy`: how to name the backup.
+    Args:
+        problem: The problem.
+        kept_epochs: The epochs of the kept commits, ascending.
+        sound: The epoch of the last commit without problems; None if every commit has problems.
+        copy: A noun phrase for the backup, such as "a copy of the state directory".
     """
     if problem.epochs and kept_epochs and kept_epochs[-1] not in problem.epochs:
         which = f"epoch {problem.epochs[0]}" if len(problem.epochs) == 1 else f"epochs {_span(problem.epochs)}"

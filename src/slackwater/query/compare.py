@@ -1,4 +1,4 @@
-"""Compares two outputs by identity: which rows are equal, missing or different, and in which columns.
+"""Compare two outputs by identity: which rows are equal, missing or different, and in which columns.
 
     A  user  window_start  n        B  user  window_start  n
        a     09:00         3           a     09:00         3     equal
@@ -6,8 +6,8 @@
        b     09:00         7                                     only in A
                                        NULL  09:00         1     only in B
 
-NULL equals NULL, NaN equals NaN, and -0.0 equals 0.0. Columns of different types (CSV has only text) are compared in
-the more precise type.
+NULL equals NULL, NaN equals NaN, and -0.0 equals 0.0. Columns of different types are compared in the more precise type
+(CSV files contain only text).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NTH = "__nth"
 
 @dataclass(frozen=True)
 class ResultComparison:
-    """The result of a comparison. Each pair contains a value for A and one for B.
+    """Result of a comparison. Each pair contains a value for A and a value for B.
 
     Args:
         by: The columns that identify a row.
@@ -72,8 +72,8 @@ def compare_outputs(
 ) -> ResultComparison:
     """Compare two outputs.
 
-    Rows with the same identity are numbered in the order of their values, so that repeated rows can be paired. If rows
-    have a `_revision`, only the newest revision counts.
+    If several rows have the same identity, they are paired in the order of their values. If rows have a `_revision`,
+    only the newest revision counts.
 
     Args:
         a: One output.
@@ -109,7 +109,7 @@ def compare_outputs(
     both = rows_a.join(rows_b, on=on, how="inner", nulls_equal=True, suffix="__b").sort(on)
     unequal = both.select(~_values_equal(c, both.schema[c], tolerance).alias(c) for c in values)
     differs = unequal.select(pl.any_horizontal(values)).to_series() if values else pl.Series([False] * both.height)
-    changed = both.filter(differs)
+    changed, flags = both.filter(differs), unequal.filter(differs).rename("{}__differs".format)
     return ResultComparison(
         tuple(by),
         (rows_a.height, rows_b.height),
@@ -120,9 +120,7 @@ def compare_outputs(
         (missing[0], missing[1]),
         (repeated[0], repeated[1]),
         (_first_rows(only[0], on, examples), _first_rows(only[1], on, examples)),
-        pl.concat([changed.drop(_NTH), unequal.filter(differs).rename("{}__differs".format)], how="horizontal").head(
-            examples
-        ),
+        pl.concat([changed.drop(_NTH), flags], how="horizontal").head(examples),
     )
 
 
@@ -132,7 +130,7 @@ def _choose_identity(a: LabeledRows, b: LabeledRows, by: Sequence[str] | None) -
     identities = [side.identity for side in (a, b) if side.identity is not None]
     if not identities:
         raise StartError(
-            "files and tables alone do not define which columns identify a row; name them with --by user_id,window_start",
+            "files and tables do not define which columns identify a row; name the columns, as in --by user_id,window_start",
             Topic.OUTPUT_UNREADABLE,
         )
     if len(identities) == 2 and set(identities[0]) != set(identities[1]):
@@ -145,7 +143,7 @@ def _choose_identity(a: LabeledRows, b: LabeledRows, by: Sequence[str] | None) -
 
 
 def _latest_revisions(rows: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
-    """Return the newest revision of each row, except superseded rows. Rows without revisions are returned unchanged."""
+    """Return the newest revision of each row, without superseded rows. Rows without revisions are returned unchanged."""
     if not {"_revision", "_emit_reason"} <= set(rows.columns):
         return rows
     standalone = pl.col("_emit_reason") == "standalone"
@@ -179,7 +177,7 @@ def _values_equal(column: str, kind: pl.DataType, tolerance: float) -> pl.Expr:
 
 
 def _to_comparable(values: pl.Series) -> pl.Series:
-    """Make values comparable: nested values become normalized JSON, and -0.0 becomes 0.0."""
+    """Convert values to a comparable form: nested values to normalized JSON, and -0.0 to 0.0."""
     if is_nested(values.dtype):
         values = json_columns(values.to_frame()).to_series()
         return _normalize_json(values)
@@ -187,7 +185,7 @@ def _to_comparable(values: pl.Series) -> pl.Series:
 
 
 def _normalize_json(texts: pl.Series) -> pl.Series:
-    """Normalize strings that contain JSON, and return other strings unchanged."""
+    """Normalize the strings that contain JSON. Other strings are returned unchanged."""
 
     def normalize(text: str | None) -> str | None:
         try:
@@ -232,7 +230,7 @@ def _is_json(a: pl.Series, b: pl.Series) -> bool:
 
 
 def _parse_text(text: pl.Series, typed: pl.Series) -> tuple[pl.Series, pl.Series]:
-    """Parse a text column as the type of the other column. If a value cannot be parsed, return both columns as text."""
+    """Parse a text column as the type of `typed`. If a value cannot be parsed, return both columns as text."""
     kind = typed.dtype
     if isinstance(kind, pl.Datetime) or kind == pl.Date:
         bare = text.str.replace("T", " ").str.replace(r"(Z|[+]00(:?00)?)$", "")
@@ -240,9 +238,8 @@ def _parse_text(text: pl.Series, typed: pl.Series) -> tuple[pl.Series, pl.Series
         parsed = pl.select(padded.str.to_datetime("%Y-%m-%d %H:%M:%S%.f", time_unit="us", strict=False)).to_series()
         parsed, typed = parsed.dt.replace_time_zone("UTC"), _utc(typed)
     elif kind == pl.Boolean:
-        parsed = text.str.to_lowercase().replace_strict(
-            {"true": True, "false": False}, default=None, return_dtype=pl.Boolean
-        )
+        flags = {"true": True, "false": False}
+        parsed = text.str.to_lowercase().replace_strict(flags, default=None, return_dtype=pl.Boolean)
     elif kind == pl.Binary:
         parsed = text.str.decode("hex", strict=False)
     else:

@@ -4,7 +4,8 @@
           length, depth  no statement   no function whose result is
                                         much larger than its input
 
-Polars receives SQL generated from the validated tree, so a condition that the two parsers read differently cannot pass.
+Polars receives SQL that is generated from the validated tree. Therefore, a difference between the two parsers cannot
+bypass the validation.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ if TYPE_CHECKING:
     from sqlglot import errors, exp
 
 
+# limits of a condition
 CHARS = 4000
 TOKENS = 400
-DEPTH = 30  # Polars' parser fails at 50, and can be extremely slow before that
-DIGITS = 40  # the maximum number of digits in a number
+DEPTH = 30  # the parser of Polars fails at 50, and can be extremely slow before that
+DIGITS = 40  # per number
 FUNCTIONS = (
     "ABS",
     "CEIL",
@@ -40,23 +42,23 @@ FUNCTIONS = (
     "STARTS_WITH",
     "UPPER",
 )
+_SPLIT = "split it into several conditions"
 _OPERATORS = "AND OR NOT = <> < <= > >= + - * / % IN BETWEEN LIKE ILIKE IS CASE CAST"
 _TYPES = ("BOOLEAN", "SMALLINT", "INT", "BIGINT", "FLOAT", "DOUBLE", "TEXT", "VARCHAR", "DATE", "TIMESTAMP")
 
 
 def parse_condition(where: str, columns: Iterable[str]) -> pl.Expr:
-    """Parse a SQL condition over these columns into a Polars expression. Raises StartError with a message of one line."""
+    """Parse a SQL condition over these columns into a Polars expression. Raises StartError if it is not valid."""
     try:
-        written = _validated_sql(where, list(columns))
-        return pl.sql_expr(written)
+        return pl.sql_expr(_validated_sql(where, list(columns)))
     except RecursionError:
-        raise _condition_error("it is nested too deeply", "split it into several conditions") from None
+        raise _condition_error("it is nested too deeply", _SPLIT) from None
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         raise _condition_error(_first_line(error)) from None
 
 
 def _validated_sql(where: str, columns: list[str]) -> str:
-    """Validate a condition, and return SQL generated from its syntax tree.
+    """Validate a condition. Return SQL that is generated from its syntax tree.
 
     Raises StartError if the text is not a condition, or if it contains SQL that is not allowed.
     """
@@ -80,21 +82,16 @@ def _check_size(where: str) -> None:
     from sqlglot import errors
 
     if len(where) > CHARS:
-        raise _condition_error(
-            mismatch(f"{len(where)} characters", f"at most {CHARS}"), "split it into several conditions"
-        )
+        raise _condition_error(mismatch(f"{len(where)} characters", f"at most {CHARS}"), _SPLIT)
     try:
         count = len(sqlglot.tokenize(where, dialect="postgres"))
     except errors.SqlglotError:
-        raise _condition_error(
-            f"{format_value(where)} cannot be parsed: it has an unclosed quote or an invalid character"
-        ) from None
+        fact = f"{format_value(where)} cannot be parsed: it has an unclosed quote or an invalid character"
+        raise _condition_error(fact) from None
     if not count:
-        raise _condition_error("is empty")
+        raise _condition_error("the condition is empty")
     if count > TOKENS:
-        raise _condition_error(
-            mismatch(f"{count} words and signs", f"at most {TOKENS}"), "split it into several conditions"
-        )
+        raise _condition_error(mismatch(f"{count} words and signs", f"at most {TOKENS}"), _SPLIT)
 
 
 def _check_depth(tree: exp.Expr) -> None:
@@ -105,7 +102,7 @@ def _check_depth(tree: exp.Expr) -> None:
     while nodes:
         node, depth = nodes.pop()
         if depth > DEPTH:
-            raise _condition_error(f"it is nested more than {DEPTH} levels deep", "split it into several conditions")
+            raise _condition_error(f"it is nested more than {DEPTH} levels deep", _SPLIT)
         chain = node.this if isinstance(node, exp.Binary) else None
         nodes += [(part, depth + (part is not chain)) for part in node.iter_expressions()]
 
@@ -127,31 +124,28 @@ def _check_node(node: exp.Expr, columns: list[str]) -> None:
         if node.args.get("table") is not None:
             raise _condition_error(f"{format_value(node.sql())} is qualified by a table; name only the column")
         if isinstance(node.this, exp.Star) or node.name not in columns:
-            raise _condition_error(
-                f"unable to find column {format_value(node.name)}{suggest_word_or_list(node.name, columns)}", ""
-            )
+            hint = suggest_word_or_list(node.name, columns)
+            raise _condition_error(f"unable to find column {format_value(node.name)}{hint}", "")
     elif isinstance(node, exp.Literal):
         if not node.is_string and len(re.sub(r"\D", "", node.this)) > DIGITS:
             raise _condition_error(mismatch(f"a number of more than {DIGITS} digits", f"at most {DIGITS}"), "")
     elif isinstance(node, exp.In):
         if {k for k, v in node.args.items() if v} - {"this", "expressions"}:
-            raise _condition_error("IN takes a list of values in parentheses here, not a query", "")
+            raise _condition_error("IN accepts only a list of values in parentheses, not a query", "")
     elif isinstance(node, exp.DataType):
         if node.this.name not in (*_TYPES, "TIMESTAMPTZ") or node.expressions:
             raise _condition_error(f"CAST to {node.sql()[:40]} is not allowed; expected one of {', '.join(_TYPES)}", "")
     elif type(node) is not exp.Cast:
         construct = node.name if isinstance(node, exp.Anonymous) else getattr(type(node), "sql_name", lambda: "")()
-        construct = construct or type(node).__name__.upper()
-        raise _condition_error(
-            f"{construct[:40]} is not allowed here; expected {_OPERATORS}, or the functions {', '.join(FUNCTIONS)}",
-            "",
-        )
+        construct = (construct or type(node).__name__.upper())[:40]
+        expected = f"{_OPERATORS}, or the functions {', '.join(FUNCTIONS)}"
+        raise _condition_error(f"{construct} is not allowed here; expected {expected}", "")
 
 
 def filter_frame(frame: pl.DataFrame, condition: pl.Expr, slices: int = 100_000) -> Iterator[pl.DataFrame]:
-    """Yield the rows that satisfy a condition, one slice of at most `slices` rows at a time.
+    """Yield the rows that satisfy a condition. Raises StartError if the condition cannot be evaluated.
 
-    Raises StartError if the condition cannot be evaluated.
+    `slices`: the largest number of rows to evaluate at a time.
     """
     for part in frame.iter_slices(slices) if frame.height else [frame]:
         try:
@@ -171,7 +165,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _parser_message(error: errors.SqlglotError) -> str:
-    """Return the message of a parser error with its position."""
+    """Return the message of a parser error, with the position of the error."""
     problems = getattr(error, "errors", None) or [{}]
     description, column = str(problems[0].get("description") or "it is not a condition"), problems[0].get("col")
     fact = "it is incomplete" if "<class" in description else description.rstrip(". ")
@@ -179,7 +173,7 @@ def _parser_message(error: errors.SqlglotError) -> str:
 
 
 def filter_rows(frame: pl.DataFrame, where: str | None) -> pl.DataFrame:
-    """Return the rows that satisfy a SQL condition; all rows for None. Raises StartError for an invalid condition."""
+    """Return the rows that satisfy a SQL condition; all rows for None. Raises StartError if the condition is invalid."""
     if where is None:
         return frame
     try:
@@ -189,10 +183,10 @@ def filter_rows(frame: pl.DataFrame, where: str | None) -> pl.DataFrame:
 
 
 def select_columns(frame: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
-    """Return these columns in this order, or all columns if none is named.
+    """Return the named columns in this order, or all columns if `names` is empty.
 
-    `names`: column names; one string may contain several names, separated by commas. Raises StartError if a column does
-    not exist.
+    `names`: column names. A string may contain several names, separated by commas.
+    Raises StartError if a column does not exist.
     """
     split_names = [n for text in names for n in ([text] if text in frame.columns else text.split(","))]
     selected = list(dict.fromkeys(n if n in frame.columns else n.strip() for n in split_names))
@@ -207,15 +201,12 @@ def select_columns(frame: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
 
 
 def select_with_sql(frame: pl.DataFrame, sql: str) -> pl.DataFrame:
-    """Run a SQL query in which the frame is the table `result`. Raises StartError if the query fails."""
+    """Run a SQL query over the frame as the table `result`. Raises StartError if the query fails."""
     try:
         return pl.SQLContext(result=frame, eager=True).execute(sql)
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
-        raise StartError(
-            f"sql: {_one_line(error)}; "
-            + value_mismatch(sql, f"SELECT … FROM result over: {', '.join(frame.columns)}"),
-            Topic.VALUE,
-        ) from None
+        expected = f"SELECT … FROM result over: {', '.join(frame.columns)}"
+        raise StartError(f"sql: {_one_line(error)}; {value_mismatch(sql, expected)}", Topic.VALUE) from None
 
 
 def _one_line(error: BaseException) -> str:

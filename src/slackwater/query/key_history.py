@@ -1,6 +1,6 @@
-"""Reads the history of a key: its late rows from the dead letters, and its latest results from the targets.
+"""Read the history of a key: its late rows from the dead letters, and its latest results from the targets.
 
-It needs neither Spark nor a lock. The dead letter of a late row contains its key (`group_key`, see `core.dead_letter_schema`).
+This requires neither Spark nor a lock. The dead letter of a late row contains the key of the row (`group_key`).
 """
 
 from __future__ import annotations
@@ -28,13 +28,21 @@ from slackwater.query.why_report import KeyHistory, LateRowReport, PublishedResu
 from slackwater.state.commit import Commit
 from slackwater.state.protocol import StateStore
 
-SHOWN = 5  # the number of late rows, and of results per target
+SHOWN = 5  # the default limit for late rows, and for results per target
 
 
 def add_key_history(
     pipeline: Pipeline, store: StateStore, answer: WhyReport, key: state_inspection.Texts, limit: int = SHOWN
 ) -> WhyReport:
-    """Add the history of a key to a report, for each stage that has the same key columns."""
+    """Add the history of a key to a report, for each stage with these key columns.
+
+    Args:
+        pipeline: The pipeline.
+        store: The state store.
+        answer: The report.
+        key: The key, as for `query.state_inspection.parse_key`.
+        limit: The largest number of late rows, and of results per target.
+    """
     with store.peek() as snapshot:
         if snapshot is None or not key:
             return answer
@@ -46,9 +54,7 @@ def add_key_history(
 def read_key_history(
     pipeline: Pipeline, stage: str, keys: Sequence[Field], key: pl.DataFrame, limit: int = SHOWN
 ) -> KeyHistory:
-    """Return the history of a key in one stage.
-
-    Dead letters and targets that cannot be read are reported in the result.
+    """Return the history of a key in one stage. It reports dead letters and targets that cannot be read.
 
     Args:
         pipeline: The pipeline.
@@ -63,9 +69,9 @@ def read_key_history(
 
 
 def format_dead_letter_keys(pipeline: Pipeline, store: StateStore, key: state_inspection.Texts) -> set[str]:
-    """Return a key in the form that dead letters contain: one string for each stage's key types.
+    """Return a key as dead letters contain it: one string for each combination of key types in the stages.
 
-    Raises StateError if there is no state, and StartError if no stage has the same key columns.
+    Raises StateError if there is no state, and StartError if no stage has these key columns.
     """
     with store.peek() as snapshot:
         if snapshot is None:
@@ -80,9 +86,9 @@ def format_dead_letter_keys(pipeline: Pipeline, store: StateStore, key: state_in
 def _key_frames(
     pipeline: Pipeline, commit: Commit, key: state_inspection.Texts
 ) -> dict[str, tuple[WindowOperator, pl.DataFrame]]:
-    """For each stage with the same key columns, return its operator and the key as a one-row frame.
+    """Return the operator and the key as a one-row frame, for each stage with these key columns.
 
-    Raises StartError if there is no such stage.
+    Raises StartError if no stage has these key columns.
     """
     key_frames, problems = dict[str, tuple[WindowOperator, pl.DataFrame]](), list[StartError]()
     for number, stage in enumerate(commit.stages):
@@ -94,11 +100,8 @@ def _key_frames(
             except StartError as error:
                 problems.append(error)
     if not key_frames:
-        raise (
-            problems[0]
-            if problems
-            else StartError(f"{pipeline.name}: --key: no stage has windows; omit --key", Topic.VALUE)
-        )
+        no_windows = StartError(f"{pipeline.name}: --key: no stage has windows; omit --key", Topic.VALUE)
+        raise problems[0] if problems else no_windows
     return key_frames
 
 
@@ -118,14 +121,14 @@ def _with_key_history(
 def _late_rows(
     pipeline: Pipeline, stage: str, key: str, limit: int
 ) -> tuple[tuple[LateRowReport, ...], bool, str | None]:
-    """Return the newest late rows of a key, whether more exist, and why they are unknown; None if they are known."""
+    """Return the newest late rows of a key, whether more exist, and why they are unknown (None if they are known)."""
     stage_pipeline = pipeline.stage_pipelines.get(stage, pipeline)
     if all(s.is_stage_output for s in stage_pipeline.sources):
         return (), False, None  # the results of a stage are never late for its readers
     late_data = getattr(stage_pipeline.transform.step, "late_data", "drop")
     if late_data != "dlq" or pipeline.dead_letter is None:
         how = "not kept" if late_data == "drop" else "used"
-        return (), False, f'they are {how} (late_data = "{late_data}"); late_data = "dlq" keeps them'
+        return (), False, f'late rows are {how} (late_data = "{late_data}"); late_data = "dlq" keeps them'
     try:
         letter_filter = LetterFilter(reason=LATE, group_keys={key}, limit=limit + 1)
         letters = add_attempts(pipeline, read_newest(pipeline, letter_filter))

@@ -1,4 +1,4 @@
-"""Locate the state of a pipeline, given its config, directory, URL or database, and a stage within the state."""
+"""Locate the state of a pipeline by its config, directory, URL or database, and a stage within the state."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _URL = re.compile(r"postgres(ql)?://")
 
 
 def locate_store(where: str | Path | Pipeline, pipeline: str | None = None, schema: str = "public") -> StateStore:
-    """Return the store of a state. Nothing is opened or created yet.
+    """Return the store of a state, without opening or creating anything.
 
     Args:
         where: A pipeline, its TOML file, a state directory, a URL in an object store, or a database URL.
@@ -47,8 +47,9 @@ def locate_store(where: str | Path | Pipeline, pipeline: str | None = None, sche
 
 
 def list_pipelines(where: str | Path | Pipeline, schema: str = "public") -> list[str]:
-    """Return the names of the pipelines whose state is at this location. See `locate_store`.
+    """Return the names of the pipelines whose state is at a location.
 
+    `where`, `schema`: see `locate_store`.
     Raises StartError if the location cannot be read, and ConfigError if the TOML file is invalid.
     """
     if isinstance(where, str | Path) and Path(where).suffix == ".toml" and not Path(where).is_dir():
@@ -99,27 +100,27 @@ def _store_in_directory(path: Path, name: str | None) -> FilesStore:
 def _names_in_directory(path: Path) -> list[str]:
     if not path.is_dir():
         raise StartError(
-            f"{path}: there is no such state directory; expected a TOML file, a directory or a URL", Topic.NO_STATE
+            f"{path}: is not a state directory; expected a TOML file, a directory or a URL", Topic.NO_STATE
         )
     return sorted(p.parent.name for p in path.glob("*/manifests") if ASIDE not in p.parent.name)
 
 
 def _is_url(where: str | Path) -> bool:
-    """Return whether this is the URL of an object store."""
+    """Return whether a location is the URL of an object store."""
     return isinstance(where, str) and not is_local(where)
 
 
 def _list_pipelines_at_url(url: str, options: Mapping[str, str] | None = None) -> list[str]:
     """Return the names of the pipelines whose state is below a URL.
 
-    `options`: settings for access to the object store; by default, they come from the environment.
+    `options`: settings for access to the object store. By default, they come from the environment.
     """
     objects = _object_store_module(url)
     return [name for name in objects.pipeline_names(url, options or {}) if ASIDE not in name]
 
 
 def _object_store_module(url: str) -> ModuleType:
-    """Return the module that reads object stores. Raises StartError if the URL belongs to any other system."""
+    """Return the module that reads object stores. Raises StartError if the URL has an unsupported scheme."""
     from slackwater.storage import object_store
 
     if url.partition("://")[0] not in OBJECTS:
@@ -130,7 +131,7 @@ def _object_store_module(url: str) -> ModuleType:
 
 
 def _store_in_objects(url: str, name: str | None) -> FilesStore:
-    """Return the store of the state at a URL, or of the state `name` below the URL."""
+    """Return the store of the state at a URL, or of the state with this name below the URL."""
     above, last = _split_url(url)
     if above and _object_store_module(url).is_state(above, last, {}):
         if name not in (None, last):
@@ -140,7 +141,7 @@ def _store_in_objects(url: str, name: str | None) -> FilesStore:
 
 
 def _split_url(url: str) -> tuple[str, str]:
-    """Split a URL into its parent, which is empty for a bucket, and its last component."""
+    """Split a URL into its parent ("" for a bucket) and its last component."""
     scheme, _, rest = url.rstrip("/").partition("://")
     above, cut, last = rest.rpartition("/")
     return (f"{scheme}://{above}", last) if cut else ("", rest)
@@ -167,19 +168,16 @@ def _choose_name(place: str, name: str | None, names: Sequence[str]) -> str:
         return names[0]
     names_text = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
     if name is None:
-        raise StartError(
-            f"{place}: several pipelines have their state there: {names_text}; name one of them", Topic.NO_STATE
-        )
+        fact = f"several pipelines have their state there: {names_text}; name one of them"
+        raise StartError(f"{place}: {fact}", Topic.NO_STATE)
     if name not in names:
-        raise StartError(
-            f'{place}: "{name}" has no state there{suggest_word(name, names) or f"; available: {names_text}"}',
-            Topic.NO_STATE,
-        )
+        hint = suggest_word(name, names) or f"; available: {names_text}"
+        raise StartError(f'{place}: "{name}" has no state there{hint}', Topic.NO_STATE)
     return name
 
 
 def find_stage_index(commit: Commit, name: str, option: str = "--stage") -> int:
-    """Return the index of a stage, from 0. Raises StartError, which names `option`, if the stage does not exist."""
+    """Return the index of a stage, from 0. Raises StartError if it does not exist. `option`: the name in the message."""
     names = [s.name for s in commit.stages]
     if name not in names:
         raise StartError(
@@ -191,10 +189,7 @@ def find_stage_index(commit: Commit, name: str, option: str = "--stage") -> int:
 
 
 def narrow_commit(commit: Commit, number: int) -> Commit:
-    """Return a commit with only one stage, the sources that it reads, and the targets that receive its results.
-
-    `number`: the index of the stage.
-    """
+    """Return a commit with only the stage `number`, the sources that it reads, and the targets of its results."""
     stage = commit.stages[number]
     if not commit.stages[1:]:
         return commit
@@ -211,7 +206,7 @@ def narrow_commit(commit: Commit, number: int) -> Commit:
 
 
 def narrow_snapshot(snapshot: Snapshot, number: int) -> Snapshot:
-    """Return a snapshot of only the stage with the index `number`, which becomes stage 0."""
+    """Return a snapshot with only the stage `number`, which becomes stage 0."""
     if not snapshot.commit.stages[1:]:
         return snapshot
 

@@ -1,4 +1,4 @@
-"""Computes the open and retained windows of a state from its rows, with finished values.
+"""Compute the open and retained windows of a state from its rows, with finished values.
 
         horizon          watermark
 gone       │   retained      │     open
@@ -30,8 +30,14 @@ STATE_COLUMNS = ("_status", "_closes_at", "_last_event", "_epoch")
 def compute_rows_of_state(logic: KeyedOperator, rows: pl.DataFrame, watermark: int, epoch: int) -> pl.DataFrame:
     """Return the rows of state of a keyed stage that are not due, ordered by key and timer.
 
-    Columns: the keys, the columns of state, `_due_at` (NULL without a timer), `_last_event` and `_epoch`. The name of a
-    hidden column of state (`__NAME`) becomes `_NAME`. If a name is already used, one more `_` is prepended.
+    The columns are the keys, the columns of state, `_due_at` (NULL without a timer), `_last_event` and `_epoch`. A
+    hidden column of state, `__NAME`, is called `_NAME`. If a name is already used, one more `_` is prepended.
+
+    Args:
+        logic: The operator of the stage.
+        rows: All rows of one or more keys.
+        watermark: The watermark of the stage (µs).
+        epoch: The epoch of the commit.
     """
     stored = logic.drop_expired(rows, watermark).sort(*logic.key_names, "__due", maintain_order=True)
     due_at = pl.when(pl.col("__due") < NO_TIMER).then(pl.col("__due").cast(TIMES))
@@ -44,10 +50,16 @@ def compute_rows_of_state(logic: KeyedOperator, rows: pl.DataFrame, watermark: i
 
 
 def compute_current_windows(logic: WindowOperator, rows: pl.DataFrame, watermark: int, epoch: int) -> pl.DataFrame:
-    """Return windows as they would be emitted if no more rows arrived. `rows`: all state rows of one or more keys.
+    """Return the open and retained windows as they would be emitted if no more rows arrived.
 
-    Columns: those of the output without the emission metadata, and `_status`, `_closes_at`, `_last_event` (sessions
-    only) and `_epoch`, under the names from `state_column_names`.
+    The columns are the output columns without the emission metadata, then `_status`, `_closes_at`, `_last_event`
+    (sessions only) and `_epoch`. See `state_column_names` for their exact names.
+
+    Args:
+        logic: The operator of the stage.
+        rows: All state rows of one or more keys.
+        watermark: The watermark of the stage (µs).
+        epoch: The epoch of the commit.
     """
     windows = _assemble(logic, rows, watermark)
     closes = windows["__closes"].to_numpy()
@@ -68,9 +80,9 @@ def compute_current_windows(logic: WindowOperator, rows: pl.DataFrame, watermark
 
 
 def state_column_names(logic: CompiledWindow) -> dict[str, str]:
-    """Return the names of the columns that `compute_current_windows` adds to the output.
+    """Return the names of the columns that `compute_current_windows` adds to the output, by their usual name.
 
-    If the output already has a column of that name, one more `_` is prepended.
+    If the output already has a column with the usual name, one more `_` is prepended.
     """
     window = logic.window
     of_user = {n.casefold() for n in (*logic.key_names, *(str(a.as_) for a in window.aggregations))}
@@ -80,9 +92,9 @@ def state_column_names(logic: CompiledWindow) -> dict[str, str]:
 
 @singledispatch
 def _assemble(operator: Operator, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
-    """Return the windows of state rows as they would be emitted.
+    """Return the windows of state rows as they would be emitted, with two more columns.
 
-    Additional columns (µs): `__closes`, the watermark that closes a window, and `__last`, the last event of a session.
+    `__closes` is the watermark that closes a window (µs), and `__last` is the last event of a session (µs).
     """
     raise_unregistered(operator, "slackwater.query.open_windows.compute_current_windows")
 
@@ -99,7 +111,7 @@ def _(logic: PaneOperator, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
 
 @_assemble.register
 def _(logic: SessionOperator, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
-    """Return whole sessions unchanged, and merge fragments into sessions."""
+    """Merge fragments into sessions. Whole sessions are not merged."""
     kind = rows["__kind"].to_numpy()
     whole_sessions = _whole_sessions(logic, _select_rows(rows, (kind == WHOLE) | (kind == EMITTED)))
     fragments = _select_rows(rows, (kind == FRAGMENT) | (kind == EMITTED_FRAGMENT))
@@ -117,7 +129,7 @@ def _(logic: SessionOperator, rows: pl.DataFrame, watermark: int) -> pl.DataFram
 
 
 def _whole_sessions(logic: SessionOperator, rows: pl.DataFrame) -> pl.DataFrame:
-    """Return rows that each contain a whole session, as they would be emitted, with `__closes` and `__last`."""
+    """Return the sessions of rows that each contain a whole session, with `__closes` and `__last`."""
     end = pl.col("__end") if logic.dynamic else pl.col("__last") + logic.gap_us
     return rows.select(
         "__kh",
@@ -138,9 +150,9 @@ def _select_rows(rows: pl.DataFrame, mask: np.ndarray[tuple[int], np.dtype[np.bo
 
 
 def _last_events(logic: SessionOperator, sessions: pl.DataFrame, fragments: pl.DataFrame) -> Int64s:
-    """Return the time of the last event of each session (µs).
+    """Return the time of the last event of each session (µs), from the fragments that were merged into the session.
 
-    If both are sorted by key and start, each session is followed by the fragments from which it was merged.
+    In the order of key and start, the fragments of a session come directly after the session.
     """
     columns = ["__kh", *logic.key_names, "__start"]
     place = pl.Series("__session", np.arange(sessions.height), dtype=pl.Int64)

@@ -1,8 +1,7 @@
-"""Rebuilds a pipeline from its description in the state.
+"""Rebuild a pipeline from its description in the state.
 
-The result is sufficient to inspect the state, but not to run the pipeline.
-
-A commit contains the names and lateness of sources, but no queries, SQL, targets or secrets.
+The result is sufficient to inspect the state, but not to run the pipeline: a commit contains the names and lateness of
+sources, but no queries, SQL, targets or secrets.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def _step_argument(pipeline: str, stage: StageState) -> dict[str, Any]:
 def _missing_description(commit: Commit) -> str:
     return (
         f"{commit.pipeline}: the state in epoch {commit.epoch} does not describe its window or join; "
-        "name the config's file instead"
+        "pass the file of the config instead"
     )
 
 
@@ -74,7 +73,7 @@ def _pipeline(commit: Commit, steps: list[dict[str, Any]]) -> Pipeline:
 
 
 def _lateness_ms(commit: Commit, steps: list[dict[str, Any]], source: str) -> int | None:
-    """Return the lateness (ms) that the stages recorded for a source; None if they disagree."""
+    """Return the lateness that the stages recorded for a source (ms); None if they recorded different values."""
     lateness_values = set()
     for stage, step in zip(commit.stages, steps, strict=True):
         window, of_us = step.get("window"), stage.counters.get("lateness", {}).get("of_us", {})
@@ -87,7 +86,7 @@ def _lateness_ms(commit: Commit, steps: list[dict[str, Any]], source: str) -> in
 def _stages(commit: Commit, steps: list[dict[str, Any]]) -> Iterator[Stage]:
     """Yield the stages with their inputs.
 
-    A stateless stage that only a join reads is not in the state. A placeholder with its name is inserted before the join.
+    If a side of a join is a stateless stage that is not in the state, a placeholder with its name precedes the join.
     """
     names = [*commit.sources]
     for stage, step in zip(commit.stages, steps, strict=True):

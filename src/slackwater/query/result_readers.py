@@ -1,13 +1,13 @@
-"""Reads results without Spark or a lock: those of a pipeline from its target, and rows at any location.
+"""Read results without Spark or a lock, from the target of a pipeline or from any location.
 
-`result_reader` reads the published results of a pipeline, and later the new ones:
+`result_reader` first reads the published results of a pipeline, and then only new results:
 
-target     read at first                               new rows
+target     first read                                  later reads
 files      the files that this pipeline wrote          files that did not exist before
-Delta      the table's latest version                  rows of added files that no removed file had
-Iceberg    the table's current snapshot                likewise
+Delta      the latest version of the table             rows of added files that no removed file had
+Iceberg    the current snapshot of the table           rows of added files that no removed file had
 Postgres   the table                                   rows whose transaction the last read did not see
-Kafka      the end of the topic, latest per key        the records after that
+Kafka      the latest records, one per key             new records
 
 `read_rows_at_location` reads everything at a location as one frame:
 
@@ -41,9 +41,9 @@ _URL = re.compile(r"postgres(ql)?://")
 
 
 def result_reader(pipeline: Pipeline) -> ResultReader:
-    """Return a reader for the target of a pipeline, or for the first of several (see `Pipeline.per_target`).
+    """Return a reader for the first or only target of a pipeline.
 
-    Raises StartError for a target that does not store anything.
+    Raises StartError if the target stores nothing that can be read.
     """
     connection = resolve_connection(pipeline.target.connection, pipeline.connections)
     assert connection is not None, "the config was checked"
@@ -53,21 +53,19 @@ def result_reader(pipeline: Pipeline) -> ResultReader:
 def read_all_results(pipeline: Pipeline, target: str | None = None) -> pl.DataFrame:
     """Return all rows of a target in the order of their windows. Before the first publish, the frame has no columns.
 
-    Raises StartError for a target that does not store anything.
+    `target`: the name of the target; None for the only one.
+    Raises StartError if the target stores nothing that can be read.
     """
     window = pipeline.target_stage.transform.window
-    results = result_reader(pipeline.one_target(target))
-    try:
-        rows = results.read()
-    finally:
-        results.close()
-    return (
-        pl.DataFrame() if rows is None else sort_by_start(rows, None if window is None else window.window_start_column)
-    )
+    with closing(result_reader(pipeline.one_target(target))) as reader:
+        rows = reader.read()
+    if rows is None:
+        return pl.DataFrame()
+    return sort_by_start(rows, None if window is None else window.window_start_column)
 
 
 def sort_by_start(frame: pl.DataFrame, start: str | None) -> pl.DataFrame:
-    """Sort rows by their window start, if they have one. Times stored as text are parsed."""
+    """Parse times that are stored as text, and sort rows by `start`, the column of the window start, if they have it."""
     texts = [c for c in {start, *TIMES} if c in frame.columns and frame.schema[c] == pl.String]
     frame = frame.with_columns(
         pl.col(c).str.to_datetime("%Y-%m-%dT%H:%M:%S%.fZ", time_unit="us", time_zone="UTC", strict=False) for c in texts
@@ -80,7 +78,10 @@ def sort_by_start(frame: pl.DataFrame, start: str | None) -> pl.DataFrame:
 
 
 def read_rows_at_location(where: str) -> LabeledRows:
-    """Read the rows at a location (see the module docstring). Raises StartError, StateError or ConfigError."""
+    """Read the rows at a location, in a form that the module docstring lists.
+
+    Raises StartError, StateError or ConfigError if the rows cannot be read.
+    """
     if where.startswith("state:"):
         return _read_state(where.removeprefix("state:"))
     if _URL.match(where):
@@ -122,7 +123,7 @@ def _read_pipeline_target(pipeline: Pipeline) -> LabeledRows:
         output = reader.read_all()
     if output is None:
         raise StartError(
-            f"{pipeline.name}: its target is {connection.kind}, which cannot be read completely; name files, a table or state:FILE",
+            f"{pipeline.name}: the target ({connection.kind}) cannot be read completely; pass files, a table or state:FILE",
             Topic.OUTPUT_UNREADABLE,
         )
     label = f"{pipeline.name}, target {target.name}" if pipeline.targets else pipeline.name

@@ -8,8 +8,8 @@
 Every path accepts `at=EPOCH` to read an earlier commit. `Accept: application/vnd.apache.arrow.stream` or `format=arrow`
 selects Arrow.
 
-Requests run on a few threads, and each reads one commit. Limits apply to the duration of each request, to the rows and
-bytes of its response, and to the content of its `where` (`query/condition.py`). `build_routes` returns routes for any ASGI
+Requests run on a few threads, and each request reads one commit. The duration of a scan, the rows and bytes of a
+response, and the content of `where` (`query/condition.py`) are limited. `build_routes` returns routes for any ASGI
 application.
 """
 
@@ -49,7 +49,7 @@ LIMIT = 1000  # default number of windows in a scan
 MOST_ROWS = 100_000  # maximum per response
 MOST_BYTES = 64 * 1024 * 1024  # maximum per response
 SCAN_SECONDS = 10.0  # maximum duration of a scan
-MOST_RUNNING = 4  # maximum number of requests that run at the same time
+MOST_RUNNING = 4  # maximum number of concurrent requests
 MOST_WAITING = 64  # maximum number of requests that wait for a thread
 Query = Mapping[str, str]
 
@@ -60,7 +60,7 @@ def serve_state(view: StateView, port: int, host: str = LOOPBACK, names: Sequenc
     Args:
         view: The view to serve.
         port: The port; 0 selects a free one.
-        host: The address to bind to.
+        host: The address to listen on.
         names: The host names that clients may use; see `web.request_guard`.
 
     Raises StartError if the port cannot be used.
@@ -69,7 +69,7 @@ def serve_state(view: StateView, port: int, host: str = LOOPBACK, names: Sequenc
 
 
 def _build_application(view: StateView) -> Starlette:
-    """Return an ASGI application that answers the requests."""
+    """Return an ASGI application with the routes of the server."""
     app = Starlette(routes=build_routes(view), exception_handlers={HTTPException: _handle_http_error})
     app.router.redirect_slashes = False
     return app
@@ -82,11 +82,11 @@ def build_routes(view: StateView) -> list[Route]:
 
 
 class _TooLargeError(StartError):
-    """The response would exceed the limits."""
+    """Raised if a response would exceed the limits."""
 
 
 class _RequestPool:
-    """Runs requests on one view. A few run at the same time, some more wait, and any further requests are rejected."""
+    """Runs a few requests on one view at the same time. A limited number of requests wait, and others are rejected."""
 
     def __init__(self, view: StateView) -> None:
         self.view = view
@@ -96,9 +96,8 @@ class _RequestPool:
     def endpoint(self, answer: Callable[[StateView, Query], Any]) -> Callable[[Request], Any]:
         async def handle(request: Request) -> Response:
             if self._open >= MOST_RUNNING + MOST_WAITING:
-                return _error_response(
-                    HTTPStatus.SERVICE_UNAVAILABLE, f"{self._open} requests are open; try again later"
-                )
+                problem = f"{self._open} requests are open; try again later"
+                return _error_response(HTTPStatus.SERVICE_UNAVAILABLE, problem)
             self._open += 1
             try:
                 wants_arrow = ARROW in request.headers.get("accept", "")
@@ -130,9 +129,8 @@ def _answer_request(
         return _error_response(HTTPStatus.BAD_REQUEST, str(error))
     except BaseException as error:  # a panic of Polars is not an Exception
         log.exception("a request failed")
-        return _error_response(
-            HTTPStatus.INTERNAL_SERVER_ERROR, f"internal error: {type(error).__name__}; the log has more"
-        )
+        problem = f"internal error: {type(error).__name__}; see the log for details"
+        return _error_response(HTTPStatus.INTERNAL_SERVER_ERROR, problem)
 
 
 def _parse_query(query: str) -> dict[str, str]:
@@ -146,7 +144,7 @@ def _parse_query(query: str) -> dict[str, str]:
 def _rows_response(windows: pl.DataFrame, as_arrow: bool) -> Response:
     if windows.height > MOST_ROWS:
         raise _TooLargeError(
-            f"the answer has {plural(windows.height, 'window')}; at most {MOST_ROWS} can be sent: request fewer windows"
+            f"the response has {plural(windows.height, 'window')}, but at most {MOST_ROWS} are allowed; request fewer windows"
         )
     if windows.estimated_size() > MOST_BYTES:
         raise _too_large_error()
@@ -166,7 +164,7 @@ def _rows_response(windows: pl.DataFrame, as_arrow: bool) -> Response:
 
 
 def _too_large_error() -> StartError:
-    return _TooLargeError(f"the answer is larger than {MOST_BYTES >> 20} MiB; request fewer windows")
+    return _TooLargeError(f"the response is larger than {MOST_BYTES >> 20} MiB; request fewer windows")
 
 
 def _json_response(status: HTTPStatus, body: bytes) -> Response:
@@ -180,19 +178,16 @@ def _error_response(status: HTTPStatus, line: str) -> Response:
 async def _handle_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == HTTPStatus.NOT_FOUND:
-        return _error_response(
-            HTTPStatus.NOT_FOUND, f"there is no {request.url.path[:200]}; available: {', '.join(_HANDLERS)}"
-        )
+        problem = f"there is no {request.url.path[:200]}; available: {', '.join(_HANDLERS)}"
+        return _error_response(HTTPStatus.NOT_FOUND, problem)
     return _error_response(HTTPStatus(error.status_code), error.detail)
 
 
 def _check_parameters(parameters: Query, *names: str) -> None:
     unknown = [n for n in parameters if n not in (*names, "at", "format")]
     if unknown:
-        raise StartError(
-            f"{format_value(unknown[0])} is not a known parameter; available: {', '.join((*names, 'at', 'format'))}",
-            Topic.VALUE,
-        )
+        available = ", ".join((*names, "at", "format"))
+        raise StartError(f"{format_value(unknown[0])} is not a known parameter; available: {available}", Topic.VALUE)
 
 
 def _view_at_epoch(view: StateView, parameters: Query) -> StateView:
@@ -201,9 +196,8 @@ def _view_at_epoch(view: StateView, parameters: Query) -> StateView:
 
 def _parse_number(parameters: Query, name: str, most: int = 10**18) -> int:
     if not re.fullmatch("[0-9]{1,19}", parameters[name]) or int(parameters[name]) > most:
-        raise StartError(
-            f"{name}: " + value_mismatch(parameters[name], f"a whole number from 0 to {most}"), Topic.VALUE
-        )
+        problem = value_mismatch(parameters[name], f"a whole number from 0 to {most}")
+        raise StartError(f"{name}: {problem}", Topic.VALUE)
     return int(parameters[name])
 
 

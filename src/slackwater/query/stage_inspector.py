@@ -1,4 +1,4 @@
-"""Inspects one stage of a snapshot: what holds back its watermark, which windows are open, and what would close them."""
+"""Inspect one stage of a snapshot: what holds back its watermark, which windows are open, and what would close them."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from slackwater.operators.window_base import WindowOperator
 from slackwater.operators.window_operators import PaneOperator, SessionOperator
 from slackwater.query import state_inspection
 from slackwater.query.locate_state import narrow_snapshot
+from slackwater.query.state_inspection import to_plain_key
 from slackwater.query.why_report import (
     ClockReport,
     JoinSideReport,
@@ -45,10 +46,10 @@ class StageInspector:
     """Inspects one stage of a snapshot.
 
     Args:
-        pipeline: The pipeline reduced to this stage.
+        pipeline: The pipeline, reduced to this stage.
         snapshot: The snapshot, with all stages.
         number: The index of the stage in the commit.
-        read: The inspectors of the stages that this stage reads, by name.
+        read: The inspectors of the input stages, by name.
     """
 
     def __init__(self, pipeline: Pipeline, snapshot: Snapshot, number: int, read: Mapping[str, StageInspector]) -> None:
@@ -65,7 +66,7 @@ class StageInspector:
         return self.operator.key_names if isinstance(self.operator, WindowOperator | KeyedOperator) else []
 
     def report(self) -> StageReport:
-        """Return the report on this stage, as of the commit. `read_by` and `key` are left empty."""
+        """Return the report on this stage as of the commit, without `read_by` and `key`."""
         idle_close_ms = self.pipeline.transform.step.idle_close_ms
         holder_clock, through = self.find_holder()
         histogram = self.state.counters.get("lateness", {})
@@ -91,14 +92,14 @@ class StageInspector:
         )
         return self._with_open_state(self.operator, report)
 
-    # -- the holder of the watermark --------------------------------------------------------------------------------------------
+    # -- the holder of the watermark -----------------------------------------------------------------------------
 
     def _output_watermark(self, name: str) -> int:
         """Return the output watermark (µs) of an input stage."""
         return self.read[name].state.promised_us
 
     def _hold_us(self, name: str) -> int:
-        """Return how many µs the output watermark of an input stage is behind that stage's watermark."""
+        """Return how far the output watermark of an input stage is behind the watermark of the stage (µs)."""
         return self.read[name].state.watermark_us - self._output_watermark(name)
 
     def _delay_us(self, name: str) -> int:
@@ -108,22 +109,13 @@ class StageInspector:
         """Return the clock of an input stage."""
         record = self.state.clocks.get(self.read[name].name)
         newest = None if record is None else record.max_event_us
-        return ClockReport(
-            name,
-            None,
-            newest,
-            self._hold_us(name),
-            time_or_none(self._output_watermark(name)),
-            False,
-            0,
-            None,
-            of_stage=True,
-        )
+        watermark = time_or_none(self._output_watermark(name))
+        return ClockReport(name, None, newest, self._hold_us(name), watermark, False, 0, None, of_stage=True)
 
     def find_holder(self) -> tuple[ClockReport | None, tuple[str, ...]]:
-        """Return the source or partition that holds back the watermark, and the stages between that source and this stage.
+        """Return the clock that holds back the watermark (None if all sources are idle), and the stages on the way to it.
 
-        The clock is None if all sources are idle.
+        The stages are the input stages between this stage and the source of the clock, nearest first.
         """
         source = watermark_holder(self.clocks)
         slowest = min(self.read, key=self._output_watermark, default=None)
@@ -142,16 +134,16 @@ class StageInspector:
             return None, ()
         return slowest_clock(report_clocks(source, self.clocks[source])), ()
 
-    # -- what is open --------------------------------------------------------------------------------------------
+    # -- open windows --------------------------------------------------------------------------------------------
 
     @singledispatchmethod
     def _with_open_state(self, operator: Operator, report: StageReport) -> StageReport:
-        """Return the report with the open windows, buffered rows or rows of state of this stage."""
+        """Add the open windows, buffered rows or rows of state of this stage to the report."""
         raise_unregistered(operator, "slackwater.query.stage_inspector")
 
     @_with_open_state.register
     def _(self, operator: PaneOperator, report: StageReport) -> StageReport:
-        """Count the open windows from the groups per pane in the commit."""
+        """Count the open windows by means of the groups per pane in the commit."""
         groups = {pane: sum(of_shards) for pane, of_shards in self.state.panes.items()}
         totals = pane_windows.window_totals(operator, groups, self.state.watermark_us)
         windows = [(s, n) for s, n in sorted(totals.items()) if n]
@@ -193,11 +185,11 @@ class StageInspector:
     # -- one key -------------------------------------------------------------------------------------------------
 
     def key_report(self, texts: state_inspection.Texts) -> KeyReport:
-        """Return the report on a key in the state. Raises StartError if the key is wrong, or the stage has no keys."""
+        """Return the report on a key in the state. Raises StartError if the key is invalid or the stage has no keys."""
         operator = self.operator
         if isinstance(operator, StatelessOperator):
             raise StartError(
-                f"{self.pipeline.name}: --key: no rows are waiting, because rows are emitted in the epoch that reads "
+                f"{self.pipeline.name}: --key: the stage has no keys, because it emits rows in the epoch that reads "
                 "them; omit --key",
                 Topic.NO_WINDOWS,
             )
@@ -209,16 +201,23 @@ class StageInspector:
         key = state_inspection.parse_key(operator, texts, "--key")
         rows = state_inspection.read_key_rows(self.snapshot, operator, key)
         windows = state_inspection.list_open_windows(operator, rows, self.state.watermark_us)
-        plain_key = state_inspection.to_plain_key(key.row(0, named=True), operator.key_names)
+        plain_key = to_plain_key(key.row(0, named=True), operator.key_names)
         report = self._key_report(operator, plain_key, rows, windows)
-        # the results of a stage are never late for its readers
+        # the results of a stage are never late in a downstream stage
         return report if self.clocks else replace(report, late_before_us=None)
 
     @singledispatchmethod
     def _key_report(
         self, operator: Operator, key: dict[str, Any], rows: pl.DataFrame, windows: pl.DataFrame
     ) -> KeyReport:
-        """Return the report on a key. `rows`: its state rows. `windows`: its open windows."""
+        """Return the report on a key.
+
+        Args:
+            operator: The operator of the stage.
+            key: The key columns.
+            rows: The state rows of the key.
+            windows: The open windows of the key.
+        """
         raise_unregistered(operator, "slackwater.query.stage_inspector")
 
     @_key_report.register
@@ -244,38 +243,31 @@ class StageInspector:
     def _sessions(
         self, logic: SessionOperator, sessions: pl.DataFrame, state: pl.DataFrame | None = None
     ) -> tuple[OpenWindow, ...]:
-        """Return reports on open sessions. `state`: all state rows of the key, if the sessions have a single key."""
+        """Return reports on open sessions. `state`: all state rows of the key, if all sessions have the same key."""
         return self._windows_of(logic, sessions, lambda row: self._last_event_us(logic, row, state))
 
     def _timers(self, operator: KeyedOperator, rows: pl.DataFrame) -> tuple[OpenWindow, ...]:
         """Return reports on the rows of state that wait for a timer."""
-        return tuple(
-            self._open_window(
-                state_inspection.to_plain_key(row, operator.key_names),
-                row["__start"],
-                row["__last"],
-                row["__closes"],
-                row["__reason"],
-                None,
-                None,
-            )
-            for row in rows.iter_rows(named=True)
-        )
+        windows = []
+        for row in rows.iter_rows(named=True):
+            key, times = to_plain_key(row, operator.key_names), (row["__start"], row["__last"], row["__closes"])
+            windows.append(self._open_window(key, *times, row["__reason"], None, None))
+        return tuple(windows)
 
     def _windows_of(
         self, logic: WindowOperator, rows: pl.DataFrame, last: Callable[[Mapping[str, Any]], int | None] | None = None
     ) -> tuple[OpenWindow, ...]:
-        """Return reports on open windows. `last`: returns the time of a window's last event (µs), if known."""
+        """Return reports on open windows. `last`: a function that returns the last event time of a window (µs), if known."""
         count = next((a for a in logic.aggs if a.spec.agg == "count" and not a.columns), None)
         counts = [None] * rows.height if count is None else count.finish(rows).to_list()
         windows = []
         for row, n in zip(rows.iter_rows(named=True), counts, strict=True):
-            key, last_us = state_inspection.to_plain_key(row, logic.key_names), None if last is None else last(row)
+            key, last_us = to_plain_key(row, logic.key_names), None if last is None else last(row)
             windows.append(self._open_window(key, row["__start"], last_us, row["__closes"], row["__reason"], n, None))
         return tuple(windows)
 
     def _last_event_us(self, logic: SessionOperator, row: Mapping[str, Any], state: pl.DataFrame | None) -> int | None:
-        """Return the time of a session's last event (µs); None if it is unknown without `state`."""
+        """Return the last event time of a session (µs); None if it is unknown because `state` is missing."""
         if row["__reason"] == "close" and not logic.dynamic:
             return int(row["__end"]) - logic.gap_us
         if state is None:
@@ -294,17 +286,16 @@ class StageInspector:
         rows: int | None,
         groups: int | None,
     ) -> OpenWindow:
-        return OpenWindow(
-            key, start, last, closes, reason, rows, groups, self.required_events(closes), self.closing_silence(closes)
-        )
+        needs, silence_us = self.required_events(closes), self.closing_silence(closes)
+        return OpenWindow(key, start, last, closes, reason, rows, groups, needs, silence_us)
 
     # -- what a window waits for ---------------------------------------------------------------------------------------
 
     def required_events(self, closes: int) -> tuple[RequiredEvent, ...]:
         """Return the events that would move the watermark to `closes` (µs).
 
-        One event is required on each source that is behind, including the sources of stages that this stage reads. If
-        all sources of a stage are idle, an event on any of them is enough.
+        Each source whose watermark is lower must return an event, including the sources of input stages. If all sources
+        of a stage are idle, an event from any of them is enough.
         """
         events = list(self._required_of_sources(closes))
         for name in self.read:
@@ -313,7 +304,7 @@ class StageInspector:
         latest: dict[tuple[str, int | None], RequiredEvent] = {}
         for need in events:
             other = latest.setdefault((need.source, need.choice), need)
-            # the later event also satisfies the earlier requirement
+            # a later event also meets an earlier requirement
             parts = tuple(dict.fromkeys((*other.partitions, *need.partitions)))
             latest[need.source, need.choice] = replace(max(other, need, key=lambda n: n.event_us), partitions=parts)
         return tuple(latest.values())
@@ -329,15 +320,12 @@ class StageInspector:
         return events
 
     def closing_silence(self, closes: int) -> int | None:
-        """Return for how many more µs all sources must be silent to move the watermark to `closes` (`idle_close_ms`).
+        """Return how much longer all sources must be silent until `idle_close_ms` moves the watermark to `closes` (µs).
 
-        None if silence never moves it that far.
+        None means that silence never moves the watermark that far.
         """
-        silences = [
-            self.read[n].closing_silence(closes + self._delay_us(n))
-            for n in self.read
-            if self._output_watermark(n) < closes
-        ]
+        behind = [n for n in self.read if self._output_watermark(n) < closes]
+        silences = [self.read[n].closing_silence(closes + self._delay_us(n)) for n in behind]
         if self.clocks:
             silences.append(self._closing_silence_of_sources(closes))
         finite = [us for us in silences if us is not None]

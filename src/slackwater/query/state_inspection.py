@@ -1,4 +1,4 @@
-"""Inspects a state without Spark, even while a runner is active: its operator, a key's rows, the next windows to close."""
+"""Inspect a state without Spark, even while a runner is active: operators, the rows of a key, the next windows to close."""
 
 from __future__ import annotations
 
@@ -47,9 +47,10 @@ from slackwater.windows.state_rows import (
 def rebuild_operator(pipeline: Pipeline, commit: Commit) -> Operator:
     """Return the operator that wrote a commit of one stage (see `query.locate_state.narrow_commit`).
 
-    `pipeline`: a config of this stage that can continue the state. If the state does not describe its window, the
-    config's window is used, with the column types from the fingerprint. Raises StateError if any of these types is
-    unknown.
+    If the state does not describe its window, the window of the config is used, with the column types from the
+    fingerprint. Raises StateError if one of these types is unknown.
+
+    `pipeline`: a config with only this stage, which can continue the state.
     """
     state, window = commit.stages[0], pipeline.transform.window
     if window is None or state.described:
@@ -58,8 +59,8 @@ def rebuild_operator(pipeline: Pipeline, commit: Commit) -> Operator:
     unknown = [c for a in window.aggregations if (c := a.column) and c not in columns]
     if unknown:
         raise StateError(
-            f"{pipeline.name}: the state in epoch {commit.epoch} does not describe its window, and does not contain the columns "
-            f"{', '.join(unknown)}; change the config back, or start the pipeline once",
+            f"{pipeline.name}: the state in epoch {commit.epoch} does not describe its window, and the types of the columns "
+            f"{', '.join(unknown)} are unknown; change the config back, or start the pipeline once",
             Topic.STATE_OF_OTHER_CONFIG,
         )
     return with_stored_accumulators(compile_window(pipeline, columns), state)
@@ -75,18 +76,17 @@ def parse_key(logic: KeyedStateLayout, texts: Texts, option: str = "key") -> pl.
     """Parse a key into a one-row frame with the key columns.
 
     Args:
-        logic: The operator with the keys.
-        texts: Strings such as `name=value` or `name=value,name=value`, where a name alone means NULL; or a mapping from
-            names to values, which may contain any character.
+        logic: The operator, which defines the key columns.
+        texts: Strings such as `name=value` or `name=value,name=value`, where a name without a value means NULL. A
+            mapping from names to values also supports values with any character.
         option: The name of the argument in messages.
 
-    Raises StartError if the columns are not those of the key, or if a value has the wrong type.
+    Raises StartError if a key column is missing, a column is unknown, or a value has the wrong type.
     """
     names = logic.key_names
     if not names:
-        raise StartError(
-            f"{logic.pipeline}: {option}: this window has no group_by, so there are no keys; omit {option}", Topic.VALUE
-        )
+        problem = f"this window has no group_by, so there are no keys; omit {option}"
+        raise StartError(f"{logic.pipeline}: {option}: {problem}", Topic.VALUE)
     following = ",(?=(?:" + "|".join(map(re.escape, names)) + ")(?:=|,|$))"
     values: dict[str, str | None] = {}
     if isinstance(texts, Mapping):
@@ -95,37 +95,27 @@ def parse_key(logic: KeyedStateLayout, texts: Texts, option: str = "key") -> pl.
         parts = [p.partition("=") for text in texts for p in re.split(following, text)]
     for name, is_value, value in parts:
         if name not in names:
+            problem = f'"{name}" is not a key of this window{suggest_word_or_list(name, names)}'
             if not is_value and not isinstance(texts, Mapping):  # a value without its column
                 form = ",".join(f"{n}={name if i == 0 else '…'}" for i, n in enumerate(names))
-                raise StartError(
-                    f"{logic.pipeline}: {option}: " + mismatch(f'"{name}"', f"a column name and a value: {form}"),
-                    Topic.VALUE,
-                )
-            raise StartError(
-                f'{logic.pipeline}: {option}: "{name}" is not a key of this window{suggest_word_or_list(name, names)}',
-                Topic.VALUE,
-            )
+                problem = mismatch(f'"{name}"', f"a column name and a value: {form}")
+            raise StartError(f"{logic.pipeline}: {option}: {problem}", Topic.VALUE)
         values[name] = value if is_value else None
-    missing = [n for n in names if n not in values]
-    if missing:
-        raise StartError(
-            f'{logic.pipeline}: {option}: "{missing[0]}" is missing; expected {",".join(f"{n}=…" for n in names)}',
-            Topic.VALUE,
-        )
+    if missing := [n for n in names if n not in values]:
+        problem = f'"{missing[0]}" is missing; expected {",".join(f"{n}=…" for n in names)}'
+        raise StartError(f"{logic.pipeline}: {option}: {problem}", Topic.VALUE)
     return key_frame(logic, {k.name: _parse_key_value(logic, k, values[k.name]) for k in logic.keys})
 
 
 def key_frame(logic: KeyedStateLayout, key: Mapping[str, Any]) -> pl.DataFrame:
-    """Return a one-row frame with the key columns, from their values. Raises StartError for a value of the wrong type."""
+    """Return a one-row frame with the values of a key. Raises StartError if a value has the wrong type."""
     columns = []
     for k in logic.keys:
         try:
             columns.append(pl.Series(k.name, [_polars_key_value(k, key[k.name])], dtype=k.polars))
         except (TypeError, ValueError, ArithmeticError, pl.exceptions.PolarsError):
-            raise StartError(
-                f"{logic.pipeline}: key: {k.name}: " + mismatch(repr(key[k.name]), f"a value of type {k.type}"),
-                Topic.VALUE,
-            ) from None
+            problem = mismatch(repr(key[k.name]), f"a value of type {k.type}")
+            raise StartError(f"{logic.pipeline}: key: {k.name}: {problem}", Topic.VALUE) from None
     return normalize_columns(pl.DataFrame(columns or {"": [None]}), list(logic.keys))
 
 
@@ -140,10 +130,10 @@ _TAKES: Mapping[str, tuple[type, ...]] = {
 
 
 def _polars_key_value(field: Field, value: Any) -> Any:
-    """Return a value of a key column in a form that Polars does not silently convert.
+    """Check the value of a key column, and return it for Polars.
 
-    Polars would convert True to 1, and 1 to a date; it would round decimals, and panic for decimals that are not
-    numbers. Raises TypeError, ValueError or ArithmeticError for a value that does not fit the type.
+    Without this check, Polars would convert True to 1 and 1 to a date, round decimals, and panic for decimals that are
+    not numbers. Raises TypeError, ValueError or ArithmeticError if the value does not fit the type.
     """
     if value is None:
         return None
@@ -169,7 +159,7 @@ def _polars_key_value(field: Field, value: Any) -> Any:
 
 
 def _parse_key_value(logic: KeyedStateLayout, field: Field, text: str | None) -> Any:
-    """Parse the text of a key value. Times are ISO 8601 (UTC if there is no offset), binary values hexadecimal."""
+    """Parse a key value. Times are in ISO 8601 (in UTC by default), and binary values are hexadecimal."""
     if text is None:
         return None
     try:
@@ -191,10 +181,8 @@ def _parse_key_value(logic: KeyedStateLayout, field: Field, text: str | None) ->
             time = dt.datetime.fromisoformat(text)
             return time if time.tzinfo else time.replace(tzinfo=dt.UTC)
     except (ValueError, KeyError, ArithmeticError):
-        raise StartError(
-            f"{logic.pipeline}: --key: {field.name}: " + mismatch(f'"{text}"', f"a value of type {field.type}"),
-            Topic.VALUE,
-        ) from None
+        problem = mismatch(f'"{text}"', f"a value of type {field.type}")
+        raise StartError(f"{logic.pipeline}: --key: {field.name}: {problem}", Topic.VALUE) from None
     return text
 
 
@@ -241,10 +229,10 @@ def _(operator: Operator, key: Int64s, state: StageState) -> Int64s:
 
 @singledispatch
 def list_open_windows(operator: Operator, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
-    """Return the open windows of state rows, as they would be emitted if no more rows arrived, in closing order.
+    """Return the open windows of state rows as they would be emitted if no more rows arrived, in closing order.
 
-    Columns: the keys, `__start`, `__end`, `__reason` (`close` or `cap`), `__closes` (the watermark that closes the
-    window), and the accumulators. Times are in microseconds.
+    The columns include the keys, `__start`, `__end`, `__reason` (`close` or `cap`), `__closes` (the watermark that
+    closes the window), and the accumulators. Times are in microseconds.
     """
     raise_unregistered(operator, "slackwater.query.state_inspection.list_open_windows")
 
@@ -262,10 +250,8 @@ def _(operator: PaneOperator, rows: pl.DataFrame, watermark: int) -> pl.DataFram
 def _(operator: SessionOperator, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
     rows = _as_not_emitted(rows, {EMITTED: WHOLE, EMITTED_FRAGMENT: FRAGMENT})
     windows = session_emission.emit_sessions(operator, rows, watermark, FAR, True).rows
-    cut = pl.col("__reason") == "cap"
-    return _sort_by_close(
-        operator, windows, pl.when(cut).then(pl.col("__start") + operator.cap_us).otherwise(pl.col("__end") + 1)
-    )
+    cut, cut_us = pl.col("__reason") == "cap", pl.col("__start") + operator.cap_us
+    return _sort_by_close(operator, windows, pl.when(cut).then(cut_us).otherwise(pl.col("__end") + 1))
 
 
 @list_open_windows.register
@@ -277,7 +263,7 @@ def _(operator: KeyedOperator, rows: pl.DataFrame, watermark: int) -> pl.DataFra
 
 
 def _as_not_emitted(rows: pl.DataFrame, kinds: Mapping[int, int]) -> pl.DataFrame:
-    """Mark all state rows as not emitted yet. `kinds`: for each kind of emitted row, the kind that replaces it."""
+    """Mark all state rows as not emitted yet. `kinds`: maps each kind of emitted row to a kind of unemitted row."""
     return rows.with_columns(pl.col("__kind").replace(kinds))
 
 
@@ -288,11 +274,11 @@ def _sort_by_close(logic: KeyedStateLayout, windows: pl.DataFrame, closes: pl.Ex
 def find_next_sessions(snapshot: Snapshot, logic: SessionOperator | KeyedOperator, count: int) -> pl.DataFrame:
     """Return the open sessions that close first, or the timers that are due first: at least `count` if enough exist.
 
-    The columns are those of `list_open_windows`.
+    The columns are the columns of `list_open_windows`.
 
-    The range of close times that is read grows until it contains `count` sessions. Therefore, the cost depends on
-    `count` rather than on the whole state. If a store can look up the next due times, the range grows by a number of
-    rows instead, because very many rows may be due at the same moment.
+    The function reads a range of close times, which grows until it contains `count` sessions. Therefore, the cost
+    depends on `count` and not on the size of the state. If a store can look up the next due times, the range grows by
+    a number of rows instead, because very many rows may be due at the same moment.
     """
     state = snapshot.commit.stages[0]
     metas = state.metas
@@ -322,15 +308,12 @@ def _closing_between(logic: SessionOperator | KeyedOperator, since: int, upto: i
 
     It also selects sessions that were emitted early, and all fragments that may be cut before the end of the range.
     """
-    span = (since, upto)
-    pending = FAR if logic.updates else upto
-    return DueRowFilter(
-        ((-FAR, FAR if logic.updates else upto),), (span,), (span,), pending_upto=pending, start_before=FAR
-    )
+    span, pending = (since, upto), FAR if logic.updates else upto
+    return DueRowFilter(((-FAR, pending),), (span,), (span,), pending_upto=pending, start_before=FAR)
 
 
 def to_plain_key(row: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Return the key columns of a row as values that JSON and a terminal can represent."""
+    """Return the key columns of a row as values that are valid in JSON and printable in a terminal."""
 
     def printable(value: Any) -> Any:
         if isinstance(value, bytes):

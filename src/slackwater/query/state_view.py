@@ -1,4 +1,4 @@
-"""A read-only view of a state: open and retained windows with their values, like a session store of Kafka Streams.
+"""Read-only view of a state: open and retained windows with their values, like a session store of Kafka Streams.
 
     open_state("state/user-sessions")          the latest commit at the time of each query
         .fetch({"user_id": "u7"})              windows of one key
@@ -6,7 +6,7 @@
         .scan(where="events > 100")            windows of all keys
         .as_of(41)                             a view of an earlier commit
 
-Each query reads exactly one commit, whatever a runner does in the meantime. It never blocks a runner.
+Each query reads exactly one commit, even while a runner commits new ones. A query never blocks a runner.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ Viewed = WindowOperator | KeyedOperator
 
 
 def open_state(state: str | Path | Pipeline, pipeline: str | None = None, *, schema: str = "public") -> StateView:
-    """Open a read-only view of the windows of a pipeline, running or not. It takes no lock.
+    """Open a read-only view of the windows of a pipeline, without a lock. The pipeline may be running.
 
     Args:
         state: A state directory, a URL in an object store, a database URL, the pipeline, or its TOML file.
         pipeline: The name of the pipeline. It is required if several pipelines have their state there.
         schema: The schema of the tables in a database.
 
-    Raises StartError, StateError or ConfigError.
+    Raises StartError if the state cannot be located, and ConfigError if the TOML file is invalid.
     """
     return StateView(locate_store(state, pipeline, schema))
 
@@ -60,11 +60,13 @@ def open_state(state: str | Path | Pipeline, pipeline: str | None = None, *, sch
 class StateView(NotebookRepr):
     """Open and retained windows as Polars frames; `frame.to_arrow()` converts them to Arrow. See `open_state`.
 
-    The columns are those of the target, with the values that would be emitted if no more rows arrived. The view adds
-    `_status` (open or retained), `_closes_at` (the watermark that closes the window), `_last_event` (sessions only) and
-    `_epoch` (the commit). If the target already has a column of that name, one more `_` is prepended. Windows that have
-    left the state are only in the target. For a keyed stage, the rows are those of its state that are not due, with their
-    keys, `_due_at`, `_last_event` and `_epoch`. A view may be used from several threads.
+    The frames have the columns of the target, with the values that would be emitted if no more rows arrived. The view
+    adds `_status` (open or retained), `_closes_at` (the watermark that closes the window), `_last_event` (sessions only)
+    and `_epoch` (the commit). If the target already has a column with one of these names, another `_` is prepended.
+    Windows that have left the state are only in the target.
+
+    For a keyed stage, the frames contain the rows of state that are not due, with their keys, `_due_at`, `_last_event`
+    and `_epoch`. A view may be used from several threads.
     """
 
     def __init__(self, store: StateStore, epoch: int | None = None) -> None:
@@ -75,10 +77,10 @@ class StateView(NotebookRepr):
     # -- queries -----------------------------------------------------------------------------------------------
 
     def fetch(self, key: Any = None) -> pl.DataFrame:
-        """Return the windows of one key in order of their start.
+        """Return the windows of one key in the order of their start. Raises StartError if the key is invalid.
 
-        `key`: a mapping from the group_by columns to values, or just the value if there is one column. Omit `key` if
-        the window has no group_by. Raises StartError for a wrong key.
+        `key`: a mapping from the group_by columns to values, or only the value if there is one column. Omit `key` if
+        the window has no group_by.
         """
         with self._open_snapshot() as (snapshot, logic):
             return self._windows_of_key(snapshot, logic, key)
@@ -86,17 +88,17 @@ class StateView(NotebookRepr):
     def find_sessions(
         self, key: Any, earliest_end: Time | None = None, latest_start: Time | None = None
     ) -> pl.DataFrame:
-        """Return the sessions of one key within time limits, as session stores of Kafka Streams do.
+        """Return the sessions of one key within inclusive time limits, as session stores of Kafka Streams do.
 
-        Both limits are inclusive. A session ends at its last event, without the gap. Times are datetimes (UTC if they
-        have no offset), ISO 8601 strings, or whole microseconds since 1970, where 0 and 2**63 - 1 set no limit.
+        A session ends at its last event, without the gap. A time is a datetime, an ISO 8601 string (both in UTC by
+        default), or an integer of microseconds since 1970, where 0 and 2**63 - 1 set no limit.
 
         Args:
             key: The key; see `fetch`.
             earliest_end: Return only sessions whose last event is at or after this time.
             latest_start: Return only sessions that start at or before this time.
 
-        Raises StartError if an argument is wrong, or if the windows are not sessions.
+        Raises StartError if an argument is invalid, or if the windows are not sessions.
         """
         low = None if earliest_end is None else _to_micros(earliest_end, "earliest_end")
         high = None if latest_start is None else _to_micros(latest_start, "latest_start")
@@ -123,14 +125,12 @@ class StateView(NotebookRepr):
             limit: The maximum number of windows.
             timeout_s: The maximum number of seconds that the scan may take.
 
-        Raises StartError if an argument is wrong, or if the scan takes too long.
+        Raises StartError if an argument is invalid, or if the scan takes too long.
         """
         limit = None if limit is None else _whole_number(limit, "limit", 0)
         if where is not None and not isinstance(where, str | pl.Expr):
-            raise StartError(
-                "where: " + mismatch(f"{where!r} ({type(where).__name__})", "SQL or a Polars expression"),
-                Topic.CONDITION,
-            )
+            problem = mismatch(f"{where!r} ({type(where).__name__})", "SQL or a Polars expression")
+            raise StartError(f"where: {problem}", Topic.CONDITION)
         ends = None if timeout_s is None else time.monotonic() + timeout_s
         with self._open_snapshot() as (snapshot, logic):
             empty = _windows(snapshot, logic, logic.empty_state())
@@ -150,7 +150,7 @@ class StateView(NotebookRepr):
             return _sorted(logic, pl.concat(selected))
 
     def as_of(self, epoch: int) -> StateView:
-        """Return a view of an earlier commit. Raises StateError if the store no longer has it (see `epochs`)."""
+        """Return a view of an earlier commit. Raises StateError if the commit is not kept (see `epochs`)."""
         if _whole_number(epoch, "epoch", -1) not in (epochs := self.epochs()):
             available = f"epochs {epochs[0]} to {epochs[-1]}" if epochs else "no state"
             raise StateError(f"epoch {epoch} is not kept; available: {available}", Topic.EPOCH_NOT_KEPT)
@@ -161,12 +161,12 @@ class StateView(NotebookRepr):
         return self._store.epochs()
 
     def manifest(self) -> Commit:
-        """Return the commit that the view reads. Raises StateError if there is none."""
+        """Return the commit that the view reads. Raises StateError if there is no commit."""
         with self._store.peek(self._epoch) as snapshot:
             return _require_snapshot(snapshot).commit
 
     def key_of(self, texts: Sequence[str]) -> dict[str, Any]:
-        """Parse a key from strings `name=value` (see `query.state_inspection.parse_key`), for `fetch` and `find_sessions`."""
+        """Parse a key for `fetch` and `find_sessions` from strings `name=value` (see `state_inspection.parse_key`)."""
         logic = _restore_viewed(self.manifest(), self.stage)
         if not texts and not logic.key_names:
             return {}
@@ -178,15 +178,15 @@ class StateView(NotebookRepr):
         with self._open_snapshot() as (snapshot, logic):
             return dict(_windows(snapshot, logic, logic.empty_state()).schema)
 
-    stage = -1  # the windows of the last stage
+    stage = -1  # the index of the viewed stage: the last one
 
-    # -- access to the state --------------------------------------------------------------------------------------------
+    # -- access to the state -------------------------------------------------------------------------------------
 
     @contextmanager
     def _open_snapshot(self) -> Iterator[tuple[Snapshot, Viewed]]:
-        """Yield a commit that is readable within the block, and its operator.
+        """Yield a snapshot that is readable within the block, and the operator of its stage.
 
-        Files stay open until there is a later commit. A database is queried again each time.
+        Files stay open until there is a later commit. A database is queried each time.
         """
         if not isinstance(self._store, FilesStore):
             with self._store.peek(self._epoch) as peeked:
@@ -197,7 +197,7 @@ class StateView(NotebookRepr):
             cached = self._cached
             if cached is None or (self._epoch is None and self._store.epochs()[-1:] != [cached[0].commit.epoch]):
                 cached = self._open_latest()
-        # remains readable if another thread caches a later commit: files exist as long as they are used
+        # stays readable even if another thread caches a later commit, because files in use are not removed
         yield cached[0], cached[2]
 
     def _open_latest(self) -> tuple[Snapshot, ExitStack, Viewed]:
@@ -264,13 +264,13 @@ def _sorted(logic: Viewed, frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _restore_viewed(commit: Commit, stage: int) -> Viewed:
-    """Restore the operator of a stage. Raises StateError if it has neither windows nor rows of state by key."""
+    """Restore the operator of a stage. Raises StateError if the stage is neither a window nor keyed."""
     operator = restore_operator(commit, stage)
     return operator if isinstance(operator, WindowOperator | KeyedOperator) else restore_window(commit, stage)
 
 
 def _key_frame(logic: Viewed, key: Any) -> pl.DataFrame:
-    """Return a one-row frame with the key columns. Raises StartError if the key has other columns."""
+    """Return a key as a one-row frame. Raises StartError if the key does not have exactly the key columns."""
     names = logic.key_names
     if not isinstance(key, Mapping):
         if len(names) != 1 and (names or key is not None):
@@ -278,11 +278,8 @@ def _key_frame(logic: Viewed, key: Any) -> pl.DataFrame:
             raise StartError(f"{logic.pipeline}: key: {mismatch(repr(key), expected)}", Topic.VALUE)
         key = {names[0]: key} if names else {}
     if set(key) != set(names):
-        raise StartError(
-            f"{logic.pipeline}: key: "
-            + mismatch(f"the columns {', '.join(map(str, key)) or 'none'}", ", ".join(names) or "none"),
-            Topic.VALUE,
-        )
+        problem = mismatch(f"the columns {', '.join(map(str, key)) or 'none'}", ", ".join(names) or "none")
+        raise StartError(f"{logic.pipeline}: key: {problem}", Topic.VALUE)
     return state_inspection.key_frame(logic, key)
 
 
@@ -292,9 +289,8 @@ def _to_micros(value: Time, name: str) -> int:
         try:
             value = dt.datetime.fromisoformat(value)
         except ValueError:
-            raise StartError(
-                f"{name}: " + mismatch(f'"{value}"', "a time such as 2026-03-01T12:00:00Z"), Topic.VALUE
-            ) from None
+            problem = mismatch(f'"{value}"', "a time such as 2026-03-01T12:00:00Z")
+            raise StartError(f"{name}: {problem}", Topic.VALUE) from None
     if isinstance(value, dt.datetime):
         time = value if value.tzinfo else value.replace(tzinfo=dt.UTC)
         return (time - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1)
@@ -315,14 +311,13 @@ def _whole_number(value: int, name: str, least: int) -> int:
     except TypeError:
         number = least - 1
     if number < least:
-        raise StartError(
-            f"{name}: " + mismatch(repr(value), f"a whole number of at least {max(least, 0)}"), Topic.VALUE
-        )
+        problem = mismatch(repr(value), f"a whole number of at least {max(least, 0)}")
+        raise StartError(f"{name}: {problem}", Topic.VALUE)
     return min(number, (1 << 63) - 1)
 
 
 def to_arrow(frame: pl.DataFrame) -> pa.Table:
-    """Convert a frame to an Arrow table with the types of Polars' oldest compatibility level."""
+    """Convert a frame to an Arrow table, with the types of the oldest compatibility level of Polars."""
     return frame.to_arrow(compat_level=pl.CompatLevel.oldest())
 
 

@@ -1,4 +1,4 @@
-"""The dataclasses of the report that `why` returns, and sentences about its clocks: what a watermark waits for."""
+"""Dataclasses of the report that `why` returns, and sentences that describe what a watermark waits for."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class ClockReport:
         source: The name of the source or stage.
         partition: The partition; None for the whole source.
         max_event_us: The newest event time; None before the first event.
-        lateness_us: How far the watermark stays behind the newest event. For a stage: how far the output watermark is
-            behind the stage's own watermark.
+        lateness_us: How far the watermark stays behind the newest event. For a stage, how far the output watermark is
+            behind the watermark of the stage.
         watermark_us: The watermark; None before the first event.
-        idle: Whether the source or partition is idle; a stage never is.
-        quiet_us: How long it has returned no rows.
-        idle_in_us: How long it must stay quiet to become idle; None if it is idle.
+        idle: Whether the source or partition is idle; False for a stage.
+        quiet_us: How long the source or partition has returned no rows.
+        idle_in_us: How long the source or partition must stay quiet to become idle; None if it is idle.
         of_stage: Whether this is the clock of a stage.
     """
 
@@ -47,10 +47,10 @@ class RequiredEvent:
 
     Args:
         source: The source that must return the event.
-        partitions: The partitions that must each return such an event; empty if any partition may.
-        event_us: The minimum event time of the event.
-        choice: Among the required events with the same number, one event is enough, because their sources are all
-            idle. If None, this event is required.
+        partitions: The partitions that must each return an event; empty if an event from any partition is enough.
+        event_us: The lowest event time that is sufficient.
+        choice: A number that alternatives share. One of these events is enough, because all their sources are idle.
+            None if this event is required.
     """
 
     source: str
@@ -66,7 +66,7 @@ class OpenWindow:
     Args:
         key: The key columns; None for a window of all keys.
         start_us: The start of the window.
-        last_us: The last event of a session, if known.
+        last_us: The last event time of a session, if known.
         closes_us: The watermark that closes the window.
         reason: `close`; `cap` for a session that is cut at this watermark; `timer` for a row of state of a keyed stage.
         rows: The number of rows, if the window has a count(*).
@@ -90,8 +90,18 @@ class OpenWindow:
 class LateRowReport:
     """A late row of a key, from its dead letter. Times are in microseconds.
 
-    `place`: its file, or its topic, partition and offset. `windows`: the starts of the windows for which it was late;
-    empty for sessions. `applied`: whether `dlq replay` has corrected the windows.
+    Args:
+        source: The source of the row.
+        place: The file of the row, or its topic, partition and offset.
+        epoch: The epoch that read the row.
+        event_us: The event time.
+        late_us: How late the row was.
+        watermark_us: The watermark that made the row late.
+        watermark_source: The source that set this watermark.
+        cause: Why the row was late.
+        windows: The starts of the windows for which the row was late; empty for sessions.
+        applied: Whether `dlq replay` has corrected the windows.
+        value: The row as text.
     """
 
     source: str | None
@@ -109,10 +119,7 @@ class LateRowReport:
 
 @dataclass(frozen=True)
 class PublishedResults:
-    """The newest published rows of a key in one target, ordered by window.
-
-    `problem`: why they cannot be read.
-    """
+    """The newest published rows of a key in one target, ordered by window. `problem`: why they cannot be read."""
 
     target: str
     place: str
@@ -122,10 +129,10 @@ class PublishedResults:
 
 @dataclass(frozen=True)
 class KeyHistory:
-    """The newest late rows of a key, and its last published results.
+    """The newest late rows of a key, and its newest published results.
 
     `more_late`: whether there are older late rows. `late_problem`: why the late rows are unknown, for example because
-    they are dropped.
+    the config drops them.
     """
 
     late: tuple[LateRowReport, ...]
@@ -162,7 +169,7 @@ class JoinSideReport:
         source: The source or stage that the side reads.
         rows: The number of stored rows.
         keep_us: A row expires when the watermark passes its event time plus this duration.
-        over_us: The watermark at which all stored rows will have expired; None if there are none.
+        over_us: The watermark at which all stored rows have expired; None if no rows are stored.
         outer: Whether rows without a partner are emitted.
     """
 
@@ -180,25 +187,25 @@ class StageReport:
 
     Args:
         stage: The name of the stage.
-        reads: The sources and stages that it reads.
-        read_by: The stages that read its results.
-        kind: The kind of its step, such as `session` or `join`.
-        watermark_us: Its watermark; None before the first event.
-        clocks: The clocks of the sources and stages that it reads.
+        reads: The sources and stages that the stage reads.
+        read_by: The stages that read the results of the stage.
+        kind: The kind of step, such as `session` or `join`.
+        watermark_us: The watermark of the stage; None before the first event.
+        clocks: The clocks of the sources and stages that the stage reads.
         holder: The source or partition that holds back the watermark; None while all sources are idle.
         through: The stages between this stage and the holder, nearest first.
-        idle_close_us: After all sources have been silent for this long, the watermark advances with the clock; None if
-            it never does so.
-        open_windows: The number of open windows; 0 for a join. Pieces of a session that the cap may still separate can
-            be counted individually.
+        idle_close_us: How long all sources must be silent before the watermark advances with the clock; None if it
+            never does.
+        open_windows: The number of open windows; 0 for a join. Parts of a session that the cap may still separate can
+            count individually.
         open_keys: The number of keys with open windows; None if the commit does not record it.
         next: The windows that close first, or the timers of a keyed stage that are due first.
-        key: The report of a key, if one was requested.
+        key: The report on a key, if it was requested.
         sides: The sides of a join.
         lateness: Statistics of how late rows were.
         kept: A description of the state of a keyed stage, or of a stage that emits results immediately.
-        held_back_us: How far the output watermark of the nearest stage in `through` is behind that stage's watermark,
-            because sessions may still be cut.
+        held_back_us: How far the output watermark of the nearest stage in `through` is behind the watermark of that
+            stage, because sessions may still be cut.
     """
 
     stage: str
@@ -224,18 +231,18 @@ class StageReport:
 class WhyReport(TerminalRepr, StageReport, NotebookRepr):
     """The report of `why` for one commit.
 
-    The fields that are not listed here describe the requested stage, by default the last one: see
+    Fields that are not listed here describe the requested stage, by default the last stage. See
     `slackwater.query.why_report.StageReport`.
 
     Args:
         pipeline: The name of the pipeline.
-        now_us: The time of the report.
-        runner: The process that runs the pipeline; None if there is none.
+        now_us: The time of the report (µs).
+        runner: The process that runs the pipeline; None if the pipeline is not running.
         epoch: The epoch of the commit.
-        committed_us: The time of the commit.
+        committed_us: The time of the commit (µs).
         is_published: Whether the output of the commit is published.
-        changed_files: For each source, the number of files that changed after they were read, and the most recent ones.
-        stages: A report for each stage, if there are several and none was requested.
+        changed_files: The number of files that changed after they were read, and the newest of them, by source.
+        stages: A report for each stage, if there are several stages and no single stage was requested.
         file: The config file; None for a pipeline defined in Python.
     """
 
@@ -266,7 +273,7 @@ def time_or_none(us: int) -> int | None:
 
 
 def report_clocks(name: str, clock: SourceClock) -> list[ClockReport]:
-    """Return the report of a source, followed by those of its partitions."""
+    """Return the report of a source, followed by the reports of its partitions."""
     return [_clock_report(name, None, clock), *(_clock_report(name, p, c) for p, c in clock.partitions.items())]
 
 
@@ -278,9 +285,9 @@ def _clock_report(name: str, partition: str | None, c: SourceClock) -> ClockRepo
 
 
 def slowest_clock(clocks: Sequence[ClockReport]) -> ClockReport:
-    """Return the slowest partition that is not idle, or the source if there is no such partition.
+    """Return the slowest partition that is not idle, or the source if it has no partitions or all of them are idle.
 
-    `clocks`: the clock of the source, followed by those of its partitions.
+    `clocks`: the clock of the source, followed by the clocks of its partitions.
     """
     awake = [c for c in clocks[1:] if not c.idle]
     return min(awake, key=lambda c: NO_WATERMARK if c.watermark_us is None else c.watermark_us, default=clocks[0])
@@ -292,7 +299,7 @@ def quote_stage(name: str) -> str:
 
 
 def describe_watermark_wait(w: StageReport) -> str:
-    """Describe what the watermark of a stage waits for: a source, or a stage that is itself waiting."""
+    """Describe what the watermark of a stage waits for: a source, or an input stage that also waits."""
     if w.holder is None:
         return _blocked_text("all sources are idle", w.through)
     hold_text = ""
@@ -303,7 +310,7 @@ def describe_watermark_wait(w: StageReport) -> str:
 
 
 def _blocked_text(end: str, through: Sequence[str]) -> str:
-    """Describe what a watermark waits for: the stages `through`, nearest first, and finally the cause `end`."""
+    """Describe what a watermark waits for. `end`: the cause. `through`: the stages on the way to it, nearest first."""
     if not through:
         return end
     first, *more = through

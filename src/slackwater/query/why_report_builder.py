@@ -18,11 +18,7 @@ from slackwater.query.key_history import add_key_history
 from slackwater.query.locate_state import find_stage_index, locate_store
 from slackwater.query.stage_inspector import StageInspector
 from slackwater.query.state_inspection import Texts
-from slackwater.query.why_report import (
-    KeyReport,
-    WhyReport,
-    start_text,
-)
+from slackwater.query.why_report import KeyReport, WhyReport, start_text
 from slackwater.state.protocol import Snapshot, StateStore
 
 
@@ -38,23 +34,20 @@ def build_why_report(
 
     Args:
         pipeline: The pipeline.
-        store: Its state store.
+        store: The state store.
         now_us: The current time (µs).
         key: A key to include in the report.
-        stage: The only stage to report on; None for all.
+        stage: The only stage to report on; None for all stages.
         file: The config file as named in the command; None for a pipeline defined in Python.
 
-    Raises StateError if there is no commit, or if the config does not match it. Raises StartError for a wrong key, or a
-    stage that does not exist.
+    Raises StateError if there is no commit, or if the config does not match it. Raises StartError if the key is
+    invalid or the stage does not exist.
     """
     runner = store.runner()
     with store.peek() as snapshot:
         if snapshot is None:
-            hint = (
-                f"{runner} runs and has not committed its first epoch"
-                if runner
-                else f"start it with: {start_text(file)}"
-            )
+            hint = f"{runner} runs and has not committed its first epoch" if runner else None
+            hint = hint or f"start it with: {start_text(file)}"
             raise StateError(f"{pipeline.name}: there is no state yet; {hint}", Topic.NO_STATE)
         return replace(build_why_report_from_snapshot(pipeline, snapshot, runner, now_us, key, stage), file=file)
 
@@ -67,7 +60,7 @@ def build_why_report_from_snapshot(
     key: state_inspection.Texts = (),
     stage: str | None = None,
 ) -> WhyReport:
-    """Report on a snapshot that is already open, as `build_why_report` does. `runner`: the process of the pipeline."""
+    """Report on an open snapshot. See `build_why_report`. `runner`: the process that runs the pipeline, or None."""
     commit = snapshot.commit
     inspectors = _inspect_stages(pipeline, snapshot)
     if stage is not None and commit.stages[1:]:
@@ -105,9 +98,8 @@ def _inspect_stages(pipeline: Pipeline, snapshot: Snapshot) -> list[StageInspect
     matched = match_stages(pipeline.former_names, commit).matched
     for (name, stage_pipeline), state in zip(stage_pipelines.items(), matched, strict=True):
         if state is not None:
-            read = {
-                s.name: inspectors[s.name] for s in stage_pipeline.sources if s.is_stage_output and s.name in inspectors
-            }
+            read_names = [s.name for s in stage_pipeline.sources if s.is_stage_output]
+            read = {n: inspectors[n] for n in read_names if n in inspectors}
             inspectors[name] = StageInspector(stage_pipeline, snapshot, names.index(state.name), read)
     return list(inspectors.values())
 
@@ -115,7 +107,7 @@ def _inspect_stages(pipeline: Pipeline, snapshot: Snapshot) -> list[StageInspect
 def _key_reports(
     pipeline: str, inspectors: Sequence[StageInspector], key: state_inspection.Texts
 ) -> dict[str, KeyReport]:
-    """Return a report on a key by stage, for each stage with these key columns. Raises StartError if there is none."""
+    """Return the reports on a key, by stage. Raises StartError if no stage has these key columns."""
     reports, problems = dict[str, KeyReport](), list[StartError]()
     for inspector in inspectors:
         try:
@@ -137,25 +129,24 @@ def why(
 ) -> WhyReport:
     """Report what holds back the watermark in the latest commit, and which windows close next.
 
-    It works whether or not a runner is active, takes no lock, and does not start Spark.
+    This function takes no lock and does not start Spark. The pipeline may be running.
 
     Args:
         pipeline: The pipeline, or its TOML file.
         key: A key to include in the report, as a mapping or as a string ("user_id=u1,page=/"). The report then
-            contains the key's open windows, late rows and last published results.
-        stage: The only stage to report on. By default, the report describes the last stage; if there are several, its
-            `stages` has a report for each.
+            contains the open windows, late rows and newest published results of the key.
+        stage: The only stage to report on. By default, the report describes the last stage, and if there are several
+            stages, its field `stages` describes each of them.
 
-    Raises StateError if there is no state yet or the config cannot continue it, StartError if the key is wrong, the stage
-    does not exist or the state cannot be read, and ConfigError if the TOML file is invalid.
+    Raises StateError if there is no state yet or the config cannot continue it. Raises StartError if the key is
+    invalid, the stage does not exist or the state cannot be read. Raises ConfigError if the TOML file is invalid.
     """
     spec = pipeline if isinstance(pipeline, Pipeline) else toml.load(Path(pipeline))
     store, texts = locate_store(spec), _texts(key)
     try:
         file = None if isinstance(pipeline, Pipeline) else str(pipeline)
-        return add_key_history(
-            spec, store, build_why_report(spec, store, time.time_ns() // 1000, texts, stage, file), texts
-        )
+        report = build_why_report(spec, store, time.time_ns() // 1000, texts, stage, file)
+        return add_key_history(spec, store, report, texts)
     finally:
         store.close()
 

@@ -21,7 +21,7 @@ from slackwater.connectors.files.target import FilesTarget
 from slackwater.connectors.target import HasPreviousOutput, TargetTable, TargetWithMarker
 from slackwater.errors import StartError, StateError, Topic
 from slackwater.evolution import target_locations
-from slackwater.evolution.marker_mismatch import (
+from slackwater.evolution.target_locations import (
     AHEAD,
     BEHIND,
     ExpectedMarkers,
@@ -64,7 +64,7 @@ class MarkerMismatch:
 
     Args:
         checked: The target with the expected markers.
-        kind: AHEAD, BEHIND or FOREIGN, as defined in `evolution.marker_mismatch`.
+        kind: AHEAD, BEHIND or FOREIGN, as defined in `evolution.target_locations`.
         marker: The marker in the target; None if it has none.
     """
 

@@ -22,7 +22,7 @@ from slackwater.core.dead_letter_schema import LETTER
 from slackwater.core.humanize import plural
 from slackwater.core.schema import find_value_limits
 from slackwater.errors import StartError, Topic
-from slackwater.evolution.marker_mismatch import with_skipped_targets
+from slackwater.evolution.target_locations import with_skipped_targets
 from slackwater.operators.dead_letters import UNPUBLISHED, storable_letters
 from slackwater.runner import existing_output, run_log
 from slackwater.runner.components import create_letter_writer

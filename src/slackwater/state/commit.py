@@ -264,7 +264,7 @@ class Commit(CommitModel):
     reached: tuple[str, ...] = ()  # names of targets that already hold this epoch; may include LETTERS
     emitted: Amount = 0
     replayed: tuple[Name, ...] = ()  # names of lists of replayed dead letters, see `dead_letters.replay`
-    # names of lists of dead letters whose replay failed, see `dead_letters.attempt_ledger`
+    # names of lists of dead letters whose replay failed, see `dead_letters.letter_reader`
     tried: tuple[Name, ...] = ()
     counters: Counted = Field(default_factory=dict)  # counters that do not belong to a stage
 
