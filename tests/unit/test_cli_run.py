@@ -138,7 +138,7 @@ def test_the_summary_shows_what_the_sql_filtered() -> None:
 def test_a_wrong_clock_is_suspected_when_most_rows_are_late() -> None:
     status = replace(STATUS, counters=Counters(rows_in=100, rows_sql=100, rows_used=40, late={"lateness": 60}))
     last = format_run_summary(status, "clicks", '"out"').splitlines()[-1]
-    assert last.startswith("  most rows came late: the newest event time read is 2023-11-14 21:56:41Z; a clock in")
+    assert last.startswith("  most rows were late, and the newest event time is 2023-11-14 21:56:41Z; if a clock in")
 
 
 def test_a_run_without_input_says_so() -> None:

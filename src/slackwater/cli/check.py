@@ -27,7 +27,7 @@ def check_file(file: Path, connect: bool = False) -> None:
 
     Args:
         file: The config.
-        connect: Whether to check also that the external systems are reachable and match the config.
+        connect: Whether also to check that the external systems are reachable and match the config.
 
     Raises ConfigError if the config is invalid, with links to the documentation of the keys concerned. Raises
     StartError if directories have moved, or if the check of an external system fails.

@@ -269,7 +269,13 @@ def parse_epoch_range(text: str | None) -> tuple[int | None, int | None]:
 
 
 def summary_lines(outcome: ReplayResult, name: str, dry: bool) -> Iterator[str]:
-    """Yield the lines that summarize a replay. `dry`: whether the replay only reported what would happen."""
+    """Yield the lines that summarize a replay.
+
+    Args:
+        outcome: The result of the replay.
+        name: The name of the pipeline.
+        dry: Whether the replay only reported what would happen.
+    """
     written = sum(n for why, n in outcome.reasons.items() if why != "supersede")
     gone = outcome.reasons["supersede"]
     would = "would be applied" if dry else "applied"

@@ -40,7 +40,10 @@ def describe_state(status: Status) -> tuple[str, str]:
 def format_run_summary(status: Status | None, pipeline: str, where: str) -> str:
     """Return the summary of a finished run.
 
-    `status`: the status of the last commit; None if nothing was committed. `where`: the location of the results.
+    Args:
+        status: The status of the last commit; None if nothing was committed.
+        pipeline: The name of the pipeline.
+        where: The location of the results.
     """
     if status is None:
         return f"{pipeline}: nothing new, nothing committed"
@@ -65,8 +68,8 @@ def format_run_summary(status: Status | None, pipeline: str, where: str) -> str:
         lines.append(f"  {plural(sum(c.letters.values()), 'dead letter')} ({reasons})")
     if c.rows_sql and c.rows_late > c.rows_sql / 2:
         lines.append(
-            f"  most rows came late: the newest event time read is {format_time(max(s.max_event_us or 0 for s in status.sources))}; "
-            "a clock in the input may be wrong: bound it with max_future or filter it at the source, or raise lateness"
+            f"  most rows were late, and the newest event time is {format_time(max(s.max_event_us or 0 for s in status.sources))}; "
+            "if a clock in the input is wrong, set max_future or filter its rows at the source; otherwise, raise lateness"
         )
     return "\n".join(lines)
 

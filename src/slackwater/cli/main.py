@@ -40,7 +40,7 @@ def root(
     ] = False,
 ) -> None:
     """Windows, sessions and stream joins for Apache Spark."""
-    if (directory := str(Path.cwd())) not in sys.path:  # like `python -m`: a config may refer to modules of the user
+    if (directory := str(Path.cwd())) not in sys.path:  # as `python -m` does: a config may name the user's modules
         sys.path.append(directory)
 
 

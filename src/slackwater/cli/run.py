@@ -216,7 +216,7 @@ def backfill_file(
         file: The config.
         since: The time at which the first windows start (ISO 8601, UTC).
         until: The time before which the last windows start (ISO 8601, UTC).
-        partial: Whether to write also windows that extend beyond the range.
+        partial: Whether also to write windows that extend beyond the range.
         into: The path or table to write to; None for the pipeline's own target.
         slack: How far the time of a Kafka record may be from its event time, as a duration; None for the default.
         target: The name of the target; None if the pipeline has only one.

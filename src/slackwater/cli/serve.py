@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from slackwater.cli.commands import StateLocation
 from slackwater.cli.why import format_report
 from slackwater.config import toml
 from slackwater.errors import StartError, Topic
@@ -121,15 +122,11 @@ def save_page(watched: Sequence[PageSource], to: Path) -> None:
 # -- serve -------------------------------------------------------------------------------------------------------------
 
 
-def serve_state_until_stopped(
-    where: str, pipeline: str | None, schema: str, host: str, port: int, names: Sequence[str]
-) -> None:
+def serve_state_until_stopped(location: StateLocation, host: str, port: int, names: Sequence[str]) -> None:
     """Serve the windows of a state as JSON or Arrow until SIGINT or SIGTERM.
 
     Args:
-        where: A config, a state directory or a database URL.
-        pipeline: The name of the pipeline, if `where` contains several.
-        schema: The schema of the tables in a database.
+        location: The location of the state.
         host: The address to listen on.
         port: The port; 0 selects a free one.
         names: Additional host names that clients may use.
@@ -139,7 +136,7 @@ def serve_state_until_stopped(
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    with StateView(locate_store(where, pipeline, schema)) as view:
+    with StateView(location.open_store()) as view:
         server = serve_state(view, port, host, names)
         print(f"serving on http://{host}:{server.port}/ (Ctrl-C to stop)", flush=True)
         stop.wait()

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from slackwater.cli.commands import StateLocation
 from slackwater.cli.format import align_rows
 from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline
@@ -20,7 +21,6 @@ from slackwater.maintenance.compact import CompactionResult, compact_state
 from slackwater.maintenance.history import commit_history
 from slackwater.maintenance.sizes import Sizes, WriteCounts, measure_sizes
 from slackwater.maintenance.verify_report import VerifyReport
-from slackwater.query.locate_state import locate_store
 from slackwater.state import fork, migrations
 from slackwater.state.commit import Commit
 from slackwater.state.files.store import FilesStore
@@ -35,9 +35,9 @@ from slackwater.watermark import NO_WATERMARK
 MOST_SHARDS = 32  # maximum number of shards in a printed table
 
 
-def print_verification(where: str, pipeline: str | None, schema: str, as_json: bool) -> int:
+def print_verification(location: StateLocation, as_json: bool) -> int:
     """Verify a state, and print the problems. Return the exit code: 1 if problems exist, else 0."""
-    with closing(locate_store(where, pipeline, schema)) as store:
+    with closing(location.open_store()) as store:
         report = verify_state(store)
     if as_json:
         print(_json(asdict(report)))
@@ -64,8 +64,8 @@ def _verdict_line(report: VerifyReport) -> str:
     return f"{report.pipeline}: {plural(len(report.problems), 'problem')}, {sound} ({extent}){unread}"
 
 
-def show_sizes(where: str, pipeline: str | None, schema: str, hot: int, as_json: bool) -> None:
-    with closing(locate_store(where, pipeline, schema)) as store:
+def show_sizes(location: StateLocation, hot: int, as_json: bool) -> None:
+    with closing(location.open_store()) as store:
         measured = measure_sizes(store, hot)
     print(_json(asdict(measured)) if as_json else "\n".join(_size_lines(measured)))
 
@@ -155,12 +155,14 @@ def _count_and_size(pair: tuple[int, int]) -> str:
     return "none" if not pair[0] else f"{pair[0]:,} ({format_size(pair[1])})"
 
 
-def show_history(where: str, pipeline: str | None, schema: str, as_json: bool) -> None:
-    with closing(locate_store(where, pipeline, schema)) as store:
+def show_history(location: StateLocation, as_json: bool) -> None:
+    with closing(location.open_store()) as store:
         commits = commit_history(store)
         latest_only = not isinstance(store, FilesStore)
     if not commits:
-        raise StartError(f"{where}: there is no state yet; the first epoch creates it: slackwater run", Topic.NO_STATE)
+        raise StartError(
+            f"{location.where}: there is no state yet; the first epoch creates it: slackwater run", Topic.NO_STATE
+        )
     if as_json:
         for c in commits:
             print(_json(asdict(c) | {"committed": format_iso(c.committed_us), "watermark": _time(c.watermark_us)}))
@@ -175,8 +177,8 @@ def show_history(where: str, pipeline: str | None, schema: str, as_json: bool) -
         print("A database keeps only the latest commit, so its rows cannot be compared with an earlier commit.")
 
 
-def print_compaction(where: str, pipeline: str | None, schema: str, as_json: bool) -> None:
-    done = compact_state(locate_store(where, pipeline, schema))
+def print_compaction(location: StateLocation, as_json: bool) -> None:
+    done = compact_state(location.open_store())
     if as_json:
         print(_json({"before": asdict(done.before), "after": asdict(done.after)}))
         return
@@ -210,9 +212,9 @@ def _json(fields: dict[str, Any]) -> str:
 # -- migrate, fork, reset ----------------------------------------------------------------------------------------------
 
 
-def migrate(where: str, pipeline: str | None, schema: str, dry_run: bool) -> None:
+def migrate(location: StateLocation, dry_run: bool) -> None:
     """Migrate a state to the current format, and print the changes. With `dry_run`, only print the changes."""
-    store = locate_store(where, pipeline, schema)
+    store = location.open_store()
     with closing(store):
         stored = store.stored_record()
         if stored is None:
@@ -231,7 +233,7 @@ def migrate(where: str, pipeline: str | None, schema: str, dry_run: bool) -> Non
     if dry_run:
         print("nothing was changed (--dry-run)")
         return
-    store = locate_store(where, pipeline, schema)
+    store = location.open_store()
     with edit_state(store) as commit:
         done = store.commit(commit.successor(committed_us=_now()))
     print(f"committed as epoch {done.epoch}, in format {done.format}; earlier versions of slackwater cannot read it")
@@ -251,17 +253,15 @@ def _brief(value: Any, most: int = 120) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
 
 
-def fork_state(where: str, name: str, pipeline: str | None, schema: str, epoch: int | None) -> None:
+def fork_state(location: StateLocation, name: str, epoch: int | None) -> None:
     """Copy a state to another pipeline, and print the size of the copy and how to continue from it.
 
     Args:
-        where: A config, a state directory or a database URL.
+        location: The location of the state.
         name: The name of the new pipeline.
-        pipeline: The name of the copied pipeline, if `where` contains several.
-        schema: The schema of the tables in a database.
         epoch: The commit to copy; None for the latest.
     """
-    store = locate_store(where, pipeline, schema)
+    store = location.open_store()
     with closing(store):
         commit = fork.fork_store(store, name, epoch)
     rows = sum(s.rows for stage in commit.stages for shard in stage.segments for s in shard)
@@ -277,20 +277,19 @@ def fork_state(where: str, name: str, pipeline: str | None, schema: str, epoch: 
         )
 
 
-def reset_state(where: str, offsets: Sequence[str], pipeline: str | None, schema: str, dry_run: bool) -> None:
+def reset_state(location: StateLocation, offsets: Sequence[str], dry_run: bool) -> None:
     """Change the offsets from which sources continue, and print them before and after.
 
     Args:
-        where: A config, a state directory or a database URL.
+        location: The location of the state.
         offsets: The new offsets, in the form that --offsets accepts.
-        pipeline: The name of the pipeline, if `where` contains several.
-        schema: The schema of the tables in a database.
         dry_run: Whether only to print the changes.
 
     Raises StartError if the offsets are invalid, or if the sources already continue there.
     """
-    config = toml.load(where) if Path(where).suffix == ".toml" and not Path(where).is_dir() else None
-    store = locate_store(config or where, pipeline, schema)
+    path = Path(location.where)
+    config = toml.load(path) if path.suffix == ".toml" and not path.is_dir() else None
+    store = location.open_store()
     if dry_run:
         with closing(store), store.peek() as snapshot:
             if snapshot is None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import polars as pl
 
+from slackwater.cli.commands import StateLocation
 from slackwater.cli.format import align_rows
 from slackwater.connectors.files.target import json_columns, text_columns
 from slackwater.core.humanize import format_age, format_iso, format_ms, format_size, mismatch, plural
@@ -24,6 +25,15 @@ from slackwater.watermark import NO_WATERMARK
 
 
 def list_states(where: str, schema: str, as_json: bool) -> None:
+    """Print each pipeline in a state directory or database, with its epoch, watermark and size.
+
+    Args:
+        where: A state directory, or the URL of a database or object store.
+        schema: The schema of the tables in a database.
+        as_json: Whether to print one JSON object per pipeline instead of a table.
+
+    Raises StartError if no pipeline has its state there.
+    """
     names = list_pipelines(where, schema)
     if not names:
         raise StartError(f"{where}: no pipeline has its state there", Topic.NO_STATE)
@@ -82,12 +92,21 @@ def _unpublished_text(manifest: Commit, missing: list[str]) -> str:
     return f"not yet{who}; the next start publishes it"
 
 
-def show_state(where: str, pipeline: str | None, schema: str, epoch: int | None, as_json: bool) -> None:
-    store = locate_store(where, pipeline, schema)
+def show_state(location: StateLocation, epoch: int | None, as_json: bool) -> None:
+    """Print one state: its stages, its watermarks, and where its sources continue.
+
+    Args:
+        location: The location of the state.
+        epoch: The commit to read; None for the latest.
+        as_json: Whether to print one JSON object instead of tables.
+
+    Raises StartError if there is no commit.
+    """
+    store = location.open_store()
     with closing(store), store.peek(epoch) as snapshot:
         if snapshot is None:
             raise StartError(
-                f"{where}: there is no state yet; the first epoch creates it: slackwater run", Topic.NO_STATE
+                f"{location.where}: there is no state yet; the first epoch creates it: slackwater run", Topic.NO_STATE
             )
         commit, published, runner, kept_epochs = snapshot.commit, snapshot.published, store.runner(), store.epochs()
         missing = snapshot.missing
@@ -159,29 +178,43 @@ def _brief(offsets: Any, most: int = 160) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
 
 
-def print_key_windows(
-    where: str, key: Sequence[str], pipeline: str | None, schema: str, epoch: int | None, as_json: bool
-) -> None:
-    view = _view(where, pipeline, schema, epoch)
+def print_key_windows(location: StateLocation, key: Sequence[str], epoch: int | None, as_json: bool) -> None:
+    """Print the open and retained windows of a key.
+
+    Args:
+        location: The location of the state.
+        key: The values of the key columns, each as `name=value` or, for NULL, `name`.
+        epoch: The commit to read; None for the latest.
+        as_json: Whether to print one JSON object per window instead of a table.
+    """
+    view = _view(location, epoch)
     _print(view.fetch(view.key_of(key)), as_json)
 
 
 def print_sessions(
-    where: str,
+    location: StateLocation,
     key: Sequence[str],
     earliest_end: str | None,
     latest_start: str | None,
-    pipeline: str | None,
-    schema: str,
     epoch: int | None,
     as_json: bool,
 ) -> None:
-    view = _view(where, pipeline, schema, epoch)
+    """Print the sessions of a key within a time range.
+
+    Args:
+        location: The location of the state.
+        key: The values of the key columns, each as `name=value` or, for NULL, `name`.
+        earliest_end: Select sessions whose last event is at or after this time (ISO 8601, UTC); None for all.
+        latest_start: Select sessions that start at or before this time (ISO 8601, UTC); None for all.
+        epoch: The commit to read; None for the latest.
+        as_json: Whether to print one JSON object per session instead of a table.
+    """
+    view = _view(location, epoch)
     _print(view.find_sessions(view.key_of(key), earliest_end, latest_start), as_json)
 
 
-def _view(where: str, pipeline: str | None, schema: str, epoch: int | None) -> StateView:
-    view = StateView(locate_store(where, pipeline, schema))
+def _view(location: StateLocation, epoch: int | None) -> StateView:
+    view = StateView(location.open_store())
     return view if epoch is None else view.as_of(epoch)
 
 
@@ -200,17 +233,13 @@ def _time(us: int) -> str | None:
     return None if us <= NO_WATERMARK else format_iso(us)
 
 
-def export_state(
-    where: str, out: str, condition: str | None, pipeline: str | None, schema: str, epoch: int | None
-) -> None:
+def export_state(location: StateLocation, out: str, condition: str | None, epoch: int | None) -> None:
     """Write the open and retained windows of a state to a file atomically, and print their number.
 
     Args:
-        where: A config, a state directory or a database URL.
+        location: The location of the state.
         out: The file; its suffix determines the format.
         condition: A SQL condition that selects windows; None for all windows.
-        pipeline: The name of the pipeline, if `where` contains several.
-        schema: The schema of the tables in a database.
         epoch: The commit to read; None for the latest.
 
     Raises StartError if the file cannot be written or the condition is invalid, and StateError if the state is damaged.
@@ -223,7 +252,7 @@ def export_state(
         )
     if not path.parent.is_dir():
         raise StartError(f"{out}: the directory {path.parent} does not exist; create it", Topic.FILE_NOT_WRITABLE)
-    store = locate_store(where, pipeline, schema)
+    store = location.open_store()
     with closing(store), StateView(store) as latest, latest if epoch is None else latest.as_of(epoch) as view:
         commit, windows = view.manifest(), view.scan(where=condition)
     aside = path.with_name(f".{path.name}.part")

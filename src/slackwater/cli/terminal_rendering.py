@@ -13,7 +13,7 @@ from slackwater.query.why_report import WhyReport
 from slackwater.secrets import mask_secrets
 from slackwater.testing.memory_target import LocalResult
 
-ROWS = 20  # how many rows of a result to show
+ROWS = 20  # maximum number of rows of a result to show
 
 
 @singledispatch

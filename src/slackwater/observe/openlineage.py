@@ -47,8 +47,8 @@ from slackwater.observe.outage_reporter import OutageReporter, error_reason
 from slackwater.secrets import mask_secrets, remember_secret, remember_url
 
 PRODUCER = f"urn:slackwater:{version('slackwater')}"
-PAUSE_SECONDS = 1.0  # between two events of a run
-LAST_SECONDS = 5.0  # time limit for the last events
+PAUSE_SECONDS = 1.0  # minimum time between two events of a run
+LAST_SECONDS = 5.0  # time limit for the last events of a run
 AWAY_SECONDS = 0.2  # time limit for the last events if the latest attempt failed
 _LOGGERS = ("urllib3.connectionpool", "openlineage.client.transport.http")
 _NAMESPACE = "OPENLINEAGE_NAMESPACE"

@@ -29,7 +29,7 @@ from slackwater.ui.pages import read_static_file
 from slackwater.ui.svg import element
 from slackwater.watermark import NO_WATERMARK
 
-MOST = 20  # maximum number of windows drawn and listed
+MOST = 20  # maximum number of windows to draw and list
 SCAN_S = 3.0  # time limit of the scan for windows, in seconds
 _EPOCH = dt.datetime(1970, 1, 1)
 

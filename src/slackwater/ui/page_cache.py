@@ -70,7 +70,7 @@ class PageCache:
         return self.viewers > 0 or time.monotonic() - self._requested < WATCHED_S
 
     def now(self) -> PageModel | None:
-        """Refresh and return the model for a request; None while there is a `problem`."""
+        """Refresh the model for a request, and return it; None if the pipeline has a problem instead of a model."""
         self._requested = time.monotonic()
         self.refresh()
         return self.model
@@ -131,7 +131,7 @@ class PageCache:
     def get_content(self, name: str, make: Callable[[PageModel], bytes]) -> tuple[str, bytes] | None:
         """Return the tag of the model and the content `name`, which `make` renders once per model.
 
-        Return None while there is a `problem`.
+        Return None if the pipeline has a problem instead of a model.
         """
         model = self.now()
         if model is None:
@@ -175,7 +175,7 @@ class PageUpdate:
     Args:
         tag: The tag of the model.
         before: The tag of the previous update; None for the first one.
-        short: The event about the commit alone.
+        short: Only the event about the commit.
         changed: The blocks that differ from the previous update, and the event about the commit.
         whole: All blocks, and the event about the commit.
     """
@@ -194,7 +194,10 @@ class PageUpdate:
 def build_update(tag: str, blocks: Mapping[str, bytes], before: PageUpdate | None) -> PageUpdate:
     """Build the server-sent events for a new model.
 
-    `tag`: the tag of the model. `blocks`: the HTML of each block. `before`: the previous update, if there is one.
+    Args:
+        tag: The tag of the model.
+        blocks: The HTML of each block.
+        before: The previous update; None if there is none.
     """
     short = b"event: commit\nid: %s\ndata: %s\n\n" % (tag.encode(), tag.encode())
     events = {name: _event(name, content) for name, content in blocks.items()}

@@ -244,7 +244,7 @@ def open_snapshot(watched: PageSource, epoch: int | None = None) -> Iterator[Sna
 
 
 def select_window_stage(snapshot: Snapshot, stage: str | None) -> tuple[Snapshot, str | None]:
-    """Return the snapshot narrowed to one stage, and the name of this stage; the name is None if it is the only stage.
+    """Narrow a snapshot to one stage. Return the snapshot and the name of the stage; None for the name of an only stage.
 
     `stage`: the name; None selects the last stage with windows. Raises StartError for an unknown stage.
     """

@@ -97,7 +97,7 @@ def note(x: float, y: float, content: str, class_: str = "note") -> Markup:
 
 
 def element(name: str, *children: str | Markup, **attributes: str | float | None) -> Markup:
-    """Return an element. `class_` is written as class, `stroke_width` as stroke-width; None attributes are omitted."""
+    """Return an element as markup. `class_` becomes class, `stroke_width` becomes stroke-width, and None is omitted."""
     rendered = "".join(
         f' {escape(n.rstrip("_").replace("_", "-"))}="{escape(str(v))}"' for n, v in attributes.items() if v is not None
     )
@@ -253,7 +253,7 @@ def draw_trace(
     class_: str = "trace",
     suffix: str = "",
 ) -> Markup:
-    """Draw a value over the kept commits as a line; return empty markup for fewer than two commits.
+    """Draw a value over the kept commits as a line. Return empty markup for fewer than two commits.
 
     Args:
         label: A description for screen readers.

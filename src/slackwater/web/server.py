@@ -6,7 +6,7 @@ connected ──▶ waits for a request ──▶ is answered by the application
 
 A connection is closed when it has waited for WAIT_S seconds, or if the client reads the response too slowly. If there
 are too many connections, the one that has waited longest is closed. If none is waiting, a new connection displaces the
-oldest connection of the client that has the most. That client must have at least two more connections than the new one.
+oldest connection of the client that has the most, if that is at least two more than the client of the new one has.
 
 Endless responses (event streams) share a fixed number of slots in the same way. A single client may use all slots, two
 clients get half of them each, and no client can lock another one out.

@@ -26,6 +26,7 @@ from tests.laws.fuzzers import state_corruption
 from tests.support.script import run_local
 
 from slackwater.cli import state_show
+from slackwater.cli.commands import StateLocation
 from slackwater.config.pipeline import Pipeline
 from slackwater.errors import SlackwaterError
 from slackwater.evolution import compare
@@ -274,7 +275,7 @@ def _show(pipeline: Pipeline, store: Callable[[], StateStore]) -> None:
         for as_json in (False, True):
             with contextlib.redirect_stdout(io.StringIO()):
                 state_show.list_states(where, "public", as_json)
-                state_show.show_state(where, state_corruption.NAME, "public", None, as_json)
+                state_show.show_state(StateLocation(where, state_corruption.NAME), None, as_json)
 
 
 def _describe(pipeline: Pipeline, store: Callable[[], StateStore]) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from slackwater.cli.commands import MOST_EPOCHS, MOST_ROWS, File
+from slackwater.cli.commands import MOST_EPOCHS, MOST_ROWS, File, StateLocation
 
 state = typer.Typer(help="Inspect, check, copy and change states.", no_args_is_help=True)
 
@@ -46,7 +46,7 @@ def show(
     """Show one state: its stages, its watermarks, and where its sources continue."""
     from slackwater.cli.state_show import show_state
 
-    show_state(where, pipeline, schema, epoch, as_json)
+    show_state(StateLocation(where, pipeline, schema), epoch, as_json)
 
 
 @state.command("get")
@@ -61,7 +61,7 @@ def get(
     """Print the open and retained windows of a key."""
     from slackwater.cli.state_show import print_key_windows
 
-    print_key_windows(where, key or [], pipeline, schema, epoch, as_json)
+    print_key_windows(StateLocation(where, pipeline, schema), key or [], epoch, as_json)
 
 
 @state.command("find-sessions")
@@ -82,7 +82,8 @@ def find_sessions(
     """Print the sessions of a key within a time range (ISO 8601, UTC)."""
     from slackwater.cli.state_show import print_sessions
 
-    print_sessions(where, key or [], earliest_end, latest_start, pipeline, schema, epoch, as_json)
+    location = StateLocation(where, pipeline, schema)
+    print_sessions(location, key or [], earliest_end, latest_start, epoch, as_json)
 
 
 @state.command("verify")
@@ -93,7 +94,7 @@ def verify(where: Where, pipeline: Name = None, schema: Schema = "public", as_js
     """
     from slackwater.cli.state_maintenance import print_verification
 
-    raise typer.Exit(print_verification(where, pipeline, schema, as_json))
+    raise typer.Exit(print_verification(StateLocation(where, pipeline, schema), as_json))
 
 
 @state.command("sizes")
@@ -109,7 +110,7 @@ def sizes(
     """Show the size of a state by shard, and the size of the files that only older commits need."""
     from slackwater.cli.state_maintenance import show_sizes
 
-    show_sizes(where, pipeline, schema, hot_keys, as_json)
+    show_sizes(StateLocation(where, pipeline, schema), hot_keys, as_json)
 
 
 @state.command("history")
@@ -117,7 +118,7 @@ def history(where: Where, pipeline: Name = None, schema: Schema = "public", as_j
     """List the kept commits, each with its row counts, its number of open windows, and its size."""
     from slackwater.cli.state_maintenance import show_history
 
-    show_history(where, pipeline, schema, as_json)
+    show_history(StateLocation(where, pipeline, schema), as_json)
 
 
 @state.command("compact")
@@ -125,7 +126,7 @@ def compact(where: Where, pipeline: Name = None, schema: Schema = "public", as_j
     """Merge the segments of every shard and drop expired rows, in a separate commit. No runner may be active."""
     from slackwater.cli.state_maintenance import print_compaction
 
-    print_compaction(where, pipeline, schema, as_json)
+    print_compaction(StateLocation(where, pipeline, schema), as_json)
 
 
 Dry = Annotated[bool, typer.Option("--dry-run", help="Only report what would happen.")]
@@ -136,7 +137,7 @@ def migrate(where: Where, pipeline: Name = None, schema: Schema = "public", dry_
     """Migrate a state from an older format to the current one, in a separate commit. Every start also does this."""
     from slackwater.cli.state_maintenance import migrate
 
-    migrate(where, pipeline, schema, dry_run)
+    migrate(StateLocation(where, pipeline, schema), dry_run)
 
 
 @state.command("fork")
@@ -152,7 +153,7 @@ def fork(
     """Copy a state for another pipeline, even while a runner is active."""
     from slackwater.cli.state_maintenance import fork_state
 
-    fork_state(where, name, pipeline, schema, epoch)
+    fork_state(StateLocation(where, pipeline, schema), name, epoch)
 
 
 @state.command("reset")
@@ -172,7 +173,7 @@ def reset(
     """Change the offsets from which sources continue, without changing the windows in the state."""
     from slackwater.cli.state_maintenance import reset_state
 
-    reset_state(where, offsets, pipeline, schema, dry_run)
+    reset_state(StateLocation(where, pipeline, schema), offsets, dry_run)
 
 
 @state.command("export")
@@ -196,7 +197,7 @@ def export(
     """Write the open and retained windows of one commit to a file."""
     from slackwater.cli.state_show import export_state
 
-    export_state(where, out, condition, pipeline, schema, epoch)
+    export_state(StateLocation(where, pipeline, schema), out, condition, epoch)
 
 
 # -- dlq -----------------------------------------------------------------------------------------------------------------

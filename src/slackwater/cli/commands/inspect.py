@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from slackwater.cli.commands import MOST_ROWS, AllowHost, File, parse_amount
+from slackwater.cli.commands import MOST_ROWS, AllowHost, File, StateLocation, parse_amount
 from slackwater.cli.commands.groups import Name, Schema, Where
 
 
@@ -82,7 +82,7 @@ def serve(
     """Serve the open and retained windows over HTTP as JSON or Arrow, read-only."""
     from slackwater.cli.serve import serve_state_until_stopped
 
-    serve_state_until_stopped(where, pipeline, schema, host, port, allow_host or [])
+    serve_state_until_stopped(StateLocation(where, pipeline, schema), host, port, allow_host or [])
 
 
 def ui(

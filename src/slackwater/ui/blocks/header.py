@@ -39,6 +39,14 @@ _NAMES = {"replayed": "late and replayed", "keyless": "without a key", "by_sql":
 
 
 def build_header(report: WhyReport, rows: RowAccounting, why_lines: Sequence[str], stage: str | None = None) -> Header:
+    """Build the header of a page.
+
+    Args:
+        report: The `why` report about the commit.
+        rows: The row counts of the commit.
+        why_lines: The `why` report as lines of text.
+        stage: The stage that is shown; None for the whole pipeline.
+    """
     return Header(
         pipeline=report.pipeline,
         stage=stage,

@@ -179,7 +179,7 @@ LEFT, TOP, LANE = 120, 30, 92
 
 
 def draw_join_buffers(block: JoinBuffers) -> Markup:
-    """Draw the buffered rows of both sides by event time; return empty markup if no rows are buffered."""
+    """Draw the buffered rows of both sides by event time. Return empty markup if no rows are buffered."""
     times = [t for side in block.sides for age in side.ages for t in (age.from_us, age.to_us)]
     if not times:
         return Markup("")

@@ -27,7 +27,7 @@ from slackwater.windows.state_rows import FLOOR
 
 @dataclass(frozen=True)
 class KeyWindow:
-    """A window of the key.
+    """An open or retained window of a key.
 
     Args:
         last_us: The last event of a session (µs), where its gap begins; None for tumbling and hopping windows.
@@ -75,8 +75,13 @@ def build_key(
 ) -> KeyView:
     """Build the block "One key" from a snapshot of one stage.
 
-    `key_texts`: the values of the key columns as strings. Raises StartError if the key is invalid or the stage has no
-    windows.
+    Args:
+        snapshot: A snapshot that is narrowed to the stage.
+        key_texts: The values of the key columns as strings; None for NULL.
+        why_lines: The lines that `why --key` prints about the key.
+        history: The late rows and the latest results of the key, if known.
+
+    Raises StartError if the key is invalid or the stage has no windows.
     """
     last = snapshot.commit.stages[-1]
     if (kind := kind_name(last.fingerprint.get("kind"))) != "window":

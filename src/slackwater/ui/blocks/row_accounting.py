@@ -86,9 +86,12 @@ class RowAccounting:
 def build_accounting(
     commits: Sequence[Commit], lateness: LatenessStats = NOTHING, advice: str | None = None
 ) -> RowAccounting:
-    """Build the block "Where did every row go?" from the kept commits, oldest first.
+    """Build the block "Where did every row go?".
 
-    `lateness`: statistics of late rows. `advice`: a sentence about a better lateness; None if no advice applies.
+    Args:
+        commits: The kept commits, oldest first.
+        lateness: Statistics of late rows.
+        advice: A sentence about a better lateness; None if no advice applies.
     """
     latest = next_commit.sum_counters(commits[-1])
     total = _account(_parts(commits[-1]), sql=True)

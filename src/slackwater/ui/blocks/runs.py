@@ -56,7 +56,10 @@ class Runs:
 def build_runs(recorded: Sequence[Run], runner: str | None, epoch: int) -> Runs:
     """Build the block "How did the runs end?".
 
-    `recorded`: the runs, oldest first. `runner`: the active runner, if there is one. `epoch`: the latest epoch.
+    Args:
+        recorded: The runs, oldest first.
+        runner: The active runner; None if no runner is active.
+        epoch: The latest epoch.
     """
     nexts: list[Run | None] = [*recorded[1:], None]
     past_runs = [

@@ -34,7 +34,7 @@ PHASES = (*OWN_PHASES, *LATER_PHASES)
 
 @dataclass(frozen=True)
 class EpochTiming:
-    """The timing of one commit.
+    """The timing of one epoch.
 
     Args:
         rows: The number of rows read since the previous commit; None if that commit is not kept.
@@ -79,9 +79,12 @@ class Throughput:
 
 
 def build_throughput(commits: Sequence[Commit], backlogs: Sequence[Backlog], now_us: int) -> Throughput:
-    """Build the block "Does it keep up?" from the kept commits, oldest first.
+    """Build the block "Does it keep up?".
 
-    `now_us`: when the sources were polled (µs since 1970, UTC).
+    Args:
+        commits: The kept commits, oldest first.
+        backlogs: The backlog of each source that can be polled.
+        now_us: When the sources were polled (µs since 1970, UTC).
     """
     neighbours = zip([None, *commits[:-1]], commits, [*commits[1:], None], strict=True)
     laps = tuple(_epoch_timing(*three) for three in neighbours)

@@ -61,7 +61,7 @@ class WatermarkBlock:
 def build_watermark(report: WhyReport, commits: Sequence[Commit]) -> WatermarkBlock:
     """Build the watermark block of one stage, or of all sources.
 
-    `report`: a report of `why`. `commits`: the kept commits, oldest first.
+    `report`: a `why` report. `commits`: the kept commits, oldest first.
     """
     return WatermarkBlock(
         _watermark(report, commits),
@@ -71,7 +71,7 @@ def build_watermark(report: WhyReport, commits: Sequence[Commit]) -> WatermarkBl
 
 
 def _shown_clocks(report: WhyReport) -> tuple[ClockReport, ...]:
-    """Return the clocks to show.
+    """Return the clocks that the watermark block shows.
 
     For a report about one stage, these are the clocks of its inputs. For a report about several stages, they are the
     clocks of each source in the first stage that reads it.
@@ -119,7 +119,7 @@ def _behind(commit: Commit) -> int | None:
     return None if watermark <= NO_WATERMARK else commit.committed_us - watermark
 
 
-MOST = 40  # maximum number of lanes drawn
+MOST = 40  # maximum number of lanes to draw
 LEFT = 220
 LANE = 30
 
@@ -140,7 +140,7 @@ def select_lanes(lanes: Sequence[WatermarkLane]) -> list[WatermarkLane]:
 
 
 def draw_lanes(block: WatermarkBlock) -> Markup:
-    """Draw the watermark lanes; return empty markup if there is no event time yet."""
+    """Draw the clocks of all inputs as lanes. Return empty markup if there is no event time yet."""
     drawn = select_lanes(block.lanes)
     times = [t for lane in drawn for t in (lane.newest_us, lane.watermark_us) if t is not None]
     times += [] if block.watermark_us is None else [block.watermark_us]
