@@ -227,7 +227,7 @@ def test_why_says_the_same_of_both_stores(
     text = say("postgres.toml", "--key", "user=u3")
     runner.close()
     assert "runner     process " in text
-    assert "    it is cut there, at max_session_duration" in text
+    assert "    the session is cut there, at max_session_duration" in text
 
 
 def test_an_outline_is_what_a_scan_sees_without_keys_and_values(make: Make) -> None:

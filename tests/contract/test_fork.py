@@ -288,5 +288,5 @@ def test_the_command(make: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert not ended.value.code
     output = capsys.readouterr().out
     assert output.startswith('"q" begins with epoch 1: 2 state rows, ')
-    assert 'to continue from there, use the same config with name = "q" and another target' in output
+    assert 'To continue from it, use the same config with name = "q" and another target' in output
     assert 'warning: source "queue" continues from Spark\'s checkpoint only' in output

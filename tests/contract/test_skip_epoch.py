@@ -163,7 +163,7 @@ def test_no_start_gets_further_and_a_row_is_neither_lost_nor_doubled(
     names = [bytes(v).decode() for v in letters["value"]]
     assert any("wrong" in n for n in names)
     assert ask(monkeypatch, "show", stuck) == 0
-    assert "nothing is pending" in capsys.readouterr().out
+    assert "no epoch is pending" in capsys.readouterr().out
     # a second call changes nothing
     assert ask(monkeypatch, "skip", stuck, 1) != 0
     assert "no epoch is waiting to be published" in capsys.readouterr().err

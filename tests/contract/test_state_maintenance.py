@@ -411,7 +411,7 @@ def test_history_has_the_rows_of_each_epoch(place: Place) -> None:
     if len(rows) == 1:
         assert rows[0]["epoch"] == CUT - 1
         assert rows[0]["rows_in"] is None
-        assert "a database keeps only the latest commit" in text
+        assert "A database keeps only the latest commit" in text
         return
     script = state_corruption.script("sessions")[:CUT]
     assert [r["rows_in"] for r in rows] == [len(item.rows["a"]) for item in script]

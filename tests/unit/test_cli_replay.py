@@ -66,7 +66,7 @@ def test_a_range_of_epochs(text: str | None, expected: tuple[int | None, int | N
 
 @pytest.mark.parametrize("text", ["..", "a..b", "-1", "3-7", ""])
 def test_an_invalid_range_of_epochs_is_refused(text: str) -> None:
-    with pytest.raises(StartError, match=r"is not a range of epochs; expected A\.\.B, A\.\., \.\.B or one number"):
+    with pytest.raises(StartError, match=r"is not a range of epochs; expected A\.\.B, A\.\., \.\.B or a single number"):
         parse_epoch_range(text)
 
 

@@ -317,7 +317,7 @@ def test_a_second_interrupt_stops_immediately(config: Path) -> None:
     for expected in ("look here", "epoch=7"):
         assert expected in process.stderr.readline()
     process.send_signal(signal.SIGINT)
-    assert "stopping:" in process.stderr.readline()
+    assert "stopping after" in process.stderr.readline()
     process.send_signal(signal.SIGINT)
     try:
         out, err = process.communicate(timeout=120)

@@ -128,7 +128,7 @@ def test_outbox_show_and_skip(
     assert set(letters["reason"]) == {"not published"}
     assert sorted(json.loads(v)["k"] for v in letters["value"]) == ["a", "b"]
     assert run_outbox(monkeypatch, "show", unpublished) == 0
-    assert "nothing is pending" in capsys.readouterr().out
+    assert "no epoch is pending" in capsys.readouterr().out
     assert run_outbox(monkeypatch, "skip", unpublished, 0) != 0
     assert "no epoch is waiting to be published" in capsys.readouterr().err
     (tmp_path / "out").unlink()

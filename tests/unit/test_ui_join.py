@@ -41,7 +41,7 @@ def test_a_join_has_no_bins_and_its_rows_add_up(tmp_path: Path) -> None:
     assert seen.top.accounted
     assert "1 without a key" in seen.top.sentence
     content = pages.render_page(seen, PageLocation("")).decode()
-    assert "Rows of a join wait for partners" in content
+    assert "This pipeline has no windows" in content
     with pytest.raises(StartError, match="a join has no windows"):
         load_key(watched, {"user": "u1"}, 0)
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from slackwater.cli.commands import StateLocation
+from slackwater.cli.state_location import StateLocation
 from slackwater.cli.why import format_report
 from slackwater.config import toml
 from slackwater.errors import StartError, Topic

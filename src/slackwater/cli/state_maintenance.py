@@ -10,8 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from slackwater.cli.commands import StateLocation
 from slackwater.cli.format import align_rows
+from slackwater.cli.state_location import StateLocation
 from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.humanize import format_age, format_iso, format_size, plural

@@ -11,8 +11,8 @@ from typing import Any
 
 import polars as pl
 
-from slackwater.cli.commands import StateLocation
 from slackwater.cli.format import align_rows
+from slackwater.cli.state_location import StateLocation
 from slackwater.connectors.files.target import json_columns, text_columns
 from slackwater.core.humanize import format_age, format_iso, format_ms, format_size, mismatch, plural
 from slackwater.core.row_format import format_value, json_lines

@@ -26,7 +26,7 @@ from tests.laws.fuzzers import state_corruption
 from tests.support.script import run_local
 
 from slackwater.cli import state_show
-from slackwater.cli.commands import StateLocation
+from slackwater.cli.state_location import StateLocation
 from slackwater.config.pipeline import Pipeline
 from slackwater.errors import SlackwaterError
 from slackwater.evolution import compare

@@ -10,7 +10,8 @@ from typing import Annotated
 
 import typer
 
-from slackwater.cli.commands import MOST_EPOCHS, MOST_ROWS, File, StateLocation
+from slackwater.cli.commands import MOST_EPOCHS, MOST_ROWS, File
+from slackwater.cli.state_location import StateLocation
 
 state = typer.Typer(help="Inspect, check, copy and change states.", no_args_is_help=True)
 

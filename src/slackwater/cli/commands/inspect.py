@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from slackwater.cli.commands import MOST_ROWS, AllowHost, File, StateLocation, parse_amount
+from slackwater.cli.commands import MOST_ROWS, AllowHost, File, parse_amount
 from slackwater.cli.commands.groups import Name, Schema, Where
+from slackwater.cli.state_location import StateLocation
 
 
 def show(
