@@ -1,1 +1,1 @@
-"""Slackwater next to Spark's own stateful operators: `python -m benchmarks.run`."""
+"""Benchmarks that compare Slackwater with Spark's own stateful operators: `python -m benchmarks.run`."""

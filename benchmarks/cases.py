@@ -1,4 +1,4 @@
-"""What is measured: streams, windows and goals."""
+"""Cases of the benchmarks: streams, windows and goals."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import TypeVar
 S = TypeVar("S", "Stream", "Orders")
 
 SLACKWATER, HDFS, ROCKSDB = "slackwater", "native-hdfs", "native-rocksdb"
-FLOOR = "floor"  # the same epochs with a step that does nothing, see `floor`
+FLOOR = "floor"  # the same epochs with a step that does nothing: `floor.py`
 POSTGRES = "slackwater-postgres"  # Slackwater with its state in Postgres
 SYSTEMS = (HDFS, ROCKSDB, SLACKWATER)
 NATIVE = (HDFS, ROCKSDB)
-MEASURED = (*SYSTEMS, FLOOR)  # in every case
-EPOCHS = 25  # so that the compilers of all are done
-FEW_EPOCHS = 15  # of cases without a goal, whose native epochs take so long that their compilers are done after a few
+MEASURED = (*SYSTEMS, FLOOR)  # the systems of every case
+EPOCHS = 25  # enough for the compilers of all systems to finish
+FEW_EPOCHS = 15  # for cases without a goal, whose native epochs are so long that compilers finish after a few
 
 
 @dataclass(frozen=True)
 class Stream:
-    """Epochs of `rows` rows over `keys` keys, `step_s` seconds of event time each.
+    """Stream of epochs with `rows` rows over `keys` keys and `step_s` seconds of event time each.
 
-    Before them come `load_epochs` epochs that put `idle_keys` other keys into the state, never seen again. A share `late` of
-    the rows comes up to a minute late.
+    Before these, `load_epochs` epochs put `idle_keys` other keys into the state, which do not occur again. A share `late` of
+    the rows arrives up to a minute late.
     """
 
     keys: int
@@ -36,7 +36,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class Window:
-    """Seconds: `length` is the gap of a session, the duration of the others; `reopen`: how long late rows correct it."""
+    """Window, in seconds: `length` is the gap of sessions or the duration of other windows. `reopen` is the allowed lateness."""
 
     kind: str
     length: int
@@ -46,10 +46,10 @@ class Window:
 
 @dataclass(frozen=True)
 class Orders:
-    """Epochs of `rows` orders and `rows` payments, `step_s` seconds of event time each.
+    """Stream of epochs with `rows` orders and `rows` payments and `step_s` seconds of event time each.
 
-    A payment comes up to a tenth later after its order than `within_s`. A share `hot` of the orders, and of the payments, is
-    on one key; every other order has a key of its own.
+    A payment follows its order within 1.1 times `within_s`. A share `hot` of the orders and payments has the same key. Every
+    other order has a separate key.
     """
 
     rows: int
@@ -61,8 +61,10 @@ class Orders:
 
 @dataclass(frozen=True)
 class Join:
-    """Orders and the payments that come at most so many seconds after them; `lateness_s` of both. `kind`: inner, or left: orders
-    that nobody paid come out, too."""
+    """Join of orders with the payments that follow within `within_s` seconds. `lateness_s` applies to both sides.
+
+    With `kind = "left"`, unpaid orders are also emitted.
+    """
 
     within_s: float
     lateness_s: int = 5
@@ -71,8 +73,10 @@ class Join:
 
 @dataclass(frozen=True)
 class Case:
-    """`goal`: how many times faster than the faster native store Slackwater is to be; `floor`: how many times the floor it may take;
-    `seconds`: how long an epoch of it may take. None: no goal."""
+    """One case of the benchmark, with its goals. A goal of None does not exist.
+
+    `goal` is the speedup over the faster native store. `floor` is the largest ratio to the floor. `seconds` is the longest epoch.
+    """
 
     name: str
     query: Window | Join
@@ -97,12 +101,12 @@ CASES = (
     Case("tumbling-1m-10k-keys", Window("tumbling", 60), Stream(FEW, 1_000_000), goal=1.4, floor=1.25),
     Case("join-2m", Join(300), Orders(200_000, step_s=60, within_s=300), goal=4.0, floor=1.5),
     Case("join-2m-left", Join(300, kind="left"), Orders(200_000, step_s=60, within_s=300, epochs=FEW_EPOCHS)),
-    # the traffic of a key as in sessions-1m, of ten times as many keys
+    # ten times as many keys as in sessions-1m, each with the same traffic
     Case("sessions-1m-2m-keys", Window("session", 30), Stream(10 * MANY, 1_000_000, step_s=5, epochs=FEW_EPOCHS)),
     Case("tiny-2k", Window("session", 10), Stream(FEW, 2_000, step_s=1, epochs=4 * EPOCHS), seconds=0.4),
 )
 
-# Two runs of Slackwater alone: what keys cost that only lie in the state. Nothing closes within the hour.
+# Slackwater alone, twice: the cost of keys that are only in the state. No session closes within the hour.
 IDLE = "idle-keys"
 IDLE_GOAL = 1.3
 IDLE_WINDOW = Window("session", 3600)
@@ -111,8 +115,8 @@ IDLE_STREAMS = {
     "many": Stream(100_000, 200_000, idle_keys=10_000_000, load_epochs=10),
 }
 
-# Two runs of Slackwater alone: what a key with a hundredth of the rows costs. The rows stay for five minutes, as in the join
-# above, but match within three seconds only: a hot key makes (hot rows) x (hot rows in the window) pairs, here 100 of each.
+# Slackwater alone, twice: the cost of a key with a hundredth of the rows. Rows stay in the state for five minutes, as in the join
+# above, but match only within three seconds: a hot key forms (hot rows) x (hot rows in the window) pairs, here 100 of each.
 SKEWED = "join-skewed"
 SKEWED_GOAL = 3.0
 SKEWED_JOIN = Join(3, lateness_s=300)
@@ -127,12 +131,12 @@ FIRST_ROW_GOAL = 12.0
 FIRST_ROW_WINDOW = Window("tumbling", 10)
 FIRST_ROW_STREAM = Stream(100, 1_000, step_s=30, epochs=2)
 
-# State in Postgres next to Spark's native operator on RocksDB; and how many touched keys that is per second, end to end.
+# State in Postgres compared with Spark's native operator on RocksDB, and the updated keys per second, end to end.
 IN_POSTGRES = "state-in-postgres"
 IN_POSTGRES_CASE = CASES[0]
 IN_POSTGRES_GOAL, TOUCHED_GOAL = 3.0, 100_000
 
-# Two runs of Slackwater alone over the same rows, some of them late: dropped, or corrections of what was emitted.
+# Slackwater alone, twice over the same rows: late rows are dropped, or correct results.
 REOPEN = "reopen"
 REOPEN_WINDOWS = {"drop": Window("session", 30), "reopen": Window("session", 30, reopen=60)}
 REOPEN_STREAM = Stream(MANY, 200_000, late=0.03)
@@ -142,7 +146,7 @@ LATENCY = "kafka-to-postgres"
 LATENCY_ROWS_PER_S, LATENCY_SECONDS = 5_000, 60
 LATENCY_GOALS = {"p50_s": 0.8, "p99_s": 1.5}
 
-# JSON from twelve partitions of a topic, the broker on the same machine, next to the native operator on RocksDB
+# JSON in a topic of twelve partitions, with a local broker, compared with the native operator on RocksDB
 FROM_KAFKA = "from-kafka"
 FROM_KAFKA_SYSTEMS = (ROCKSDB, SLACKWATER, FLOOR)
 FROM_KAFKA_WINDOW = Window("session", 30)
@@ -153,7 +157,7 @@ _LEFT_OUT_OF_QUICK = ("sessions-1m", "tumbling-1m", "tumbling-1m-10k-keys", "ses
 
 
 def quick(stream: S) -> S:
-    """A twentieth of the rows and keys and fewer epochs, for a smoke test."""
+    """Return the stream with a twentieth of the rows and keys and fewer epochs, for a smoke test."""
     if isinstance(stream, Orders):
         return replace(stream, rows=stream.rows // 20, epochs=min(stream.epochs, WARM_UP + 3))
     return replace(
@@ -166,8 +170,8 @@ def quick(stream: S) -> S:
     )
 
 
-def chosen(only: list[str], small: bool) -> list[Case]:
-    """The cases to run, in their order."""
+def select_cases(only: list[str], small: bool) -> list[Case]:
+    """Return the cases to run, in order."""
     cases = [c for c in CASES if c.name in only] if only else list(CASES)
     if not small:
         return cases

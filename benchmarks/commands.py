@@ -1,4 +1,4 @@
-"""How long what is short takes: `import slackwater`, and commands that start no Spark. The best of five, in seconds.
+"""Measure `import slackwater` and commands that do not start Spark: the fastest of five runs, in seconds.
 
 python -m benchmarks.commands FILE
 """

@@ -1,6 +1,6 @@
-"""`python -m benchmarks.compare OLD.json NEW.json`: two runs of the benchmarks, case by case: seconds, processor, memory.
+"""`python -m benchmarks.compare OLD.json NEW.json`: compare seconds, CPU seconds and memory of two runs, case by case.
 
-Ends with 1 where the machines are not alike, unless told --unlike: then seconds say nothing, and ratios to a system of the same run little.
+If the machines differ, seconds cannot be compared, and the command exits with 1 unless --unlike is set.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 from benchmarks.cases import MEASURED, POSTGRES, ROCKSDB, SLACKWATER
 
 _MIB = 1024**2
-ALIKE = ("processor", "cores", "memory_gib", "python")  # what makes seconds comparable, of `figures.machine`
+COMPARED = ("processor", "cores", "memory_gib", "python")  # properties of `figures.machine` that must be equal
 
 
 class Figures(NamedTuple):
-    """Seconds and processor seconds per epoch of one system in one case, and the peak memory of all its processes in MiB.
+    """Seconds and CPU seconds per epoch of one system in one case, and the peak memory of all its processes in MiB.
 
-    None where it was not measured.
+    A figure is None if it was not measured.
     """
 
     seconds: float | None
@@ -29,17 +29,17 @@ class Figures(NamedTuple):
     memory: float | None = None
 
 
-def measured(report: Mapping[str, Any]) -> dict[tuple[str, str], Figures]:
-    """What a report holds, by case and system."""
+def figures_by_system(report: Mapping[str, Any]) -> dict[tuple[str, str], Figures]:
+    """Return the figures of a report by case and system."""
     figures_by_case = {
-        (case["name"], system): _of(case["systems"][system])
+        (case["name"], system): _figures(case["systems"][system])
         for case in report["cases"]
         for system in MEASURED
         if system in case["systems"]
     }
     for part, names in _PARTS.items():
         part_report = report.get(part) or {}
-        figures_by_case |= {(part, name): _of(part_report[name]) for name in names if name in part_report}
+        figures_by_case |= {(part, name): _figures(part_report[name]) for name in names if name in part_report}
     first = report.get("first_row_s") or {}
     figures_by_case |= {("first_row_s", system): Figures(seconds) for system, seconds in first.items()}
     latency = report.get("latency") or {}
@@ -56,30 +56,30 @@ _PARTS = {
 }
 
 
-def _of(summary: Mapping[str, Any]) -> Figures:
+def _figures(summary: Mapping[str, Any]) -> Figures:
     return Figures(summary["median_s"], summary["cpu_s"], summary["memory"]["total"] / _MIB)
 
 
-def unlike(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """In what the machines of two reports differ."""
-    pairs = [(name, old["machine"].get(name), new["machine"].get(name)) for name in ALIKE]
+def machine_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Return the properties in which the machines of two reports differ."""
+    pairs = [(name, old["machine"].get(name), new["machine"].get(name)) for name in COMPARED]
     pairs.append(("size", *("small" if r["options"].get("quick") else "full" for r in (old, new))))
     return [f"{name}: {a} and {b}" for name, a, b in pairs if a != b]
 
 
 def lines(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
-    """Both machines, and a row per case and system; a ratio below 1 is less than before."""
+    """Yield both machines, and a row per case and system. A ratio below 1 means less than before."""
     for name, report in (("old", old), ("new", new)):
         yield f"{name}: {_machine(report)}"
-    yield from (f"NOT ALIKE in {difference}" for difference in unlike(old, new))
-    before, after = measured(old), measured(new)
+    yield from (f"DIFFERENT MACHINES: {difference}" for difference in machine_differences(old, new))
+    before, after = figures_by_system(old), figures_by_system(new)
     groups = ("seconds", "processor seconds", "peak MiB")
     yield "\n" + f"{'case':<24}{'system':<20}" + "".join(f"{group:>30}" for group in groups)
     yield f"{'':<44}" + f"{'old':>12}{'new':>10}{'times':>8}" * len(groups)
     for key in [*before, *(key for key in after if key not in before)]:
         pairs = zip(before.get(key, Figures(None)), after.get(key, Figures(None)), (2, 2, 0), strict=True)
         yield f"{key[0]:<24}{key[1]:<20}" + "".join(_cells(*pair) for pair in pairs)
-    yield "\nSlackwater next to what ran in the same process of measuring, so with the machine's load in both"
+    yield "\nSlackwater compared with each system of the same run, which had the same load"
     yield f"{'case':<24}{'beside':<20}{'old':>12}{'new':>10}{'times':>8}"
     for (case, system), current in after.items():
         ours = [figures.get((case, SLACKWATER)) for figures in (before, after)]
@@ -106,7 +106,7 @@ def _machine(report: Mapping[str, Any]) -> str:
 
 
 def _cells(old: float | None, new: float | None, digits: int) -> str:
-    """The one, the other, and how many times the one the other is."""
+    """Return both values and the ratio of the new one to the old one."""
     texts = ["-" if value is None else f"{value:,.{digits}f}" for value in (old, new)]
     times = f"{new / old:.2f}" if old and new is not None else "-"
     return f"{texts[0]:>12}{texts[1]:>10}{times:>8}"
@@ -116,14 +116,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compare", description=__doc__)
     parser.add_argument("old", type=Path)
     parser.add_argument("new", type=Path)
-    parser.add_argument("--unlike", action="store_true", help="end with 0 although the machines are not alike")
+    parser.add_argument("--unlike", action="store_true", help="exit with 0 even if the machines differ")
     options = parser.parse_args(arguments)
     old, new = (json.loads(path.read_text()) for path in (options.old, options.new))
     print("\n".join(lines(old, new)))
-    differences = unlike(old, new)
+    differences = machine_differences(old, new)
     if differences and not options.unlike:
         print(
-            f"the machines are not alike ({'; '.join(differences)}), and seconds cannot be compared; --unlike takes the table as it is",
+            f"the machines differ ({'; '.join(differences)}), so seconds cannot be compared; to exit with 0 anyway, set --unlike",
             file=sys.stderr,
         )
         return 1

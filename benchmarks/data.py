@@ -1,4 +1,4 @@
-"""Seeded event files: two parquet files per source and epoch, read in the order of their modification times."""
+"""Seeded event files: two Parquet files per source and epoch, which are read in order of modification time."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from benchmarks.cases import Orders, Stream
 
 FILES_PER_EPOCH = 2
 SCHEMA = "k STRING, ts TIMESTAMP, v DOUBLE"
-ORDERS_SCHEMA = "order_id STRING, amount DOUBLE, ts TIMESTAMP"  # and the payments'
+ORDERS_SCHEMA = "order_id STRING, amount DOUBLE, ts TIMESTAMP"  # also of payments
 SIDES = ("orders", "payments")
 LATENESS_S = 5
 _DISORDER_S = 2
 _LATE_S = 60
 _START_US = 1_709_251_200_000_000  # 2024-03-01, a multiple of every window length
 START = pl.lit(_START_US).cast(pl.Datetime("us", "UTC"))
-# Times are ticks of 7 ms plus half a millisecond: none is exactly a gap away from another and none on the edge of
-# a window, so that both systems close the same windows although Spark keeps its watermark in milliseconds.
+# Times are multiples of 7 ms plus half a millisecond. No two are exactly a gap apart, and none is on the boundary of a window,
+# so both systems close the same windows although Spark keeps its watermark in milliseconds.
 _TICK_US, _HALF_MS_US = 7_000, 500
-_HOT = 10**12  # no order's number
+_HOT = 10**12  # larger than the number of any other order
 
 
 def generate(stream: Stream | Orders, into: Path, seed: int = 7) -> Path:
-    """Write the stream's files, unless they are there; the directory that holds them, or one per source."""
+    """Write the files of a stream, unless they exist. Return their directory, which has a folder per source for orders."""
     directory = into / "-".join(str(value) for value in asdict(stream).values())
     if directory.exists():
         return directory
@@ -53,7 +53,7 @@ def _write(directory: Path, epoch: int, frame: pl.DataFrame) -> None:
 
 
 def frames(stream: Stream, seed: int = 7) -> Iterator[pl.DataFrame]:
-    """The rows of each epoch."""
+    """Yield the rows of each epoch."""
     rng = np.random.default_rng(seed)
     if stream.load_epochs:
         each = stream.idle_keys // stream.load_epochs
@@ -64,7 +64,7 @@ def frames(stream: Stream, seed: int = 7) -> Iterator[pl.DataFrame]:
 
 
 def _rows(rng: np.random.Generator, epoch: int, stream: Stream, name: str, ids: np.ndarray) -> pl.DataFrame:
-    """One epoch: times spread over its step, each up to two seconds early, and some up to a minute."""
+    """Return the rows of one epoch. Their times are spread over its step, up to two seconds early, and some up to a minute."""
     seconds = (epoch + rng.random(len(ids))) * stream.step_s - rng.random(len(ids)) * _DISORDER_S
     if stream.late:
         seconds -= (rng.random(len(ids)) < stream.late) * rng.random(len(ids)) * _LATE_S
@@ -76,7 +76,7 @@ def _rows(rng: np.random.Generator, epoch: int, stream: Stream, name: str, ids: 
 
 
 def orders(stream: Orders, seed: int) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
-    """Orders and payments, epoch by epoch; the first payments are for orders from before the stream.
+    """Yield orders and payments, epoch by epoch. The first payments are for orders from before the stream.
 
     orders      ──●──────────────────────────▶ event time
     payments      └─ up to 1.1 within_s ──●    in the epoch of its own time
@@ -92,7 +92,7 @@ def orders(stream: Orders, seed: int) -> Iterator[tuple[pl.DataFrame, pl.DataFra
 
 
 def _side(rng: np.random.Generator, stream: Orders, numbers: np.ndarray, seconds: np.ndarray) -> pl.DataFrame:
-    """One epoch of a source: which order each row is of, and when; each up to two seconds early."""
+    """Return the rows of one source and epoch, with the order and the time of each, up to two seconds early."""
     if stream.hot:
         numbers = np.where(numbers % round(1 / stream.hot) == 0, _HOT, numbers)
     return pl.select(
@@ -103,6 +103,6 @@ def _side(rng: np.random.Generator, stream: Orders, numbers: np.ndarray, seconds
 
 
 def _times(seconds: np.ndarray) -> pl.Expr:
-    """Event times so many seconds after the start of the stream."""
+    """Return event times for seconds after the start of the stream."""
     micros = _START_US + (seconds * 1e6 / _TICK_US).astype(np.int64) * _TICK_US + _HALF_MS_US
     return pl.lit(pl.Series(micros)).cast(pl.Datetime("us", "UTC"))

@@ -1,4 +1,4 @@
-"""From runs to figures."""
+"""Compute figures from runs."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ def machine() -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """Its name, where the system tells it."""
+    """Return the name of the processor, if the system provides it."""
     about = Path("/proc/cpuinfo")
     names = re.findall(r"^model name\s*:\s*(.+)$", about.read_text(), re.MULTILINE) if about.exists() else []
     return names[0] if names else platform.machine()
 
 
 def drop_single_runs(value: Any) -> Any:
-    """A report without its single runs, of which the summaries tell enough: what is kept of a release."""
+    """Return a report without its individual runs, as it is kept for a release."""
     if isinstance(value, dict):
         return {name: drop_single_runs(inner) for name, inner in value.items() if name != "runs"}
     return [drop_single_runs(inner) for inner in value] if isinstance(value, list) else value
 
 
 def summarize_runs(runs: list[dict[str, Any]], skip: int) -> dict[str, Any]:
-    """One system's runs as one: epochs after the first `skip` of each run, peaks over all."""
+    """Summarize the runs of one system: the epochs after the first `skip` of each run, and the peaks over all runs."""
     epochs = [epoch["seconds"] for run in runs for epoch in run["epochs"][skip:]]
     statuses = [status for run in runs for status in run["statuses"][skip:]]
     return {
@@ -63,9 +63,9 @@ def summarize_runs(runs: list[dict[str, Any]], skip: int) -> dict[str, Any]:
 
 
 def _state(runs: list[dict[str, Any]]) -> dict[str, int]:
-    """The largest state: rows (keys, of windows), its bytes by the system's own account, and the files it left.
+    """Return the largest state: its rows (keys, for windows), the bytes that the system reports, and the files at the end.
 
-    What Spark tells is memory; Slackwater's is in files.
+    Spark reports bytes in memory, and Slackwater bytes in files.
     """
     sizes = [(e["state_rows"], e["state_bytes"]) for run in runs for e in run["epochs"] if "state_rows" in e]
     for status in (status for run in runs for status in run["statuses"]):
@@ -79,13 +79,13 @@ def _state(runs: list[dict[str, Any]]) -> dict[str, int]:
 
 
 def median_phases(statuses: list[dict[str, Any]]) -> dict[str, float]:
-    """Slackwater's own account of its epochs, phase by phase; empty for the native operators."""
+    """Return the median duration of each phase of Slackwater's epochs. The result is empty for native operators."""
     names = dict.fromkeys(name for status in statuses for name in status["phases"])
     return {name: median(status["phases"].get(name, 0.0) for status in statuses) for name in names}
 
 
 def policy_costs(runs: list[dict[str, Any]], rows: int) -> dict[str, Any]:
-    """What a policy for late rows costs and did, over the epochs of its runs: the largest state, rows late, rows emitted."""
+    """Return the costs of a policy for late rows over all epochs: throughput, largest state, late rows, emitted rows."""
     return {
         "rows_per_s": rows / median([epoch["seconds"] for run in runs for epoch in run["epochs"][WARM_UP:]]),
         "state_bytes": max(status["state_bytes"] for run in runs for status in run["statuses"]),
@@ -97,7 +97,7 @@ def policy_costs(runs: list[dict[str, Any]], rows: int) -> dict[str, Any]:
 def compare_with_kafka(
     runs: dict[str, list[dict[str, Any]]], summaries: dict[str, dict[str, Any]], stream: Stream
 ) -> dict[str, Any]:
-    """Slackwater's epochs next to the native ones and the floor's, and rows per second from process start to end."""
+    """Compare Slackwater's epochs with the native operator and the floor, and the rows per second of whole processes."""
     ours, native = summaries[SLACKWATER], summaries[ROCKSDB]
     rows = stream.rows * stream.epochs
     return {
@@ -116,7 +116,7 @@ def _met(goal: float | None, met: bool) -> bool | None:
     return None if goal is None else met
 
 
-def compared(case: Case, systems: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def compare_systems(case: Case, systems: dict[str, dict[str, Any]]) -> dict[str, Any]:
     ours = systems[SLACKWATER]
     ratio, of_means, of_fastest, of_cpu = (
         min(systems[s][figure] for s in NATIVE) / ours[figure]

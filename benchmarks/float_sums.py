@@ -1,8 +1,8 @@
-"""`python -m benchmarks.float_sums --other CHECKOUT`: what sums without loss cost, against the code of another checkout.
+"""`python -m benchmarks.float_sums --other CHECKOUT`: compare the cost of exact sums with the code of another checkout.
 
-Both run the same files, in turns, each run in a process of its own: tumbling windows and sessions with a sum and an average of a
-DOUBLE, with its standard deviation, and with its largest value, which tells what else differs. The figure is the median of the
-processor seconds (of Spark and its workers) between two epochs' commits, without the first ones.
+The two checkouts read the same files in alternating runs, each in a separate process. The cases are tumbling windows and sessions
+with the sum and average, the standard deviation, or the maximum of a DOUBLE. The maximum shows the effect of other differences. The
+figure is the median of the CPU seconds of Spark and its workers per epoch, without the first epochs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CASES: dict[str, tuple[str, int, tuple[str, ...]]] = {
 
 
 def write(folder: Path, keys: int, rows: int, epochs: int) -> None:
-    """One file an epoch: amounts with two decimals, 10 s of event time."""
+    """Write one file per epoch, with amounts of two decimals over 10 s of event time."""
     rng = np.random.default_rng(1)
     folder.mkdir()
     for epoch in range(epochs):
@@ -46,7 +46,7 @@ def write(folder: Path, keys: int, rows: int, epochs: int) -> None:
 
 
 def child(kind: str, aggs: list[str], folder: str) -> None:
-    """Run one pipeline over the files, and print the processor seconds between commits."""
+    """Run one pipeline over the files, and print the CPU seconds between commits."""
     import slackwater as sw
 
     shape: dict[str, Any] = (
@@ -79,20 +79,20 @@ def child(kind: str, aggs: list[str], folder: str) -> None:
             target_path=f"{home}/out",
             state_store=sw.StateStore(kind="files", path=f"{home}/state"),
             available_now=True,
-            on_status=lambda status: commits.append(processor_seconds()),
+            on_status=lambda status: commits.append(cpu_seconds()),
         )
     print(json.dumps(np.diff(commits)[WARM_UP:].tolist()))
 
 
-def processor_seconds() -> float:
-    """Return the processor seconds of this process and of all its descendants."""
+def cpu_seconds() -> float:
+    """Return the CPU seconds of this process and all its descendants."""
     this_process = psutil.Process()
     times = [p.cpu_times() for p in (this_process, *this_process.children(recursive=True))]
     return sum(t.user + t.system for t in times)
 
 
-def measured(checkout: Path, kind: str, aggs: tuple[str, ...], folder: Path) -> list[float]:
-    """The seconds of the epochs of one run of a checkout's code."""
+def measure_epochs(checkout: Path, kind: str, aggs: tuple[str, ...], folder: Path) -> list[float]:
+    """Return the CPU seconds per epoch of one run with the code of a checkout."""
     environment = {**os.environ, "PYTHONPATH": f"{checkout / 'src'}{os.pathsep}{Path.cwd()}"}
     command = [sys.executable, "-m", "benchmarks.float_sums", "--child", kind, "--aggs", *aggs, "--folder", str(folder)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -105,8 +105,8 @@ def measured(checkout: Path, kind: str, aggs: tuple[str, ...], folder: Path) -> 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.float_sums", description=__doc__)
     parser.add_argument("--other", type=Path, help="a checkout of the code to compare with")
-    parser.add_argument("--only", help="cases whose name begins so")
-    parser.add_argument("--rows", type=int, default=500_000, help="rows an epoch")
+    parser.add_argument("--only", help="run only cases whose name begins with this")
+    parser.add_argument("--rows", type=int, default=500_000, help="rows per epoch")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--child", help=argparse.SUPPRESS)
@@ -126,9 +126,9 @@ def main() -> None:
             write(Path(home) / "in", keys, options.rows, options.epochs)
             for _ in range(options.rounds):
                 for checkout, seconds in took.items():
-                    seconds += measured(checkout, kind, aggs, Path(home) / "in")
+                    seconds += measure_epochs(checkout, kind, aggs, Path(home) / "in")
         now, other = (median(seconds) for seconds in took.values())
-        print(f"{name:28} {now:6.3f} s, the other {other:6.3f} s: {now / other:5.2f} times", flush=True)
+        print(f"{name:28} {now:6.3f} s, other checkout {other:6.3f} s, ratio {now / other:5.2f}", flush=True)
 
 
 if __name__ == "__main__":

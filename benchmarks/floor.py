@@ -1,8 +1,8 @@
-"""The floor: epochs with a step that does nothing, which nothing on Spark with Python is faster than.
+"""The floor: epochs with a step that does nothing. No engine that aggregates in Python on Spark can be faster.
 
 two files ─▶ hash, time, keys, inputs ─▶ (panes of many rows: aggregates) ─▶ shuffle by key ─▶ Arrow to Python ─▶ counted
 
-A loop over the same files as the streams', epoch by epoch: no streaming query, no state, nothing written.
+It is a loop over the files of a stream, epoch by epoch, without a streaming query, state or output.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name PySpark's own do
 
 from benchmarks.cases import Join, Window
 from benchmarks.data import FILES_PER_EPOCH, ORDERS_SCHEMA, SCHEMA, SIDES
-from benchmarks.systems import decoded
+from benchmarks.systems import decode
 from benchmarks.topics import Topic
 from slackwater.spark.tuning.preaggregation import MANY_ROWS_PER_PANE
 
@@ -40,25 +40,27 @@ _AS_FOR_WORKERS = {
 
 
 def run_floor(spark: SparkSession, query: Window | Join, data: Path | Topic) -> dict[str, Any]:
-    """The epochs as `worker` tells them, and what was counted. Raises AssertionError if that is not every row."""
+    """Return the epochs in the format of `worker`, and the counted rows. Raise AssertionError if a row is missing."""
     floor_session = spark.newSession()
     for key, value in _AS_FOR_WORKERS.items():
         floor_session.conf.set(key, value)
     batches: list[dict[str, Any]] = []
     came = counted = 0
-    folds = isinstance(query, Window) and query.kind != "session"  # later where it folds much, as Slackwater does
+    pre_aggregates = (
+        isinstance(query, Window) and query.kind != "session"
+    )  # later epochs only if panes have many rows, as in Slackwater
     for rows, sources in _epochs(floor_session, query, data):
         began, clock = time.time(), time.perf_counter()
-        counts = [row.asDict() for row in _counts(query, [source() for source in sources], folds)]
+        counts = [row.asDict() for row in _counts(query, [source() for source in sources], pre_aggregates)]
         batches.append({"rows": rows, "began": began, "seconds": time.perf_counter() - clock, "durations": {}})
         assert sum(f["rows"] for f in counts) == rows, f"{counts} of {rows} rows"
-        folds = folds and rows >= MANY_ROWS_PER_PANE * sum(f["came"] for f in counts)
+        pre_aggregates = pre_aggregates and rows >= MANY_ROWS_PER_PANE * sum(f["came"] for f in counts)
         came, counted = came + sum(f["came"] for f in counts), counted + rows
     return {"batches": batches, "output": {"rows": came, "counted": counted}}
 
 
 def _epochs(spark: SparkSession, query: Window | Join, data: Path | Topic) -> Iterator[tuple[int, list[Reading]]]:
-    """How many rows each epoch has, and how each of its sources is read."""
+    """Yield, for each epoch, its number of rows and the functions that read its sources."""
     if isinstance(data, Topic):
         for epoch in range(data.epochs):
             yield data.rows, [partial(_from_topic, spark, data, epoch)]
@@ -70,17 +72,17 @@ def _epochs(spark: SparkSession, query: Window | Join, data: Path | Topic) -> It
 
 
 def epochs(directories: Path | list[Path]) -> Iterator[list[list[Path]]]:
-    """The files of each epoch, per source."""
+    """Yield the files of each epoch, per source."""
     sources = directories if isinstance(directories, list) else [directories]
     listed = [sorted(directory.glob("*.parquet")) for directory in sources]
     for first in range(0, len(listed[0]), FILES_PER_EPOCH):
         yield [paths[first : first + FILES_PER_EPOCH] for paths in listed]
 
 
-def _counts(query: Window | Join, sources: list[DataFrame], folds: bool) -> list[Any]:
+def _counts(query: Window | Join, sources: list[DataFrame], pre_aggregates: bool) -> list[Any]:
     if isinstance(query, Window):
         rows = sources[0].selectExpr("xxhash64(k) AS kh", "unix_micros(ts) AS us", "k", "v")
-        handed = _folded(query, rows) if folds else rows
+        handed = _pre_aggregate(query, rows) if pre_aggregates else rows
     else:
         handed = reduce(
             lambda first_frame, second_frame: first_frame.unionByName(second_frame),
@@ -102,11 +104,11 @@ def _from_topic(spark: SparkSession, topic: Topic, epoch: int) -> DataFrame:
     reader = spark.read.format("kafka").option("kafka.bootstrap.servers", topic.address).option("subscribe", topic.name)
     for option, number in (("startingOffsets", epoch), ("endingOffsets", epoch + 1)):
         reader = reader.option(option, json.dumps(topic.offsets(number)))
-    return decoded(reader.load())
+    return decode(reader.load())
 
 
-def _folded(window: Window, rows: DataFrame) -> DataFrame:
-    """Partial aggregates per key and pane, as Slackwater's SQL makes them."""
+def _pre_aggregate(window: Window, rows: DataFrame) -> DataFrame:
+    """Return partial aggregates per key and pane, as in Slackwater's SQL."""
     pane = 1_000_000 * (window.hop or window.length)
     accumulators = [
         "count(1) AS n",
@@ -120,7 +122,7 @@ def _folded(window: Window, rows: DataFrame) -> DataFrame:
 
 
 def _count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """How many rows came, and how many rows of the input they stand for."""
+    """Count the received rows, and the input rows that they aggregate."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -1,9 +1,9 @@
-"""What a pipeline costs while nothing comes: processor time of all its processes, as a share of one core.
+"""Measure the CPU time of an idle pipeline: all of its processes, as a share of one core.
 
     python -m benchmarks.idle [--settle 120] [--seconds 60]
 
-A session pipeline over a directory with three rows runs as a user runs it; after `settle` seconds (compilers of the JVM, and the
-pause between two looks, need a while) it is watched for `seconds`.
+The pipeline computes sessions over a directory with three rows. The JVM's compilers and the pause between two polls need
+some time to settle, so the measurement begins after `settle` seconds. It takes `seconds`.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ path = "state"
 """
 
 
-def spent(pid: int) -> dict[int, tuple[str, float]]:
-    """Processor seconds of a process and all below it."""
+def cpu_seconds(pid: int) -> dict[int, tuple[str, float]]:
+    """Return the CPU seconds of a process and its descendants, by process id, with their names."""
     root = psutil.Process(pid)
     return {p.pid: (p.name(), sum(p.cpu_times()[:2])) for p in [root, *root.children(recursive=True)]}
 
@@ -66,15 +66,15 @@ def main() -> None:
         (home / "in" / "0.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
         (home / "p.toml").write_text(CONFIG)
         command = [sys.executable, "-m", "slackwater.cli.main", "run", "p.toml"]
-        with (home / "said").open("w") as said:
-            process = subprocess.Popen(command, cwd=home, stderr=said, env={**os.environ, "SPARK_MASTER": "local[2]"})
+        with (home / "log").open("w") as log:
+            process = subprocess.Popen(command, cwd=home, stderr=log, env={**os.environ, "SPARK_MASTER": "local[2]"})
         try:
-            while "epoch=0" not in (home / "said").read_text() and process.poll() is None:
+            while "epoch=0" not in (home / "log").read_text() and process.poll() is None:
                 time.sleep(0.1)
             time.sleep(options.settle)
-            before, began = spent(process.pid), time.monotonic()
+            before, began = cpu_seconds(process.pid), time.monotonic()
             time.sleep(options.seconds)
-            after, took = spent(process.pid), time.monotonic() - began
+            after, took = cpu_seconds(process.pid), time.monotonic() - began
         finally:
             process.send_signal(signal.SIGINT)
             process.wait()

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.in_bucket`: epochs of 200,000 rows with state and results in a bucket, next to the same on the local disk, in turn.
+"""`python -m benchmarks.in_bucket`: compare state and results in a bucket with the local disk, in epochs of 200,000 rows.
 
-The S3 server (moto) runs next to them on the same cores: what it takes is part of the bucket's time, and told apart. With
-`--state-only` the results stay on the disk.
+Runs with the bucket and with the disk alternate. The S3 server (moto) uses the same cores, so its CPU time is part of the time of
+the bucket; it is also reported separately. With `--state-only`, the results stay on the disk.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ def main() -> int:
             os.environ[f"AWS_{name.upper()}"] = value
         for turn in range(options.rounds):
             for where in list(runs)[:: 1 if turn % 2 == 0 else -1]:
-                _told_to(s3 if where == "bucket" else None, options.state_only)
-                before, work = _spent_by(s3), Path(root) / f"{where}-{turn}"
+                _set_locations(s3 if where == "bucket" else None, options.state_only)
+                before, work = _cpu_seconds(s3), Path(root) / f"{where}-{turn}"
                 load.append(os.getloadavg()[0])
                 runs[where].append(run_worker(SLACKWATER, case.query, data, work, options.driver_memory))
                 if where == "bucket":
-                    served.append((_spent_by(s3) - before) / options.epochs)
-        # again, counted at the door
-        _told_to(s3, options.state_only)
+                    served.append((_cpu_seconds(s3) - before) / options.epochs)
+        # another run, in which a proxy counts the requests
+        _set_locations(s3, options.state_only)
         os.environ["AWS_ENDPOINT"] = f"http://127.0.0.1:{door.port}"
         run_worker(SLACKWATER, case.query, data, Path(root) / "counted", options.driver_memory)
     summaries = {where: summarize_runs(results, WARM_UP) for where, results in runs.items()}
@@ -72,7 +72,7 @@ def main() -> int:
         f"of the fastest epochs {disk['fastest_s'] / bucket['fastest_s']:.2f}"
     )
     print(
-        f"processor per epoch: bucket {bucket['cpu_s']:.2f} s, disk {disk['cpu_s']:.2f} s, next to them the S3 server "
+        f"CPU time per epoch: bucket {bucket['cpu_s']:.2f} s, disk {disk['cpu_s']:.2f} s; in addition the S3 server "
         f"{statistics.median(served):.2f} s (starts and ends included)"
     )
     same = disk["output"] == bucket["output"]
@@ -83,21 +83,21 @@ def main() -> int:
     return int(not same)
 
 
-def _told_to(s3: S3 | None, state_only: bool) -> None:
-    """Where the next run keeps its state and its results."""
+def _set_locations(s3: S3 | None, state_only: bool) -> None:
+    """Set the locations of the state and the results of the next run."""
     bucket = s3.bucket(f"b{uuid.uuid4().hex}") if s3 is not None else ""
     os.environ[STATE] = bucket
     os.environ[RESULTS] = bucket.replace("/state", "/out") if not state_only else ""
 
 
-def _spent_by(s3: S3) -> float:
-    """Seconds of processor time so far."""
+def _cpu_seconds(s3: S3) -> float:
+    """Return the CPU seconds of the S3 server so far."""
     assert s3.process.child is not None
     return sum(psutil.Process(s3.process.child.pid).cpu_times()[:2])
 
 
 def _kind(path: str) -> str:
-    """Return the folder of the state that a request asks for, or the first part of its path."""
+    """Return the folder of the state in the path of a request, or the first part of the path."""
     parts = path.split("?")[0].strip("/").split("/")[1:]
     return parts[2] if parts[:1] == ["state"] and len(parts) > 2 else (parts[0] if parts else "bucket")
 

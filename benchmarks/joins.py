@@ -1,4 +1,4 @@
-"""Orders and payments: the same join by Spark's stream-stream join and by Slackwater."""
+"""The join of orders and payments, run by Spark's stream-stream join and by Slackwater."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OUTPUT = ("order_id", "amount", "ts", "paid_amount", "paid_ts", "_event_ts")
 
 
 def summary(out: Path) -> dict[str, int]:
-    """Result rows, and a sum over all of them of hashes of all their columns."""
+    """Return the number of result rows, and the sum of the hashes of all their columns."""
     rows, checksum = 0, 0
     for path in sorted(out.glob("*.parquet")):
         table = pq.read_table(path, columns=list(_OUTPUT), partitioning=None)
@@ -32,7 +32,7 @@ def summary(out: Path) -> dict[str, int]:
 
 
 def run_native(spark: SparkSession, join: Join, data: Path, work: Path) -> None:
-    """All epochs there are by Spark's own join of two streams; results as parquet in `work/out`."""
+    """Run all epochs with Spark's own join of two streams. Write results as Parquet to `work/out`."""
     orders, payments = (_read(spark, join, data / side) for side in SIDES)
     paid = payments.select(
         F.col("order_id").alias("paid_order_id"), F.col("amount").alias("paid_amount"), F.col("ts").alias("paid_ts")

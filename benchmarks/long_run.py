@@ -1,7 +1,7 @@
-"""`python -m benchmarks.long_run`: tiny epochs in a row: whether time, memory, files and connections stay what they are.
+"""`python -m benchmarks.long_run`: run many tiny epochs, and show whether time, memory, files or connections grow.
 
-A pipeline in a process of its own reads one file of two thousand rows per epoch, as fast as it can. Files come a few epochs before
-they are read and go some time after, as under a retention; results stay. From time to time all its processes are looked at.
+A pipeline in a separate process reads one file of two thousand rows per epoch, as fast as it can. Files are written a few epochs
+before they are read, and removed some time later, as under a retention. Results are kept. All processes are sampled from time to time.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ import psutil
 from benchmarks.cases import FEW, Stream, Window
 from benchmarks.data import SCHEMA, frames
 from benchmarks.figures import machine
-from benchmarks.long_run_plot import drawn
-from benchmarks.worker_process import clean_up_when_ended, ended, environment
+from benchmarks.long_run_plot import draw
+from benchmarks.worker_process import environment, exit_on_sigterm, kill_process_tree
 
 ROWS, AHEAD, KEPT, LOOKS = 2_000, 10, 200, 200
 _MIB = 1024**2
-_POOL = 50  # different epochs; then the same again, later
-_WARM = 0.1  # of the epochs: compilers are at work
+_POOL = 50  # number of different epochs; they are repeated with later times
+_WARM = 0.1  # share of the epochs that warm up the compilers and do not count
 
 
-class Look(NamedTuple):
-    """The processes of a pipeline after `epoch` epochs; `seconds` and `cpu_s` are per epoch since the look before."""
+class Sample(NamedTuple):
+    """Resources of a pipeline's processes after `epoch` epochs. `seconds` and `cpu_s` are per epoch since the previous sample."""
 
     epoch: int
     seconds: float
@@ -53,7 +53,7 @@ FLAT = ("seconds", "cpu_s", "jvm_mib", "python_mib", "state_files", "state_mib",
 
 
 def child(home: Path, postgres: str | None) -> None:
-    """The pipeline itself; prints the number of each epoch."""
+    """Run the pipeline, and print the number of each epoch."""
     import slackwater as sw
     from benchmarks.systems import window_spec
 
@@ -84,7 +84,7 @@ def child(home: Path, postgres: str | None) -> None:
 
 
 class Feed:
-    """Files for the epochs to come, a few ahead; those of long ago are taken away."""
+    """Writer of the input files. It stays a few epochs ahead of the pipeline, and removes old files."""
 
     def __init__(self, directory: Path) -> None:
         self._directory, self._next, self._gone = directory, 0, 0
@@ -94,7 +94,7 @@ class Feed:
         directory.mkdir(parents=True)
 
     def reach(self, epoch: int) -> None:
-        """So many epochs have been read."""
+        """Write and remove files after the pipeline has read this many epochs."""
         import polars as pl
 
         while self._next < epoch + AHEAD:
@@ -112,8 +112,8 @@ class Feed:
         return self._directory / f"{epoch:08d}.parquet"
 
 
-def watched(home: Path, epochs: int, postgres: str | None) -> Iterator[Look]:
-    """Run the pipeline for so many epochs and look at it now and then. Raises RuntimeError if it ends before."""
+def sample_pipeline(home: Path, epochs: int, postgres: str | None) -> Iterator[Sample]:
+    """Run the pipeline for this many epochs and yield samples. Raise RuntimeError if it ends earlier."""
     feed, every = Feed(home / "in"), max(epochs // LOOKS, 5)
     feed.reach(0)
     command = [sys.executable, "-m", "benchmarks.long_run", "--child", str(home)]
@@ -125,30 +125,30 @@ def watched(home: Path, epochs: int, postgres: str | None) -> Iterator[Look]:
         root, spent = psutil.Process(process.pid), dict[int, float]()
         try:
             assert process.stdout is not None
-            before, looked_at_s, cpu = 0, time.monotonic(), 0.0
+            before, sampled_s, cpu = 0, time.monotonic(), 0.0
             for done, _ in enumerate(process.stdout, start=1):
                 feed.reach(done)
                 if done - before >= every or done == epochs:
-                    now, used = time.monotonic(), _spent(root, spent)
+                    now, used = time.monotonic(), _cpu_seconds(root, spent)
                     each = done - before
-                    yield _look(root, home, done, (now - looked_at_s) / each, (used - cpu) / each)
-                    before, looked_at_s, cpu = done, now, used
+                    yield _sample(root, home, done, (now - sampled_s) / each, (used - cpu) / each)
+                    before, sampled_s, cpu = done, now, used
                 if done >= epochs:
                     return
             raise RuntimeError(f"the pipeline ended: {(home / 'log').read_text(errors='replace')[-2000:]}")
         finally:
-            ended(root)
+            kill_process_tree(root)
 
 
-def _spent(root: psutil.Process, spent: dict[int, float]) -> float:
-    """Processor seconds of all processes up to now, also of those that have ended since a look."""
+def _cpu_seconds(root: psutil.Process, spent: dict[int, float]) -> float:
+    """Return the CPU seconds of all processes so far, including processes that have ended since an earlier sample."""
     for process in (root, *root.children(recursive=True)):
         with suppress(psutil.Error):
             spent[process.pid] = sum(process.cpu_times()[:2])
     return sum(spent.values())
 
 
-def _look(root: psutil.Process, home: Path, epoch: int, seconds: float, cpu: float) -> Look:
+def _sample(root: psutil.Process, home: Path, epoch: int, seconds: float, cpu: float) -> Sample:
     jvm = python = files = connections = threads = 0
     for process in (root, *root.children(recursive=True)):
         with suppress(psutil.Error):
@@ -158,7 +158,7 @@ def _look(root: psutil.Process, home: Path, epoch: int, seconds: float, cpu: flo
             threads += process.num_threads()
             connections += len(process.net_connections("inet"))
     sizes = list(_sizes(home / "state"))
-    return Look(
+    return Sample(
         epoch,
         round(seconds, 4),
         round(cpu, 4),
@@ -173,52 +173,52 @@ def _look(root: psutil.Process, home: Path, epoch: int, seconds: float, cpu: flo
 
 
 def _sizes(directory: Path) -> Iterator[int]:
-    """Yield the sizes of the files below a directory, in bytes. Some files vanish in the meantime."""
+    """Yield the sizes of the files below a directory, in bytes. Skip files that are removed meanwhile."""
     for folder, _, names in os.walk(directory):
         for name in names:
             with suppress(FileNotFoundError):
                 yield (Path(folder) / name).stat().st_size
 
 
-def growth(looks: Sequence[Look]) -> Mapping[str, tuple[float, float, float]]:
-    """Per figure: its median in the first and in the last quarter of the warm looks, and the last over the first."""
-    last = looks[-1].epoch
-    warm = [look for look in looks if look.epoch > _WARM * last] or list(looks)
+def growth(samples: Sequence[Sample]) -> Mapping[str, tuple[float, float, float]]:
+    """Return, for each figure, its median in the first and the last quarter of the warm samples, and the ratio last / first."""
+    last = samples[-1].epoch
+    warm = [sample for sample in samples if sample.epoch > _WARM * last] or list(samples)
     part = max(len(warm) // 4, 1)
     growth_by_name = {}
     for name in FLAT:
-        first, final = (median(getattr(look, name) for look in some) for some in (warm[:part], warm[-part:]))
+        first, final = (median(getattr(sample, name) for sample in some) for some in (warm[:part], warm[-part:]))
         growth_by_name[name] = (first, final, final / first if first else float(final > 0) + 1.0)
     return growth_by_name
 
 
 def lines(measurement: Mapping[str, Any]) -> Iterator[str]:
-    about, looks = measurement["machine"], [Look(**look) for look in measurement["looks"]]
+    about, samples = measurement["machine"], [Sample(**sample) for sample in measurement["looks"]]
     yield (
-        f"{looks[-1].epoch:,} epochs of {ROWS:,} rows, state in {measurement['state']}, {about['cores']} cores, load {about['load_before']:.1f} before "
+        f"{samples[-1].epoch:,} epochs of {ROWS:,} rows, state in {measurement['state']}, {about['cores']} cores, load {about['load_before']:.1f} before "
         f"and {about['load_after']:.1f} after"
     )
     yield f"{'':<16}{'first quarter':>14}{'last quarter':>14}{'times':>8}"
-    for name, (first, final, times) in growth(looks).items():
+    for name, (first, final, times) in growth(samples).items():
         yield f"{name:<16}{first:>14,.3f}{final:>14,.3f}{times:>8.2f}"
-    slowest = max(b.seconds for _, b in pairwise(looks)) if len(looks) > 1 else looks[0].seconds
-    yield f"slowest stretch of epochs: {slowest:.3f} s each"
+    slowest = max(b.seconds for _, b in pairwise(samples)) if len(samples) > 1 else samples[0].seconds
+    yield f"slowest epochs between two samples: {slowest:.3f} s each"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.long_run", description=__doc__)
     parser.add_argument("--epochs", type=int, default=20_000)
     parser.add_argument("--state", choices=["files", "postgres"], default="files")
-    parser.add_argument("--svg", type=Path, help="draw the plot there")
-    parser.add_argument("--json", type=Path, help="write all figures there; with --draw read them from there")
-    parser.add_argument("--draw", action="store_true", help="no run: the plot of figures that are there")
+    parser.add_argument("--svg", type=Path, help="write the plot to this file")
+    parser.add_argument("--json", type=Path, help="write all figures to this file; with --draw, read them from it")
+    parser.add_argument("--draw", action="store_true", help="only draw the plot of the figures in --json")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--postgres", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         child(options.child, options.postgres)
         return 0
-    clean_up_when_ended()
+    exit_on_sigterm()
     if options.draw:
         measurement = json.loads(options.json.read_text())
     else:
@@ -227,23 +227,23 @@ def main() -> int:
             options.json.write_text(json.dumps(measurement) + "\n")
     print("\n".join(lines(measurement)))
     if options.svg:
-        options.svg.write_text(drawn([look["epoch"] for look in measurement["looks"]], measurement["looks"]))
+        options.svg.write_text(draw([sample["epoch"] for sample in measurement["looks"]], measurement["looks"]))
     return 0
 
 
 def _run(epochs: int, state: str) -> dict[str, Any]:
     from slackwater.testing.services import Postgres
 
-    about, looks = machine(), list[Look]()
+    about, samples = machine(), list[Sample]()
     with (
         tempfile.TemporaryDirectory(prefix="slackwater-flat-") as home,
         Postgres.started() if state == "postgres" else nullcontext() as server,
     ):
-        for look in watched(Path(home), epochs, server.url if server else None):
-            looks.append(look)
-            print(f"{look.epoch:,} epochs: {look.seconds:.3f} s, {look.cpu_s:.3f} s of CPU each", file=sys.stderr)
+        for sample in sample_pipeline(Path(home), epochs, server.url if server else None):
+            samples.append(sample)
+            print(f"{sample.epoch:,} epochs: {sample.seconds:.3f} s, {sample.cpu_s:.3f} s of CPU each", file=sys.stderr)
     about["load_after"] = os.getloadavg()[0]
-    return {"machine": about, "state": state, "looks": [look._asdict() for look in looks]}
+    return {"machine": about, "state": state, "looks": [sample._asdict() for sample in samples]}
 
 
 if __name__ == "__main__":

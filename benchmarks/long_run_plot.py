@@ -1,4 +1,4 @@
-"""The plot of `benchmarks.long_run`: four panels over the number of epochs, as one SVG file."""
+"""Plot of `benchmarks.long_run`: four panels over the number of epochs, as one SVG file."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ PANELS: tuple[tuple[str, Mapping[str, str]], ...] = (
 )
 
 
-def drawn(epochs: Sequence[int], looks: Sequence[Mapping[str, float]]) -> str:
-    """The file's text; `looks`: the figures after so many epochs each."""
+def draw(epochs: Sequence[int], samples: Sequence[Mapping[str, float]]) -> str:
+    """Return the SVG text. `samples` has the figures after each number in `epochs`."""
     last = epochs[-1]
     ticks = [(last * part / 4, f"{last * part / 4:,.0f}") for part in range(5)]
     panels = []
     for name, series in PANELS:
         lines = [
-            (title, [(e, look[key]) for e, look in zip(epochs, looks, strict=True)]) for key, title in series.items()
+            (title, [(e, sample[key]) for e, sample in zip(epochs, samples, strict=True)])
+            for key, title in series.items()
         ]
         panels.append(plot.Panel(name, lines, ticks, last, number=_number))
-    return plot.drawn(f"Time, memory, files and connections over {last:,} epochs", panels, plot.Sizes(150, 60, 170))
+    return plot.draw(f"Time, memory, files and connections over {last:,} epochs", panels, plot.Sizes(150, 60, 170))
 
 
 def _number(value: float) -> str:

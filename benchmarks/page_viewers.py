@@ -1,12 +1,14 @@
-"""What a page costs a pipeline that it is beside, and how long a large state takes to open.
+"""Measure what the page costs a running pipeline, and how long it takes to open a large state.
 
     python -m benchmarks.page_viewers [--sessions 5000000] [--viewers 50] [--seconds 600] [--every 0]
 
-A process steps a session pipeline (in-process engine, state in files) as fast as it can, or once in so many seconds (`--every`); another
-serves its page as `slackwater ui` does; this one is its viewers, who do what the script of the page does: they follow the commits and, where
-an event does not bring the blocks, fetch each. Costs are processor seconds, which other work on the machine does not change much: of the
-page for each second and for each of the pipeline's, and of the pipeline per row, alone and watched. Memory is told at
-every tenth of the time, all of it and what belongs to the page alone (without the files of the state that it has mapped).
+One process runs a session pipeline (in-process engine, state in files), as fast as it can or every `--every` seconds. A second process
+serves its page with `slackwater ui`. This process simulates the viewers. Like the script of the page, they follow the commits and, if
+an event does not contain the blocks, fetch each block.
+
+Costs are CPU seconds, which other work on the machine hardly changes: those of the page, per second and relative to the pipeline, and
+those of the pipeline per row, with and without viewers. Memory is sampled ten times: the resident size of the page, and its private
+part without the mapped files of the state.
 """
 
 from __future__ import annotations
@@ -45,13 +47,13 @@ from slackwater.testing.pipeline_builder import build_pipeline
 from slackwater.testing.rows_without_spark import PlainRowPreparer
 
 TENTHS = 10
-ROWS = 20_000  # of an epoch
-CHUNK = 500_000  # of the first ones, that make the sessions
+ROWS = 20_000  # per epoch
+CHUNK = 500_000  # rows per epoch while the state is filled
 BEGIN = 1_709_280_000_000_000
 
 
 class Pipeline:
-    """Sessions by user, stepped in this process."""
+    """Pipeline of sessions by user that runs in this process."""
 
     def __init__(self, home: Path) -> None:
         window = Window(
@@ -100,7 +102,7 @@ class Pipeline:
             self.step(np.arange(low, min(low + CHUNK, sessions)))
 
     def run(self, seconds: float, sessions: int, every: float) -> dict[str, float]:
-        """As fast as it can, or an epoch `every` so many seconds; rows, and processor seconds."""
+        """Run epochs as fast as possible, or every `every` seconds. Return the rows, epochs and CPU seconds."""
         began, spent, epochs = time.monotonic(), time.process_time(), 0
         while time.monotonic() - began < seconds:
             self.step(self._dice.integers(0, sessions, ROWS))
@@ -110,7 +112,7 @@ class Pipeline:
 
 
 def feed(home: Path, sessions: int, every: float) -> None:
-    """A child: fills, says so, and then runs for so long each time that it is told to."""
+    """Fill the state in a child process, then run the pipeline for each number of seconds on standard input."""
     pipeline = Pipeline(home)
     pipeline.fill(sessions)
     print("filled", flush=True)
@@ -118,8 +120,8 @@ def feed(home: Path, sessions: int, every: float) -> None:
         print(json.dumps(pipeline.run(seconds, sessions, every)), flush=True)
 
 
-class Line:
-    """A connection that is kept, as a browser keeps it."""
+class Connection:
+    """HTTP connection that is kept open, as in a browser."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -132,7 +134,7 @@ class Line:
         writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAccept-Encoding: gzip\r\n\r\n".encode())
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).lower()
-        except asyncio.IncompleteReadError:  # it was closed meanwhile, as after a long silence
+        except asyncio.IncompleteReadError:  # the server closed the idle connection
             self._streams = None
             return await self.get(path)
         length = int(head.split(b"content-length:")[1].split(b"\r\n")[0])
@@ -144,9 +146,9 @@ class Line:
 
 
 async def view(port: int, until: float, tally: dict[str, int]) -> None:
-    """A viewer as a browser is one: opens the page, hears of a commit, and has the blocks."""
-    line = Line(port)
-    page = (await line.get("/")).decode()
+    """Act as a browser: open the page, follow the commits, and fetch the blocks."""
+    connection = Connection(port)
+    page = (await connection.get("/")).decode()
     events = re.findall(r'sse-connect="([^"]*)"', page)[0].replace("&amp;", "&")
     block_paths = re.findall(r'hx-get="([^"]*)" hx-trigger="sse:commit"', page)
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**24)
@@ -161,24 +163,24 @@ async def view(port: int, until: float, tally: dict[str, int]) -> None:
             continue
         tally["updates"] += 1
         for path in block_paths:
-            content = await line.get(path)
+            content = await connection.get(path)
             tally["bytes"] += len(content)
     writer.close()
-    line.close()
+    connection.close()
 
 
 async def watch(port: int, viewers: int, seconds: float, page: psutil.Process) -> dict[str, Any]:
-    """The viewers for so long; and the page's memory meanwhile, MiB: all of it, and its own."""
+    """Run the viewers for some seconds. Return their counts, and samples of the page's memory in MiB: resident and private."""
     tally: dict[str, Any] = {"updates": 0, "bytes": 0, "memory": []}
 
-    async def look() -> None:
+    async def sample_memory() -> None:
         for _ in range(TENTHS):
             await asyncio.sleep(seconds / TENTHS)
             memory = page.memory_full_info()
             tally["memory"].append([round(m / 2**20) for m in (memory.rss, memory.uss)])
 
     until = time.monotonic() + seconds
-    await asyncio.gather(look(), *(view(port, until, tally) for _ in range(viewers)))
+    await asyncio.gather(sample_memory(), *(view(port, until, tally) for _ in range(viewers)))
     return tally
 
 
@@ -187,7 +189,7 @@ def main() -> None:
     arguments.add_argument("--sessions", type=int, default=5_000_000)
     arguments.add_argument("--viewers", type=int, default=50)
     arguments.add_argument("--seconds", type=float, default=600)
-    arguments.add_argument("--every", type=float, default=0, help="seconds between two commits; 0: as fast as it can")
+    arguments.add_argument("--every", type=float, default=0, help="seconds between two commits; 0: as fast as possible")
     arguments.add_argument("--feed", type=Path, help=argparse.SUPPRESS)
     options = arguments.parse_args()
     if options.feed is not None:
@@ -202,25 +204,25 @@ def main() -> None:
             assert child.stdin is not None and child.stdout is not None
             assert child.stdout.readline().strip() == "filled"
 
-            def tell(seconds: float) -> None:
+            def run_child(seconds: float) -> None:
                 child.stdin.write(f"{seconds}\n")  # type: ignore[union-attr]
                 child.stdin.flush()  # type: ignore[union-attr]
 
-            tell(before := min(options.seconds, 60))
+            run_child(before := min(options.seconds, 60))
             alone = json.loads(child.stdout.readline())
             command = [sys.executable, "-c", "from slackwater.cli.main import main; main()", "ui", home, "--port", "0"]
             ui = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
             assert ui.stdout is not None
             port = int(ui.stdout.readline().split("127.0.0.1:")[1].split("/")[0])
             opened = []
-            for _ in range(2):  # the first loads templates and reads the state, the second has it as it is kept
+            for _ in range(2):  # the first request loads templates and reads the state, and the second uses both
                 began = time.monotonic()
                 with urlopen(f"http://127.0.0.1:{port}/") as answer:
                     answer.read()
                 opened.append(time.monotonic() - began)
             page = psutil.Process(ui.pid)
             spent = sum(page.cpu_times()[:2])
-            tell(options.seconds)
+            run_child(options.seconds)
             tally = asyncio.run(watch(port, options.viewers, options.seconds, page))
             served = sum(page.cpu_times()[:2]) - spent
             watched = json.loads(child.stdout.readline())

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.payloads`: the same rows as JSON, Avro and Protobuf, decoded by one core of Spark.
+"""`python -m benchmarks.payloads`: decode the same rows from JSON, Avro and Protobuf on one core.
 
-Per second on a clock, and per processor second of all processes. Workers decode Protobuf and many JSON records; Spark
-itself decodes Avro and few JSON records ("json, few").
+The figures are records per second of wall-clock time, and per CPU second of all processes. Workers decode Protobuf and large batches
+of JSON records. Spark itself decodes Avro and small batches of JSON records ("json, few").
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ AVRO = {
 
 
 def rows() -> list[dict[str, Any]]:
-    """A thousand, which all records repeat."""
+    """Return a thousand rows, which all records repeat."""
     return [
         {"user": f"user-{n}", "amount": n * 7, "price": n / 8, "at": 1_700_000_000_000 + n, "tags": ["new", f"t{n % 9}"],
          "place": {"city": f"city {n % 50}", "zip": 10_000 + n}}
@@ -68,8 +68,8 @@ def as_protobuf(records: list[dict[str, Any]]) -> list[bytes]:
     return [event(**row).SerializeToString() for row in records]
 
 
-def spent() -> float:
-    """Processor seconds of this process and those below it."""
+def cpu_seconds() -> float:
+    """Return the CPU seconds of this process and its descendants."""
     root = psutil.Process()
     return sum(sum(one.cpu_times()[:2]) for one in (root, *root.children(recursive=True)))
 
@@ -110,16 +110,18 @@ def main() -> None:
                 kind, _, few = name.partition(", ")
                 spec = Source(name="s", connection="c", query="t", payload_format=kind, **keys[kind])
                 payload = create_payload(RawRecords(spark, spec))
-                began, before = time.perf_counter(), spent()
+                began, before = time.perf_counter(), cpu_seconds()
                 records = spark.read.parquet(str(home / f"{kind}.parquet"))
                 decoded = payload.decode(records, [], None if few else ROWS)
                 decoded.write.format("noop").mode("overwrite").save()
-                seconds.append((time.perf_counter() - began, spent() - before))
+                seconds.append((time.perf_counter() - began, cpu_seconds() - before))
         for name, seconds in taken.items():
             body = bodies[name.partition(", ")[0]]
             size = sum(map(len, body)) / len(body)
             clock, processor = (ROWS / median(one) for one in zip(*seconds[1:], strict=True))
-            print(f"{name:9} {clock:>10,.0f} records/s, {processor:>10,.0f} a processor second; of {size:.0f} bytes")
+            print(
+                f"{name:9} {clock:>10,.0f} records/s, {processor:>10,.0f} per CPU second; {size:.0f} bytes per record"
+            )
     spark.stop()
 
 

@@ -1,4 +1,4 @@
-"""Panels of lines, one below the other, as one SVG file."""
+"""Line charts, one below the other, as one SVG file."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ _STYLE = (
 
 @dataclass(frozen=True)
 class Panel:
-    """`lines`: each with its name and its points (x, y), of which the last x of all is `last`; `ticks`: x and what stands below it."""
+    """One line chart. `lines` has names and points (x, y), `last` is the largest x, and `ticks` has the labels of the x axis."""
 
     name: str
     lines: Sequence[tuple[str, Sequence[tuple[float, float]]]]
     ticks: Sequence[tuple[float, str]]
     last: float
-    below: str = ""  # what the x axis counts
+    below: str = ""  # the label of the x axis
     number: Callable[[float], str] = "{:.2f}".format
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Height of a panel, the gap below it and the room for names at the right, in pixels."""
+    """Height of a panel, the gap below it, and the width of the names on the right, in pixels."""
 
     height: int
     gap: int
     right: int
 
 
-def drawn(label: str, panels: Sequence[Panel], sizes: Sizes) -> str:
-    """The file's text."""
+def draw(label: str, panels: Sequence[Panel], sizes: Sizes) -> str:
+    """Return the SVG text."""
     whole = element(
         "svg",
         element("style", Markup(_STYLE)),
@@ -74,7 +74,7 @@ def _panel(number: int, panel: Panel, sizes: Sizes) -> Iterator[Markup]:
         yield path(positions, f"s{which}")
         ends.append((positions[-1][1], which, f"{name}: {panel.number(points[-1][1])}"))
     free = float(top)
-    for y, which, name in sorted(ends):  # names next to the ends of their lines, none over another
+    for y, which, name in sorted(ends):  # names are next to the ends of their lines and do not overlap
         free = max(y + 4, free)
         yield text(right + 8, free, name, f"s{which}")
         free += 16

@@ -1,4 +1,4 @@
-"""State in Postgres, and Kafka to Postgres: services are started for the measurement and stopped after it."""
+"""Measurements with Postgres: state in Postgres, and latency from Kafka to Postgres. They start and stop the services."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ LOOK_S, LEAD_S = 0.01, 60.0
 
 
 def touched_keys(data: Path) -> float:
-    """Distinct keys of an epoch, the median."""
+    """Return the median number of distinct keys per epoch."""
     files = sorted(data.glob("*.parquet"))
     epochs = [files[i : i + FILES_PER_EPOCH] for i in range(0, len(files), FILES_PER_EPOCH)]
     return median(pc.count_distinct(pq.read_table(list(map(str, e)), columns=["k"])["k"]).as_py() for e in epochs)
 
 
 def latency() -> dict[str, float]:
-    """Seconds from the append of the record that ends a one-second window to the window's rows in Postgres.
+    """Return the seconds from the append of the record that ends a one-second window to the rows of the window in Postgres.
 
-    Records come at LATENCY_ROWS_PER_S with the wall clock as event time; the table is asked for later windows every LOOK_S,
-    which is cheap. Both are processes of their own: what measures must not hold the interpreter of what is measured.
+    Records are sent at LATENCY_ROWS_PER_S with the wall clock as event time. The table is polled for new windows every LOOK_S.
+    Both run in separate processes, so that they do not compete with the pipeline for its interpreter.
     """
     with Kafka.started() as kafka, Postgres.started() as postgres:
         kafka.create("events", 2)
         over = threading.Event()
-        producing, watching = Beside(_produce, kafka.address), Beside(_watch, postgres.url)
-        # Spark's start and the first epochs, which catch up with what was sent meanwhile, are left out below
+        producing, watching = SideProcess(_produce, kafka.address), SideProcess(_watch, postgres.url)
+        # the start of Spark and the first epochs, which catch up with earlier records, do not count
         threading.Timer(LATENCY_SECONDS + LEAD_S, over.set).start()
         try:
             sw.run_streaming_pipeline(
@@ -75,27 +75,27 @@ def latency() -> dict[str, float]:
     return {"p50_s": cuts[49], "p99_s": cuts[98], "windows": len(delays), "rows_per_s": LATENCY_ROWS_PER_S}
 
 
-Times = dict[int, float]  # by whole second
+Times = dict[int, float]  # wall-clock times by second of event time
 
 
-class Beside:
-    """A process next to the pipeline, until `end` asks it what it saw."""
+class SideProcess:
+    """Process that runs next to the pipeline until `end`, which returns the times that it recorded."""
 
     def __init__(self, work: Callable[[str, Event, Queue[Times]], None], where: str) -> None:
         context = multiprocessing.get_context("spawn")
-        self._over, self._found = context.Event(), context.Queue()
-        self._process = context.Process(target=work, args=(where, self._over, self._found), daemon=True)
+        self._over, self._times = context.Event(), context.Queue()
+        self._process = context.Process(target=work, args=(where, self._over, self._times), daemon=True)
         self._process.start()
 
     def end(self) -> Times:
         self._over.set()
-        times: Times = self._found.get(timeout=60)
+        times: Times = self._times.get(timeout=60)
         self._process.join()
         return times
 
 
 def _produce(address: str, over: Event, times: Queue[Times]) -> None:
-    """When the first record of each second was in the slower of the partitions."""
+    """Send records until `over`. Report when each second had its first record in both partitions."""
     from confluent_kafka import Producer
 
     producer, chance = Producer({"bootstrap.servers": address, "linger.ms": 5}), random.Random(1)
@@ -116,7 +116,7 @@ def _produce(address: str, over: Event, times: Queue[Times]) -> None:
 
 
 def _watch(url: str, over: Event, times: Queue[Times]) -> None:
-    """When the rows of each window were there. Windows come out in order of time: only later ones than the last are asked for."""
+    """Poll the table until `over`. Report when the rows of each window appeared. Windows appear in order of time."""
     later = "SELECT DISTINCT extract(epoch FROM window_start)::bigint FROM out WHERE window_start > to_timestamp(%s)"
     seen: Times = {}
     with psycopg.connect(url, autocommit=True) as db:
@@ -130,7 +130,7 @@ def _watch(url: str, over: Event, times: Queue[Times]) -> None:
 
 
 def environment(url: str) -> None:
-    """Tell workers which database to use."""
+    """Set the database that workers use."""
     from benchmarks.worker import POSTGRES_URL
 
     os.environ[POSTGRES_URL] = url

@@ -1,14 +1,14 @@
-"""`python -m benchmarks.postgres_layouts`: ways to keep rows by key in Postgres, without Spark: what an epoch costs the server.
+"""`python -m benchmarks.postgres_layouts`: compare the server's cost of table layouts for rows by key, without Spark.
 
-Each way holds --keys rows and takes --epochs epochs of --touched random keys: two processes, a shard each, read the touched rows
-and write new versions of them, then one commit makes the epoch visible. All ways end with the same rows, which is checked.
+Each layout stores --keys rows and runs --epochs epochs that update --touched random keys. Two processes with a shard each read these
+rows and write new versions. Then one commit makes the epoch visible. All layouts must end with the same rows.
 
     upsert      workers COPY into an unlogged table; the commit upserts it on one connection
-    hot         the same with due times in the index rounded, so that most updates leave the indexes as they are
-    no-due      the same without an index on due times
+    hot         like upsert, with rounded due times in the index, so that most updates do not change the indexes
+    no-due      like upsert, without an index on due times
     slots       workers upsert in parallel into the older of two rows per key; the commit is one row
-    versions    workers COPY new versions next to the old ones; the commit is one row; old versions are deleted next to the next epoch
-    log         as versions, in a table of their own, which is folded into the other every eighth epoch; read from copies
+    versions    workers COPY new versions into the same table; the commit is one row; old versions are deleted during the next epoch
+    log         like versions, in a separate table that is merged into the state table every eighth epoch; read from copies
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ OWN = (
     f"pipeline_name text NOT NULL DEFAULT 'bench', {DECLARED}, ordinal integer NOT NULL, state_version integer NOT NULL DEFAULT 3,"
     " epoch bigint NOT NULL, updated_at timestamptz NOT NULL DEFAULT now()"
 )
-ROUND_US = 300_000_000  # of `hot` and `slots`: to what the time in the index is rounded
+ROUND_US = 300_000_000  # `hot` and `slots` round the time in the index to this
 SCHEMA = {
     c: pl.Int16() if c == "kind" else pl.Datetime("us", "UTC") if "timestamptz" in t else pl.Int64()
     for c, t in TYPES.items()
@@ -57,7 +57,7 @@ def hashed(keys: Any) -> Any:
 
 
 def fresh(keys: Any, epoch: int) -> pl.DataFrame:
-    """Rows of new keys, sorted by hash."""
+    """Return the rows of new keys, sorted by hash."""
     h, n = hashed(keys), len(keys)
     event_us = np.full(n, BASE_US + epoch * STEP_US)
     frame = pl.DataFrame({"unit": h, "key_hash": h, "kind": np.zeros(n, np.int16), "window_start": event_us, "last_event": event_us, "closes_at": event_us + GAP_US, "looked_at": (event_us + GAP_US) // ROUND_US * ROUND_US,
@@ -66,7 +66,7 @@ def fresh(keys: Any, epoch: int) -> pl.DataFrame:
 
 
 def stepped(rows: pl.DataFrame, epoch: int) -> pl.DataFrame:
-    """What an epoch makes of rows that were there."""
+    """Return the new versions of existing rows."""
     event_us = pl.lit(BASE_US + epoch * STEP_US, pl.Int64)
     more = rows.with_columns(
         event_us.alias("last_event"),
@@ -125,14 +125,14 @@ class Upsert:
             db.execute("TRUNCATE staged")
 
     def sweep(self, db: Any, epoch: int, tokens: list[Any]) -> None:
-        """Nothing is left over."""
+        """Do nothing: this layout leaves no old versions."""
 
     newest = "SELECT {what} FROM s"
 
 
 @dataclass(frozen=True)
 class Slots(Upsert):
-    """`written`: what the committed epoch says; of two slots of a key the newest one that is not beyond it counts."""
+    """Layout with two slots per key: the newest slot that is not newer than the committed epoch counts."""
 
     def create(self, db: Any) -> None:
         db.execute(f"CREATE TABLE s ({OWN}, slot smallint NOT NULL, PRIMARY KEY (unit, ordinal, slot)){self.options}")
@@ -147,7 +147,7 @@ class Slots(Upsert):
         return rows.sort("unit", "epoch").unique("unit", keep="last", maintain_order=True)
 
     def write(self, rows: pl.DataFrame, epoch: int, before: pl.DataFrame | None) -> list[Any]:
-        # a key's row goes where its newest version is not
+        # the new row of a key replaces its older version
         rows = (
             rows.with_columns((1 - pl.col("slot")).cast(pl.Int16))
             if "slot" in rows.columns
@@ -177,7 +177,7 @@ class Slots(Upsert):
 
 @dataclass(frozen=True)
 class Versions(Upsert):
-    """Old versions are told by where they lie (`ctid`), which who read them knows."""
+    """Layout with several versions per key. The reader of an old version identifies it by its location (`ctid`)."""
 
     options: str = ""
     index: str = "(unit)"
@@ -220,7 +220,7 @@ class Versions(Upsert):
 
 @dataclass(frozen=True)
 class Log(Upsert):
-    """Versions since the last fold, newest last, as anyone who wrote them keeps them."""
+    """Layout with a log of versions since the last merge, newest last. The process that wrote them keeps a copy."""
 
     written_frames: list[Any] = field(default_factory=list)
     parts: list[int] = field(default_factory=list)
@@ -297,7 +297,7 @@ WAYS = {
 
 
 def work(way: Any, keys: Any, epoch: int, first: bool) -> tuple[list[Any], float, float]:
-    """A shard's part of an epoch; seconds of reading and of writing."""
+    """Run the part of one shard in an epoch. Return the seconds of reading and of writing."""
     began = time.perf_counter()
     before = None
     if first:
@@ -333,7 +333,7 @@ def served(name: str, url: str) -> Iterator[Any]:
 
 
 def cpu(postgres: Postgres) -> float:
-    """Processor seconds of the server and all that it started, ended ones too."""
+    """Return the CPU seconds of the server and its descendants, including processes that have ended."""
     assert postgres.process.child is not None
     server = psutil.Process(postgres.process.child.pid)
     seconds = 0.0
@@ -349,7 +349,7 @@ def cpu(postgres: Postgres) -> float:
 
 
 class Epochs:
-    """Epochs of one way, one after the other; what each took."""
+    """Epochs of one layout, one after the other, and their durations."""
 
     def __init__(self, way: Any, pipes: list[Any], db: Any, beside: Any, sweeping: ThreadPoolExecutor) -> None:
         self._way, self._pipes, self._db, self._beside, self._sweeping = way, pipes, db, beside, sweeping
@@ -431,7 +431,7 @@ def main() -> None:
             answers.add(tuple(figures.pop("answer")))
             print(json.dumps(figures), flush=True)
     if len(answers) > 1:
-        raise SystemExit(f"the ways end with different rows: {sorted(answers)}")
+        raise SystemExit(f"the layouts end with different rows: {sorted(answers)}")
 
 
 if __name__ == "__main__":

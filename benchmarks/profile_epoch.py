@@ -1,4 +1,4 @@
-"""`python -m benchmarks.profile_epoch CASE`: where one Slackwater epoch spends its time."""
+"""`python -m benchmarks.profile_epoch CASE`: show where an epoch of Slackwater spends its time."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.queries`: what questions to a state take, and what they cost the pipeline that they are asked beside.
+"""`python -m benchmarks.queries`: measure the duration of queries of a state, and their cost for a running pipeline.
 
-fetch   a million open sessions in the files store, changed by a few epochs; one key after the other, at random
-next to  the sessions of the case `reopen` (drop), with nobody asking, and with a process that asks so many times a second
+fetch: queries of random keys in a state of a million open sessions in files, after a few epochs with changes
+cost: the sessions of the case `reopen` (drop), alone and next to a process that sends a number of queries per second
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ S = 1_000_000
 PER_SECOND = 20
 
 
-def million(directory: str, sessions: int) -> None:
-    """A state with so many open sessions, of which some were changed in each of five further epochs."""
+def build_state(directory: str, sessions: int) -> None:
+    """Write a state with this many open sessions. Five further epochs change a twentieth of them each."""
     window = sw.Window(
         kind="session",
         gap_ms="30m",
@@ -79,8 +79,8 @@ def million(directory: str, sessions: int) -> None:
     store.close()
 
 
-def fetches(directory: str, sessions: int, count: int) -> dict[str, float]:
-    """Milliseconds per `fetch` of a random key."""
+def fetch_times(directory: str, sessions: int, count: int) -> dict[str, float]:
+    """Return the milliseconds per `fetch` of a random key, and the number of segments."""
     times = []
     with sw.open_state(directory) as view:
         segments = [len(shard) for shard in view.manifest().segments]
@@ -92,8 +92,8 @@ def fetches(directory: str, sessions: int, count: int) -> dict[str, float]:
     return {"p50_ms": statistics.median(times), "p99_ms": float(np.quantile(times, 0.99)), "segments": sum(segments)}
 
 
-def asking(directory: Path, per_second: int) -> None:
-    """Ask for a random key so many times a second until killed; one line per hundred answers."""
+def send_queries(directory: Path, per_second: int) -> None:
+    """Query a random key this many times per second, until killed. Print a line per hundred answers."""
     while not list(directory.glob("*/manifests/*.json")):
         time.sleep(0.1)
     with sw.open_state(directory) as view:
@@ -114,27 +114,27 @@ def _keys(view: StateView) -> list[dict[str, Any]]:
     return list(some.select(some.columns[: some.columns.index("window_start")]).iter_rows(named=True))
 
 
-def beside(root: Path, rounds: int, per_second: int, small: bool) -> dict[str, Any]:
-    """Measure a pipeline in turn without queries and with a process that queries it."""
+def measure_cost(root: Path, rounds: int, per_second: int, small: bool) -> dict[str, Any]:
+    """Measure a pipeline, alternating between without queries and with a process that queries its state."""
     stream = quick(REOPEN_STREAM) if small else REOPEN_STREAM
-    data, runs, reader_reports = generate(stream, root / "data"), {"alone": [], "asked": []}, list[dict[str, Any]]()
+    data, runs, reader_reports = generate(stream, root / "data"), {"alone": [], "queried": []}, list[dict[str, Any]]()
     for turn in range(rounds):
         for name in list(runs)[:: 1 if turn % 2 == 0 else -1]:
             work = root / f"{name}-{turn}"
             command = [sys.executable, "-m", "benchmarks.queries", "--ask", str(work / "state")]
             command += ["--per-second", str(per_second)]
-            asker = subprocess.Popen(command, stdout=subprocess.PIPE, text=True) if name == "asked" else None
+            querier = subprocess.Popen(command, stdout=subprocess.PIPE, text=True) if name == "queried" else None
             try:
                 runs[name].append(run_worker(SLACKWATER, REOPEN_WINDOWS["drop"], data, work, "6g"))
             finally:
-                if asker is not None:
-                    asker.kill()
-                    lines = asker.communicate()[0].splitlines()
+                if querier is not None:
+                    querier.kill()
+                    lines = querier.communicate()[0].splitlines()
                     reader_reports += [json.loads(lines[-1])] if lines else []
     summaries = {name: summarize_runs(results, WARM_UP) for name, results in runs.items()}
     return {
         **{name: figures["median_s"] for name, figures in summaries.items()},
-        "cost": summaries["asked"]["median_s"] / summaries["alone"]["median_s"] - 1,
+        "cost": summaries["queried"]["median_s"] / summaries["alone"]["median_s"] - 1,
         "answers": reader_reports,
     }
 
@@ -144,24 +144,24 @@ def main() -> int:
     parser.add_argument("--sessions", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--per-second", type=int, default=PER_SECOND)
-    parser.add_argument("--quick", action="store_true", help="small sizes: a smoke test, no measurement")
+    parser.add_argument("--quick", action="store_true", help="small sizes, for a smoke test; the figures mean nothing")
     parser.add_argument("--ask", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.ask:
-        asking(options.ask, options.per_second)
+        send_queries(options.ask, options.per_second)
     sessions = 20_000 if options.quick else options.sessions
     print(machine())
     with tempfile.TemporaryDirectory(prefix="slackwater-queries-") as root:
-        million(f"{root}/million", sessions)
-        figures = fetches(f"{root}/million", sessions, 1000)
+        build_state(f"{root}/million", sessions)
+        figures = fetch_times(f"{root}/million", sessions, 1000)
         print(
             f"fetch of a key among {sessions:,} open sessions in {figures['segments']} segments: p50 {figures['p50_ms']:.2f} ms, "
             f"p99 {figures['p99_ms']:.2f} ms (goal: p50 under 5 ms)",
             flush=True,
         )
-        cost = beside(Path(root), options.rounds, options.per_second, options.quick)
+        cost = measure_cost(Path(root), options.rounds, options.per_second, options.quick)
         print(
-            f"an epoch next to {options.per_second} questions a second: {cost['asked']:.2f} s, alone {cost['alone']:.2f} s: "
+            f"an epoch with {options.per_second} queries per second: {cost['queried']:.2f} s, alone {cost['alone']:.2f} s: "
             f"{100 * cost['cost']:+.1f} % (goal: under 5 %); {cost['answers']}"
         )
     return 0

@@ -1,4 +1,4 @@
-"""From figures to lines of text."""
+"""Format the figures as lines of text."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MIB = 1024**2
 
 
 def lines(report: dict[str, Any]) -> Iterator[str]:
-    """The whole report; a part that was not run is left out."""
+    """Yield the whole report. Omit parts that were not run."""
     about = report["machine"]
     versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
     yield f"\n{about['processor']}, {about['cores']} cores, {about['memory_gib']} GiB, load {about['load_before']:.1f}; {versions}"
@@ -63,11 +63,11 @@ def lines(report: dict[str, Any]) -> Iterator[str]:
         )
     if report["failed"]:
         yield f"\nFAILED, not measured: {', '.join(report['failed'])}"
-    yield f"\nAll of it took {report['took_s'] / 60:.0f} minutes; load {about['load_after']:.1f} at the end"
+    yield f"\nThe whole run took {report['took_s'] / 60:.0f} minutes; load {about['load_after']:.1f} at the end"
 
 
 def _speed(cases: list[dict[str, Any]]) -> Iterator[str]:
-    yield "\nSeconds per epoch, median after warm-up; times faster than the faster native store"
+    yield "\nSeconds per epoch, median after warm-up, and speedup over the faster native store"
     yield _row("case", "HDFS", "RocksDB", "Slackw.", "rows/s", "times", "(means)", "(fastest)", "(CPU)", "goal")
     for case in cases:
         hdfs, rocksdb, ours = (case["systems"][s]["median_s"] for s in (*NATIVE, SLACKWATER))
@@ -78,7 +78,7 @@ def _speed(cases: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _floor(cases: list[dict[str, Any]]) -> Iterator[str]:
-    yield "\nTimes the floor: the same epochs with a step that does nothing"
+    yield "\nRatio to the floor: the same epochs with a step that does nothing"
     yield _row("case", "floor", "Slackw.", "times", "(means)", "(fastest)", "(CPU)", "at most", "CPU floor", "CPU here")
     for case in cases:
         floor, ours = case["systems"][FLOOR], case["systems"][SLACKWATER]
@@ -89,7 +89,7 @@ def _floor(cases: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _small(cases: list[dict[str, Any]]) -> Iterator[str]:
-    """Epochs so small that only what every epoch costs is left."""
+    """Yield the figures of epochs that are so small that only the fixed cost of an epoch remains."""
     for case in cases:
         if case["seconds_goal"] is not None:
             ours, goal = case["systems"][SLACKWATER], case["seconds_goal"]
@@ -100,16 +100,16 @@ def _small(cases: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _phases(cases: list[dict[str, Any]]) -> Iterator[str]:
-    yield "\nWhere Slackwater's epoch goes, median seconds"
+    yield "\nSlackwater's epoch by phase, median seconds"
     for case in cases:
         yield f"{case['name']:<22}{_breakdown(case['systems'][SLACKWATER])}"
 
 
 def _memory(cases: list[dict[str, Any]]) -> Iterator[str]:
-    yield "\nPeak resident memory in MiB; the largest state: rows, MiB as told, MiB of files at the end; and what came out"
-    yield _row("", "JVM", "driver", "workers", "total", "state", "told", "files", "rows", "of input")
+    yield "\nPeak resident memory in MiB; largest state in rows, in MiB as reported, and in MiB of files at the end; output"
+    yield _row("", "JVM", "driver", "workers", "total", "state", "reported", "files", "rows", "of input")
     for case in cases:
-        times = f": peak {case['times_memory']:.2f} times the smaller native one's, at most 1  {_verdict(case['times_memory'] <= 1)}"
+        times = f": peak {case['times_memory']:.2f} times that of the smaller native system, at most 1  {_verdict(case['times_memory'] <= 1)}"
         yield case["name"] + times + ("" if case["same_output"] else "  OUTPUTS DIFFER")
         for system, summary in case["systems"].items():
             sizes = [f"{summary['memory'][role] // _MIB:,}" for role in ROLES]
@@ -151,7 +151,7 @@ def _in_postgres(summary: dict[str, Any]) -> Iterator[str]:
         f"RocksDB ({native['median_s']:.2f} s; of the means {native['mean_s'] / ours['mean_s']:.2f}), goal {IN_POSTGRES_GOAL}  {_verdict(summary['ratio'] >= IN_POSTGRES_GOAL)}"
     )
     yield (
-        f"  {summary['touched_keys_per_s']:,.0f} touched keys per second end to end, goal {TOUCHED_GOAL:,}  "
+        f"  {summary['touched_keys_per_s']:,.0f} updated keys per second end to end, goal {TOUCHED_GOAL:,}  "
         f"{_verdict(summary['touched_keys_per_s'] >= TOUCHED_GOAL)}"
         + ("" if summary["same_output"] else "  OUTPUTS DIFFER")
     )
@@ -159,14 +159,14 @@ def _in_postgres(summary: dict[str, Any]) -> Iterator[str]:
 
 
 def _reopen(costs_by_policy: dict[str, Any]) -> Iterator[str]:
-    """The price of corrections: reopen against drop over the same rows."""
+    """Yield the cost of corrections: `reopen` compared with `drop` over the same rows."""
     drop, reopen = costs_by_policy["drop"], costs_by_policy["reopen"]
     speed, state = reopen["rows_per_s"] / drop["rows_per_s"], reopen["state_bytes"] / drop["state_bytes"]
     yield f"\nLate rows as corrections: {speed:.2f} times the throughput of drop, {state:.2f} times the state"
     for policy, costs in costs_by_policy.items():
         yield (
             f"  {policy:<8}{costs['rows_per_s']:>11,.0f} rows/s  state {costs['state_bytes'] / _MIB:,.1f} MiB  "
-            f"{costs['late']:,} rows late for good  {costs['emitted']:,} emitted  {_breakdown(costs)}"
+            f"{costs['late']:,} late rows that were not used  {costs['emitted']:,} emitted  {_breakdown(costs)}"
         )
 
 
@@ -185,7 +185,7 @@ def _from_kafka(summary: dict[str, Any]) -> Iterator[str]:
 
 
 def _breakdown(summary: dict[str, Any]) -> str:
-    """The phases, and what Spark spends around them."""
+    """Return the phases, and the time that Spark spends around them."""
     rest = summary["median_s"] - sum(summary["phases_s"].values())
     return "  ".join(f"{name} {s:.2f}" for name, s in (summary["phases_s"] | {"around": rest}).items())
 
@@ -203,5 +203,5 @@ def _goal(goal: float | None) -> str:
 
 
 def _verdict(met: bool | None) -> str:
-    """Return "met" or "MISSED", or an empty text where a figure has no goal."""
+    """Return "met" or "MISSED", or an empty string if a figure has no goal."""
     return "" if met is None else "met" if met else "MISSED"

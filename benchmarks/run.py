@@ -1,4 +1,4 @@
-"""`python -m benchmarks.run`: Slackwater next to Spark's own operators, in one run, on the same data."""
+"""`python -m benchmarks.run`: compare Slackwater with Spark's own operators, on the same data."""
 
 from __future__ import annotations
 
@@ -46,38 +46,45 @@ from benchmarks.cases import (
     Orders,
     Stream,
     Window,
-    chosen,
     quick,
+    select_cases,
 )
 from benchmarks.data import generate
-from benchmarks.figures import compare_with_kafka, compared, drop_single_runs, machine, policy_costs, summarize_runs
+from benchmarks.figures import (
+    compare_systems,
+    compare_with_kafka,
+    drop_single_runs,
+    machine,
+    policy_costs,
+    summarize_runs,
+)
 from benchmarks.postgres import environment, latency, touched_keys
 from benchmarks.report import lines
 from benchmarks.topics import Topic, fill_topic
-from benchmarks.worker_process import WorkerFailed, clean_up_when_ended, run_worker
+from benchmarks.worker_process import WorkerFailed, exit_on_sigterm, run_worker
 from slackwater.testing.services import Kafka, Postgres
 
 RESULTS = Path(__file__).parent / "results"
 
 
 class Bench:
-    """One invocation: a directory for data and results, and what every measurement shares."""
+    """One run of the benchmarks: the directory for data and results, and the settings of all measurements."""
 
     def __init__(self, root: Path, rounds: int, driver_memory: str) -> None:
         self._root, self._rounds, self._driver_memory = root, rounds, driver_memory
         self._runs = 0
 
     def case(self, case: Case) -> dict[str, Any]:
-        """Every system once per round, in turning order: a slow minute of the machine hits all alike."""
+        """Run every system once per round, in rotating order, so that a slow minute of the machine affects all of them."""
         runs: dict[str, list[dict[str, Any]]] = {system: [] for system in MEASURED}
         for turn in range(self._rounds):
             for system in MEASURED[turn % len(MEASURED) :] + MEASURED[: turn % len(MEASURED)]:
                 runs[system].append(self.measure(case.name, system, case.query, case.stream))
         systems = {system: summarize_runs(results, WARM_UP) for system, results in runs.items()}
-        return compared(case, systems)
+        return compare_systems(case, systems)
 
     def idle_keys(self, small: bool) -> dict[str, Any]:
-        """Epochs over the same active keys with few and with many idle keys in the state, in turn."""
+        """Measure epochs over the same active keys, alternating between few and many idle keys in the state."""
         runs: dict[str, list[dict[str, Any]]] = {name: [] for name in IDLE_STREAMS}
         streams = {name: quick(stream) if small else stream for name, stream in IDLE_STREAMS.items()}
         for turn in range(self._rounds):
@@ -90,7 +97,7 @@ class Bench:
         return summaries | {"keys": keys, "ratio": summaries["many"]["median_s"] / summaries["few"]["median_s"]}
 
     def skewed(self, small: bool) -> dict[str, Any]:
-        """Measure a join without and with a hot key, in turn."""
+        """Measure a join, alternating between without and with a hot key."""
         runs: dict[str, list[dict[str, Any]]] = {name: [] for name in SKEWED_STREAMS}
         for turn in range(self._rounds):
             for name in list(SKEWED_STREAMS)[:: 1 if turn % 2 == 0 else -1]:
@@ -100,7 +107,7 @@ class Bench:
         return summaries | {"ratio": summaries["skewed"]["median_s"] / summaries["uniform"]["median_s"]}
 
     def in_postgres(self, small: bool) -> dict[str, Any]:
-        """Sessions with their state in Postgres, next to Spark's native operator on RocksDB."""
+        """Compare sessions whose state is in Postgres with Spark's native operator on RocksDB."""
         case = IN_POSTGRES_CASE
         stream = quick(case.stream) if small else case.stream
         runs: dict[str, list[dict[str, Any]]] = {ROCKSDB: [], POSTGRES: []}
@@ -112,7 +119,7 @@ class Bench:
         summaries = {system: summarize_runs(results, WARM_UP) for system, results in runs.items()}
         touched = (
             touched_keys(generate(stream, self._root / "data")) / summaries[POSTGRES]["mean_s"]
-        )  # some epochs fold what others left
+        )  # some epochs also merge the staged rows of earlier ones
         return summaries | {
             "ratio": summaries[ROCKSDB]["median_s"] / summaries[POSTGRES]["median_s"],
             "touched_keys_per_s": touched,
@@ -120,7 +127,7 @@ class Bench:
         }
 
     def reopen(self, small: bool) -> dict[str, Any]:
-        """Sessions over the same rows, the late ones dropped or correcting what was emitted, in turn."""
+        """Measure sessions over the same rows, alternating between dropping late rows and correcting results with them."""
         stream = quick(REOPEN_STREAM) if small else REOPEN_STREAM
         runs: dict[str, list[dict[str, Any]]] = {policy: [] for policy in REOPEN_WINDOWS}
         for turn in range(self._rounds):
@@ -130,7 +137,7 @@ class Bench:
         return {policy: summaries[policy] | policy_costs(runs[policy], stream.rows) for policy in summaries}
 
     def from_kafka(self, small: bool) -> dict[str, Any]:
-        """Sessions from a topic with JSON, in turn."""
+        """Measure sessions over a topic with JSON, for each system in turn."""
         stream = quick(FROM_KAFKA_STREAM) if small else FROM_KAFKA_STREAM
         runs: dict[str, list[dict[str, Any]]] = {system: [] for system in FROM_KAFKA_SYSTEMS}
         with Kafka.started() as kafka:
@@ -142,7 +149,7 @@ class Bench:
         return summaries | compare_with_kafka(runs, summaries, stream)
 
     def first_row(self) -> dict[str, float | None]:
-        """Seconds from process start to the first result row, by system: the median of the rounds."""
+        """Return the median seconds from process start to the first result row, by system."""
         times: dict[str, list[float]] = {system: [] for system in SYSTEMS}
         for _ in range(self._rounds):
             for system in SYSTEMS:
@@ -166,7 +173,7 @@ class Bench:
 
 PARTS: dict[
     str, tuple[str, Callable[[Bench, bool], Any]]
-] = {  # next to the cases: what it is called, and in the report
+] = {  # measurements other than cases: their names, and their keys in the report
     IDLE: ("idle_keys", Bench.idle_keys),
     SKEWED: ("skewed", Bench.skewed),
     FIRST_ROW: ("first_row_s", lambda bench, small: bench.first_row()),
@@ -178,21 +185,21 @@ PARTS: dict[
 
 
 def main() -> int:
-    """0 also when goals are missed; 1 when a measurement failed: the others are made and told all the same."""
+    """Return 0 even if goals are missed, and 1 if a measurement failed. The other measurements run and are reported anyway."""
     options, began = _options(), time.monotonic()
-    clean_up_when_ended()
+    exit_on_sigterm()
     settings = {name: getattr(options, name) for name in ("quick", "only", "rounds", "driver_memory")}
     report: dict[str, Any] = {"machine": machine(), "options": settings, "cases": [], "failed": []}
     report |= dict.fromkeys(key for key, _ in PARTS.values())
     with tempfile.TemporaryDirectory(prefix="slackwater-bench-") as root:
         bench = Bench(Path(root), options.rounds, options.driver_memory)
-        for case in chosen(options.only, options.quick):
-            with _told_if_it_fails(report, case.name):
+        for case in select_cases(options.only, options.quick):
+            with _record_failure(report, case.name):
                 report["cases"].append(bench.case(case))
             _write(report, began, options)
         for name, (key, measure) in PARTS.items():
             if not options.only or name in options.only:
-                with _told_if_it_fails(report, name):
+                with _record_failure(report, name):
                     report[key] = measure(bench, options.quick)
                 _write(report, began, options)
     print("\n".join(lines(report)))
@@ -200,7 +207,7 @@ def main() -> int:
 
 
 def _write(report: dict[str, Any], began: float, options: argparse.Namespace) -> None:
-    """What there is so far: who stops a run of an hour keeps what was measured."""
+    """Write the figures so far, so that a run that is stopped early keeps them."""
     report["machine"]["load_after"] = os.getloadavg()[0]
     report["took_s"] = time.monotonic() - began
     for path, figures in ((options.json, report), (options.keep, drop_single_runs(report))):
@@ -210,7 +217,7 @@ def _write(report: dict[str, Any], began: float, options: argparse.Namespace) ->
 
 
 @contextmanager
-def _told_if_it_fails(report: dict[str, Any], name: str) -> Iterator[None]:
+def _record_failure(report: dict[str, Any], name: str) -> Iterator[None]:
     try:
         yield
     except WorkerFailed as error:
@@ -220,13 +227,13 @@ def _told_if_it_fails(report: dict[str, Any], name: str) -> Iterator[None]:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="small sizes: a smoke test, no measurement")
+    parser.add_argument("--quick", action="store_true", help="small sizes, for a smoke test; the figures mean nothing")
     parser.add_argument("--only", type=_names, default=[], metavar="CASE,…", help=f"of {', '.join(NAMES)}")
     parser.add_argument("--rounds", type=int, default=1, help="runs of every system per case (1)")
     parser.add_argument("--driver-memory", default="6g", help="heap of each JVM (6g)")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write all figures there")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write all figures to this file")
     parser.add_argument(
-        "--keep", type=_release, metavar="NAME", help="and those to compare with in benchmarks/results/NAME.json"
+        "--keep", type=_release, metavar="NAME", help="also write the summaries to benchmarks/results/NAME.json"
     )
     return parser.parse_args()
 
@@ -243,7 +250,7 @@ def _names(text: str) -> list[str]:
     names = text.split(",")
     for name in names:
         if name not in NAMES:
-            raise argparse.ArgumentTypeError(f'"{name}" is not a case; there are {", ".join(NAMES)}')
+            raise argparse.ArgumentTypeError(f'"{name}" is not a case; expected one of {", ".join(NAMES)}')
     return names
 
 

@@ -1,7 +1,8 @@
-"""`python -m benchmarks.session_step`: the step of one shard alone, without Spark: an Arrow table of rows in, segments out.
+"""`python -m benchmarks.session_step`: measure the session step of one shard without Spark, from an Arrow table to segments.
 
-The present step of sessions and the former one (whole arrays, `tests/support/whole_array_step.py`) take turns on the same rows, each
-with a state of its own, in one process; once with memory as it is, and once as workers keep it (`slackwater.spark.tuning.worker_memory`).
+The current step and the previous one (whole arrays, `tests/support/whole_array_step.py`) alternate on the same rows in one process,
+each with a separate state. They run once with default memory settings, and once with those of workers
+(`slackwater.spark.tuning.worker_memory`).
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ FIGURES = ("seconds", "processor", "faults")
 
 @dataclass
 class Shard:
-    """A state in files, and where its watermark stands."""
+    """State of one shard in files, and its watermark."""
 
     root: Path
     operator: Operator
@@ -63,7 +64,7 @@ class Shard:
             (self.root / folder).mkdir(parents=True)
 
     def ingest(self, epoch: int, table: pa.Table) -> None:
-        """As a worker does it."""
+        """Ingest the rows of an epoch as a worker does."""
         state = FilesShard(LocalStorage(str(self.root)), 0, epoch, self.metas)
         rows = pl.from_arrow(table)
         assert isinstance(rows, pl.DataFrame)
@@ -75,7 +76,7 @@ class Shard:
 
 
 def operator() -> Operator:
-    """The window of the session cases."""
+    """Return the operator of the session cases."""
     aggregations = [
         Aggregation(agg="count", as_="n"),
         Aggregation(agg="sum", column="v", as_="total"),
@@ -94,7 +95,7 @@ def operator() -> Operator:
 
 
 def batch(rng: np.random.Generator, epoch: int, rows: int, seconds: int) -> pa.Table:
-    """What Spark hands to a worker: batches of ten thousand rows, up to two seconds out of order."""
+    """Return the table that Spark passes to a worker: batches of ten thousand rows, up to two seconds out of order."""
     ids = rng.integers(KEYS, size=rows)
     event_s = (epoch + rng.random(rows)) * seconds - rng.random(rows) * 2
     table = pa.table(
@@ -108,8 +109,8 @@ def batch(rng: np.random.Generator, epoch: int, rows: int, seconds: int) -> pa.T
     return pa.Table.from_batches(table.to_batches(max_chunksize=10_000))
 
 
-def measured(case: str, epochs: int) -> dict[str, dict[str, list[float]]]:
-    """Per step and figure: its value in each epoch behind the first few."""
+def measure(case: str, epochs: int) -> dict[str, dict[str, list[float]]]:
+    """Return, by step and figure, the values of the epochs after the warm-up."""
     rows, seconds = CASES[case]
     rng, samples = np.random.default_rng(7), {name: defaultdict[str, list[float]](list) for name in STEPS}
     with tempfile.TemporaryDirectory(prefix="slackwater-step-") as root:
@@ -121,8 +122,8 @@ def measured(case: str, epochs: int) -> dict[str, dict[str, list[float]]]:
                 before = _spent()
                 shards[name].ingest(epoch, table)
                 if epoch >= WARM_UP:
-                    for figure, began, ended in zip(FIGURES, before, _spent(), strict=True):
-                        samples[name][figure].append(ended - began)
+                    for figure, began, end in zip(FIGURES, before, _spent(), strict=True):
+                        samples[name][figure].append(end - began)
                 shards[name].advance(table)
     samples["present"]["resident"] = [psutil.Process().memory_info().rss / 1e6]
     return samples
@@ -141,12 +142,12 @@ def main() -> None:
     if options.child:
         if options.child == "kept":
             worker_memory.keep_freed_memory()
-        print(json.dumps(measured(options.case, options.epochs)))
+        print(json.dumps(measure(options.case, options.epochs)))
         return
     rows, _ = CASES[options.case]
     load = os.getloadavg()[0]
     print(
-        f"{options.case}: {rows:,} rows and {KEYS:,} keys a shard, {options.epochs - WARM_UP} epochs, load {load:.1f}"
+        f"{options.case}: {rows:,} rows and {KEYS:,} keys per shard, {options.epochs - WARM_UP} epochs, load {load:.1f}"
     )
     print(f"{'memory':<10}{'step':<10}{'seconds':>9}{'processor':>11}{'page faults':>13}")
     for child in ("plain", "kept"):

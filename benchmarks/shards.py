@@ -1,9 +1,9 @@
-"""`python -m benchmarks.shards`: what the driver does in an epoch, over the number of shards and of Kafka's partitions.
+"""`python -m benchmarks.shards`: measure the driver's part of an epoch, by number of shards and Kafka partitions.
 
-Shards and brokers are on paper (`benchmarks.simulated_cluster`): the segments of a hundred million keys stand in the commit with the sizes that the
-merging would have left, and no file of them is there. What the driver does is real, on a disk: it plans the epoch, makes the tasks, parses
-what the shards say, folds it, moves the watermark, commits, reads what was put aside, publishes, notes, tells metrics; every sixteenth
-epoch it clears away. Spark's own part and the target's are not in it.
+Shards and brokers are simulated (`benchmarks.simulated_cluster`). The commit lists the segments of a hundred million keys, with the sizes
+that merging would have produced, but their files do not exist. The driver's work is real, with a state on a disk: it plans the epoch,
+creates tasks, parses and merges the reports of the shards, advances the watermark, commits, reads the staged output, publishes, and
+updates metrics. Every sixteenth epoch removes garbage. The work of Spark and of the target is not included.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from typing import Any, NamedTuple
 
 from benchmarks import simulated_cluster
 from benchmarks.figures import machine
-from benchmarks.shards_plot import drawn
+from benchmarks.shards_plot import draw
 
 SHARDS, PARTITIONS = (16, 64, 128, 256, 512), (1, 100, 1000)
 KEYS, ROWS, EPOCHS = 100_000_000, 1_000_000, 32
 GOAL_S, AT = 0.5, (256, 1000)
-OTHERS = ("workers", "broker", "target", "page")  # whose seconds are not the driver's
+OTHERS = ("workers", "broker", "target", "page")  # parts whose seconds do not count as the driver's
 PARTS = ("plan", "read", "ingest", "emit", "commit", "write", "note", "metrics", "between")
 _NOW_US = 1_700_000_000_000_000
 _EPOCH_US = 1_000_000
 
 
 class Figure(NamedTuple):
-    """Seconds per epoch in the driver, median and the longest; `parts`: of the processor, by what is at work."""
+    """Seconds per epoch in the driver, median and longest. `parts` has the CPU seconds by part."""
 
     shards: int
     partitions: int
@@ -49,8 +49,8 @@ class Figure(NamedTuple):
     parts: Mapping[str, float]
 
 
-def measured(shards: int, partitions: int, epochs: int, profile: Any = None) -> Figure:
-    """Run so many epochs of a session window; the first quarter is not counted."""
+def measure(shards: int, partitions: int, epochs: int, profile: Any = None) -> Figure:
+    """Run this many epochs of a session window. The first quarter does not count."""
     with tempfile.TemporaryDirectory(prefix="slackwater-shards-") as home:
         run = _Run(Path(home), shards, partitions)
         each: list[Mapping[str, tuple[float, float]]] = []
@@ -81,7 +81,7 @@ class _Run:
         from slackwater.state.files.store import FilesStore
 
         class Source(KafkaSource):
-            """Spark's part is on paper."""
+            """Kafka source that does not read with Spark."""
 
             def _read(self, session: Any, ranges: Mapping[tuple[str, int], tuple[int, int]]) -> Any:
                 return "rows"
@@ -117,32 +117,32 @@ class _Run:
         operator = compile_window(pipeline, {"user": Field("user", "string"), "n": Field("n", "bigint")})
         self.store = FilesStore(home, "shards")
         delta = ROWS // shards
-        self.segments = simulated_cluster.piled_up(KEYS // shards, delta)
+        self.segments = simulated_cluster.segment_rows(KEYS // shards, delta)
         each = max(ROWS // partitions, 1)
         broker = simulated_cluster.broker(meter, partitions, each)
         self.source = Source(pipeline.sources[0], broker, None, "g")  # type: ignore[arg-type]
         self._newest = 0
 
-        def heard(parts: Mapping[str, int]) -> SourceStats:
-            with meter.part("workers"):  # what the job's answer holds
+        def collect_stats(parts: Mapping[str, int]) -> SourceStats:
+            with meter.part("workers"):  # the answer of the job
                 statistics = {"rows": ROWS, "bad": 0, "newest": self._newest, "place": None}
                 statistics |= {f"newest{n}": self._newest - n for n in range(len(parts))}
             return source_stats(statistics, parts, lambda mark: None)
 
-        engine = simulated_cluster.PaperEngine(operator, meter, KEYS // shards, delta, heard)
+        engine = simulated_cluster.SimulatedEngine(operator, meter, KEYS // shards, delta, collect_stats)
         self.metrics = Metrics()
         hooks = DriverCallbacks(lambda: _NOW_US, on_status=self._status, faults=self)  # type: ignore[arg-type]
         ((name, stage_pipeline),) = pipeline.stage_pipelines.items()
         stage = StageRunner(name, stage_pipeline, operator, self.store, engine, hooks.faults.in_worker)
         (target,) = pipeline.per_target
-        self.driver = EpochDriver(pipeline, [stage], self.store, {target: _Nowhere(meter)}, hooks)
+        self.driver = EpochDriver(pipeline, [stage], self.store, {target: _DiscardingTarget(meter)}, hooks)
         self.driver.start(self.store.open(), shards, {}, "s")
         self.metrics.on_start(pipeline)
-        self._pile_up()
+        self._fill_state()
         self.planner = KafkaPlanner(self.source, self.driver.state.sources["events"])
 
-    def _pile_up(self) -> None:
-        """The state of so many keys, as if it had been there."""
+    def _fill_state(self) -> None:
+        """Replace the state by one that lists the segments of all keys."""
         state = self.driver.state
         metas = tuple(tuple(simulated_cluster.segment(0, s, n) for n in self.segments) for s in range(self.shards))
         held = (KEYS // self.shards,) * self.shards
@@ -192,7 +192,7 @@ class _Run:
         )
 
     def _tasks(self) -> tuple[int, float, float]:
-        """What goes to the workers with the job: bytes, seconds to write it, seconds in each task to read it."""
+        """Return the bytes of the tasks, the seconds to serialize them, and the seconds to deserialize them in each task."""
         from pyspark import cloudpickle
 
         from slackwater.spark.worker_tasks import ingest_task
@@ -205,7 +205,7 @@ class _Run:
         cloudpickle.loads(text)
         return len(text), wrote - began, time.process_time() - wrote
 
-    # -- what the driver tells -----------------------------------------------------------------------------------
+    # -- callbacks of the driver ----------------------------------------------------------------------------------
 
     def hit(self, point: str, epoch: int) -> None:
         name, _, when = point.partition(".")
@@ -225,8 +225,8 @@ class _Run:
         self.store.close()
 
 
-class _Nowhere:
-    """A target that takes what it gets."""
+class _DiscardingTarget:
+    """Target that discards all rows."""
 
     guarantee, upserts, description = "exactly once", False, "nowhere"
 
@@ -256,7 +256,7 @@ def lines(measurement: Mapping[str, Any]) -> Iterator[str]:
         )
     for f in figures:
         if (f.shards, f.partitions) == AT:
-            yield f"goal at {AT[0]} shards, {AT[1]:,} partitions: under {GOAL_S} s of a processor: {'met' if f.cpu_s < GOAL_S else 'MISSED'}"
+            yield f"goal at {AT[0]} shards, {AT[1]:,} partitions: under {GOAL_S} CPU seconds: {'met' if f.cpu_s < GOAL_S else 'MISSED'}"
 
 
 def main() -> int:
@@ -264,17 +264,17 @@ def main() -> int:
     parser.add_argument("--shards", type=int, nargs="+", default=SHARDS)
     parser.add_argument("--partitions", type=int, nargs="+", default=PARTITIONS)
     parser.add_argument("--epochs", type=int, default=EPOCHS)
-    parser.add_argument("--svg", type=Path, help="draw the plot there")
-    parser.add_argument("--json", type=Path, help="write all figures there; with --draw read them from there")
-    parser.add_argument("--draw", action="store_true", help="no run: the plot of figures that are there")
-    parser.add_argument("--profile", action="store_true", help="where the seconds of all these epochs go, by function")
+    parser.add_argument("--svg", type=Path, help="write the plot to this file")
+    parser.add_argument("--json", type=Path, help="write all figures to this file; with --draw, read them from it")
+    parser.add_argument("--draw", action="store_true", help="only draw the plot of the figures in --json")
+    parser.add_argument("--profile", action="store_true", help="profile all epochs by function")
     options = parser.parse_args()
     measurement = json.loads(options.json.read_text()) if options.draw else _run(options)
     if options.json and not options.draw:
         options.json.write_text(json.dumps(measurement) + "\n")
     print("\n".join(lines(measurement)))
     if options.svg:
-        options.svg.write_text(drawn(measurement["figures"]))
+        options.svg.write_text(draw(measurement["figures"]))
     return 0
 
 
@@ -286,7 +286,7 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
     about, figures = machine(), list[Figure]()
     for partitions in options.partitions:
         for shards in options.shards:
-            figures.append(measured(shards, partitions, options.epochs, profile))
+            figures.append(measure(shards, partitions, options.epochs, profile))
             print(f"{shards} shards, {partitions} partitions: {figures[-1].cpu_s:.3f} s", file=sys.stderr)
     if profile is not None:
         pstats.Stats(profile, stream=sys.stderr).sort_stats("cumulative").print_stats(70)

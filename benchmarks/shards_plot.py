@@ -1,4 +1,4 @@
-"""The plot of `benchmarks.shards`: seconds and bytes over the number of shards, a line per number of partitions."""
+"""Plot of `benchmarks.shards`: seconds and bytes over the number of shards, with a line per number of partitions."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 from benchmarks import plot
 
 PANELS = (
-    ("The driver's part of an epoch, seconds of a processor", "cpu_s", 1.0),
+    ("The driver's part of an epoch, CPU seconds", "cpu_s", 1.0),
     ("The record of a commit, MB", "commit_bytes", 1e-6),
 )
 
 
-def drawn(figures: Sequence[Mapping[str, Any]]) -> str:
-    """The file's text."""
+def draw(figures: Sequence[Mapping[str, Any]]) -> str:
+    """Return the SVG text."""
     label = "The driver's part of an epoch over the number of shards"
-    return plot.drawn(label, [_panel(*panel, figures) for panel in PANELS], plot.Sizes(190, 70, 200))
+    return plot.draw(label, [_panel(*panel, figures) for panel in PANELS], plot.Sizes(190, 70, 200))
 
 
 def _panel(name: str, key: str, times: float, figures: Sequence[Mapping[str, Any]]) -> plot.Panel:

@@ -1,6 +1,6 @@
-"""Shards and brokers on paper, for `benchmarks.shards`: they answer as real ones do, at once, and hold no rows.
+"""Simulated shards and brokers for `benchmarks.shards`. They answer immediately, in the real format, and have no rows.
 
-What a driver is asked to do with the answers is real: it parses them, folds them, commits the document, reads the staged output.
+The driver's work is real: it parses the answers, merges them, commits, and reads the staged output.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from slackwater.state.commit import SegmentMeta
 from slackwater.state.files.segments import count_segments_to_merge
 
 TOPIC = "events"
-BYTES_PER_ROW, EMITTED = 72, 40  # of a session as it lies in a file; rows that a shard emits per epoch
+BYTES_PER_ROW, EMITTED = 72, 40  # bytes of a session in a file; rows that a shard emits per epoch
 _FOREVER = 1 << 60
 
 
 class Meter:
-    """Seconds by what is at work: of the processor (this process, all threads) and by the clock."""
+    """Meter of CPU seconds (this process, all threads) and wall-clock seconds, by the part that runs."""
 
     def __init__(self) -> None:
         self.parts: dict[str, tuple[float, float]] = {}
         self._name, self._cpu, self._clock = "", time.process_time(), time.monotonic()
 
     def switch_to(self, name: str) -> str:
-        """From now on this is at work; gives what was."""
+        """Count time for this part from now on. Return the previous part."""
         cpu, clock = time.process_time(), time.monotonic()
         before = self.parts.get(self._name, (0.0, 0.0))
         self.parts[self._name] = (before[0] + cpu - self._cpu, before[1] + clock - self._clock)
@@ -54,13 +54,13 @@ class Meter:
 
 
 @dataclass(frozen=True)
-class PaperBroker(KafkaBroker):
-    """A topic of so many partitions, each of which has got so many records since it was asked."""
+class SimulatedBroker(KafkaBroker):
+    """Broker with a topic of `count` partitions. Each request finds `more` new records in each partition."""
 
     meter: Meter = field(default_factory=Meter)
     count: int = 1
     more: int = 0
-    at_: dict[tuple[str, int], int] = field(default_factory=dict)
+    ends: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def partitions(self, query: str, where: str) -> dict[str, list[int]]:
         return {TOPIC: list(range(self.count))}
@@ -70,28 +70,28 @@ class PaperBroker(KafkaBroker):
 
     def offset_ranges(self, partitions: Sequence[tuple[str, int]]) -> dict[tuple[str, int], tuple[int, int]]:
         with self.meter.part("broker"):
-            return {p: (0, self.at_.get(p, 0)) for p in partitions}
+            return {p: (0, self.ends.get(p, 0)) for p in partitions}
 
     def readable_ends(self, partitions: Sequence[tuple[str, int]], isolation: str) -> dict[tuple[str, int], int]:
         with self.meter.part("broker"):
-            self.at_.update({p: self.at_.get(p, 0) + self.more for p in partitions})
-            return {p: self.at_[p] for p in partitions}
+            self.ends.update({p: self.ends.get(p, 0) + self.more for p in partitions})
+            return {p: self.ends[p] for p in partitions}
 
 
-def broker(meter: Meter, partitions: int, more: int) -> PaperBroker:
-    return PaperBroker(KafkaConnection(bootstrap_servers="none"), meter=meter, count=partitions, more=more)
+def broker(meter: Meter, partitions: int, more: int) -> SimulatedBroker:
+    return SimulatedBroker(KafkaConnection(bootstrap_servers="none"), meter=meter, count=partitions, more=more)
 
 
-def piled_up(keys: int, delta: int) -> list[int]:
-    """The rows of a shard's segments, oldest first, after so many keys came in epochs of `delta` each."""
+def segment_rows(keys: int, delta: int) -> list[int]:
+    """Return the rows of a shard's segments, oldest first, after `keys` keys arrived in epochs of `delta` each."""
     sizes: list[int] = []
     for _ in range(-(-keys // delta)):
-        sizes = merged([*sizes, delta], keys)
+        sizes = merge_segments([*sizes, delta], keys)
     return sizes
 
 
-def merged(rows: Sequence[int], keys: int) -> list[int]:
-    """After the merge that is due, if one is."""
+def merge_segments(rows: Sequence[int], keys: int) -> list[int]:
+    """Return the rows of the segments after the merge that is due, if any."""
     count = count_segments_to_merge([SimpleNamespace(rows=n) for n in rows])  # type: ignore[misc]
     return [*rows[: len(rows) - count], min(sum(rows[len(rows) - count :]), keys)] if count else list(rows)
 
@@ -110,17 +110,17 @@ def segment(epoch: int, shard: int, rows: int) -> SegmentMeta:
 
 
 @dataclass(frozen=True)
-class PaperEngine:
-    """Shards that say what those of a window say after an epoch: as text, as it comes from workers. `keys`: of one shard."""
+class SimulatedEngine:
+    """Engine whose shards return the reports of a window as text, as workers do. `keys` is the number of keys per shard."""
 
     operator: Operator
     meter: Meter
     keys: int
     rows: int  # per shard and epoch
-    heard: Any  # Mapping[str, int] -> SourceStats: what the job said of the source
+    source_stats: Any  # Mapping[str, int] -> SourceStats: the statistics of the source that the job returns
 
     def statistics_before_read(self, batch: Batch, clock_us: int) -> Mapping[str, Any]:
-        """Nothing: records of Kafka have to be read."""
+        """Return nothing, because Kafka records must be read first."""
         return {}
 
     def ingest(
@@ -129,12 +129,12 @@ class PaperEngine:
         with self.meter.part("workers"):
             answers = [self._ingested(t).model_dump_json() for t in tasks]
         reports = [IngestReport.model_validate_json(a) for a in answers]
-        return IngestOutcome(reports, {n: self.heard(batch.partitions[n]) for n in batch.payload})
+        return IngestOutcome(reports, {n: self.source_stats(batch.partitions[n]) for n in batch.payload})
 
     def _ingested(self, task: ShardTask) -> IngestReport:
         state: Any = task.state
         before = list(state.metas)
-        merged_sizes = merged([*(m.rows for m in before), self.rows], self.keys)
+        merged_sizes = merge_segments([*(m.rows for m in before), self.rows], self.keys)
         same = len(merged_sizes) - 1
         metas = (*before[:same], segment(state.epoch, task.shard, merged_sizes[-1]))
         return IngestReport(shard=task.shard, segments=metas, rows=self.rows, used=self.rows)

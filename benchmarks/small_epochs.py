@@ -1,6 +1,6 @@
-"""`python -m benchmarks.small_epochs`: what an epoch of few rows costs, where nothing but the epoch itself is to be paid for.
+"""`python -m benchmarks.small_epochs`: measure epochs of few rows, whose cost is the fixed cost of an epoch.
 
-Per epoch, after the first ones: calls into Spark's process, jobs, seconds on a clock and processor seconds of all processes.
+The figures per epoch, after the warm-up, are calls into Spark's process, jobs, seconds, and CPU seconds of all processes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ROLES = ("driver", "jvm", "workers")
 
 @dataclass
 class Calls:
-    """Commands to Spark's process, by what they are: all of them go through one method of its bridge."""
+    """Counts of the commands to Spark's process, by kind. All of them pass through one method of its bridge."""
 
     count: int = 0
     kinds: Counter[str] = field(default_factory=Counter)
@@ -39,7 +39,7 @@ class Calls:
 
 @contextmanager
 def counted_calls() -> Iterator[Calls]:
-    """Count the calls of this process into Spark's, but those that only let go of an object there."""
+    """Count the calls of this process into Spark's process, except those that only release an object there."""
     from py4j.clientserver import ClientServerConnection
 
     plain, calls = ClientServerConnection.send_command, Calls()
@@ -58,7 +58,7 @@ def counted_calls() -> Iterator[Calls]:
 
 
 def jobs(spark: Any) -> int:
-    """How many jobs Spark has begun so far."""
+    """Return the number of jobs that Spark has started so far."""
     return int(spark._jsc.sc().dagScheduler().numTotalJobs())
 
 
@@ -106,7 +106,7 @@ def generate(home: Path, epochs: int) -> None:
 
 @dataclass
 class Epochs:
-    """The readings at the end of each epoch."""
+    """Figures at the end of each epoch."""
 
     spark: Any
     calls: Calls
@@ -117,7 +117,7 @@ class Epochs:
             return
         calls = self.calls.count
         reading = {"calls": calls, "jobs": jobs(self.spark), "clock": time.monotonic(), **_spent()}
-        self.calls.count = calls  # its own are none of the epoch's
+        self.calls.count = calls  # calls of this method are not part of the epoch
         self.readings.append(reading)
 
     def per_epoch(self, name: str) -> float:
@@ -126,13 +126,13 @@ class Epochs:
 
 
 def _spent() -> dict[str, float]:
-    """Processor seconds so far: of this process, of Spark's, and of its Python workers."""
+    """Return the CPU seconds so far of this process, of Spark's process, and of its Python workers."""
     me, seconds_by_role = psutil.Process(), dict.fromkeys(ROLES, 0.0)
     for one in (me, *me.children(recursive=True)):
         try:
             role = "driver" if one == me else "jvm" if one.name() == "java" else "workers"
             seconds_by_role[role] += sum(one.cpu_times()[:2])
-        except psutil.Error:  # it has just ended
+        except psutil.Error:  # the process has just ended
             continue
     return seconds_by_role
 
@@ -141,7 +141,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.small_epochs", description=__doc__)
     parser.add_argument("--kind", choices=KINDS, default=KINDS[0])
     parser.add_argument("--epochs", type=int, default=EPOCHS)
-    parser.add_argument("--calls", action="store_true", help="list the calls by what is called")
+    parser.add_argument("--calls", action="store_true", help="list the calls by kind")
     options = parser.parse_args()
     from pyspark.sql import SparkSession
 
@@ -161,7 +161,7 @@ def main() -> int:
     fastest = median(sorted(b - a for a, b in zip(clocks[WARM_UP:], clocks[WARM_UP + 1 :], strict=False)))
     print(
         f"{options.kind}, {ROWS:,} rows per epoch, {total} epochs: {epochs.per_epoch('calls'):.1f} calls, {epochs.per_epoch('jobs'):.2f} "
-        f"jobs, {fastest:.3f} s (median), {sum(spent.values()):.3f} processor seconds per epoch ("
+        f"jobs, {fastest:.3f} s (median), {sum(spent.values()):.3f} CPU seconds per epoch ("
         + ", ".join(f"{role} {seconds:.3f}" for role, seconds in spent.items())
         + ")"
     )

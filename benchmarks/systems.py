@@ -1,4 +1,4 @@
-"""The two systems: the same query, once by Spark's stateful operators, once by Slackwater."""
+"""The two systems that run the same query: Spark's stateful operators, and Slackwater."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from benchmarks.topics import Topic
 from slackwater.connectors.files.output_directory import open_directory
 from slackwater.engine.status import Status
 
-STATE = "SLACKWATER_BENCH_STATE"  # of the environment: a path or URL
-RESULTS = "SLACKWATER_BENCH_RESULTS"  # likewise
+STATE = "SLACKWATER_BENCH_STATE"  # environment variable: the path or URL of the state
+RESULTS = "SLACKWATER_BENCH_RESULTS"  # environment variable: the path or URL of the results
 _PROVIDERS = "org.apache.spark.sql.execution.streaming.state."
 PROVIDER = {
     HDFS: f"{_PROVIDERS}HDFSBackedStateStoreProvider",
@@ -27,7 +27,7 @@ PROVIDER = {
 
 
 def run_native(spark: SparkSession, window: Window, data: Path | Topic, work: Path) -> None:
-    """All epochs there are by `withWatermark` and `groupBy`; results as parquet in `work/out`."""
+    """Run all epochs with `withWatermark` and `groupBy`. Write results as Parquet to `work/out`."""
     rows = _rows(spark, data).withWatermark("ts", f"{LATENESS_S} seconds")
     grouped = rows.groupBy(_window_column(window).alias("w"), "k")
     aggregated = grouped.agg(F.count("*").alias("n"), F.sum("v").alias("total"), F.max("v").alias("most"))
@@ -50,11 +50,11 @@ def _rows(spark: SparkSession, data: Path | Topic) -> DataFrame:
         return spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", FILES_PER_EPOCH).parquet(str(data))
     reader = spark.readStream.format("kafka").option("kafka.bootstrap.servers", data.address)
     reader = reader.option("subscribe", data.name).option("startingOffsets", "earliest")
-    return decoded(reader.option("maxOffsetsPerTrigger", data.rows).load())
+    return decode(reader.option("maxOffsetsPerTrigger", data.rows).load())
 
 
-def decoded(records: DataFrame) -> DataFrame:
-    """Rows from what Spark's Kafka connector reads."""
+def decode(records: DataFrame) -> DataFrame:
+    """Decode the records that Spark's Kafka connector reads."""
     return records.select(F.from_json(F.col("value").cast("string"), SCHEMA).alias("row")).select("row.*")
 
 

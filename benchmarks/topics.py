@@ -1,4 +1,4 @@
-"""A stream's rows as JSON in a topic of a Kafka broker on this machine, epoch after epoch, dealt to its partitions in turn."""
+"""Topics with the rows of a stream as JSON, epoch by epoch, distributed evenly over the partitions of a local Kafka broker."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from slackwater.testing.services import Kafka
 
 PARTITIONS = 12
-_LAST_S = 3600  # how far behind the stream the rows lie that close its windows
+_LAST_S = 3600  # how much later than the stream the rows are that close its windows
 
 
 @dataclass(frozen=True)
 class Topic:
-    """`rows` per epoch, over all its partitions. Behind them each partition has one more, which closes all windows."""
+    """Topic with `rows` per epoch over all partitions. Each partition ends with one more row, which closes all windows."""
 
     address: str
     name: str
@@ -30,18 +30,18 @@ class Topic:
     epochs: int
 
     def offsets(self, epoch: int) -> dict[str, dict[str, int]]:
-        """Where an epoch begins, as Spark writes it."""
+        """Return the offsets at which an epoch begins, in Spark's format."""
         return {self.name: {str(p): epoch * self.rows // PARTITIONS for p in range(PARTITIONS)}}
 
     def whole(self, rows: int) -> bool:
-        """Return whether this number of rows is a whole epoch, and not the remainder behind the last."""
+        """Return whether this number of rows is a complete epoch, and not the rows after the last one."""
         return 2 * rows >= self.rows
 
 
 def fill_topic(kafka: Kafka, stream: Stream, name: str = "events") -> Topic:
-    """A new topic with all rows of the stream. They have to come out even."""
+    """Create a topic with all rows of the stream. Their number must be divisible by the number of partitions."""
     if stream.rows % PARTITIONS:
-        raise ValueError(f"{stream.rows} rows cannot be dealt to {PARTITIONS} partitions")
+        raise ValueError(f"{stream.rows} rows cannot be divided evenly among {PARTITIONS} partitions")
     from confluent_kafka import Producer
 
     kafka.create(name, PARTITIONS)
@@ -55,7 +55,7 @@ def fill_topic(kafka: Kafka, stream: Stream, name: str = "events") -> Topic:
 
 
 def records(frame: pl.DataFrame) -> Iterable[str]:
-    """A JSON object per row."""
+    """Return a JSON object per row."""
     timestamp = pl.col("ts").dt.strftime("%Y-%m-%dT%H:%M:%S%.6fZ")
     return frame.select(pl.struct("k", ts=timestamp, v="v").struct.json_encode()).to_series()
 
@@ -71,4 +71,4 @@ def _send(producer: Producer, topic: str, values: Iterable[str]) -> None:
         if number % 10_000 == 0:
             producer.poll(0)
     if unsent := producer.flush(60):
-        raise TimeoutError(f"Kafka did not take {unsent} records within a minute")
+        raise TimeoutError(f"Kafka did not accept {unsent} records within a minute")

@@ -1,6 +1,7 @@
-"""`python -m benchmarks.trace_epoch`: which modules one epoch in process enters, and how often control changes between them.
+"""`python -m benchmarks.trace_epoch`: show which modules an epoch enters, and how often control moves between modules.
 
-The epoch computes sessions of three rows with a state in files. It is traced after ten epochs, so imports and compilation do not count.
+The epoch runs in this process and computes sessions of three rows, with a state in files. Ten epochs run before it, so that imports
+and compilation do not count.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import slackwater as sw
 from slackwater.testing import LocalPipeline
 
 _PACKAGE = str(Path(sw.__file__).parent)
-_TEST_SUPPORT = "/testing/"  # the virtual clock and the sources of the test are not part of an epoch
+_TEST_SUPPORT = "/testing/"  # the virtual clock and the sources of a test are not part of an epoch
 
 
 @dataclass
@@ -51,7 +52,7 @@ class Trace:
 
 
 @contextmanager
-def traced() -> Iterator[Trace]:
+def trace_epochs() -> Iterator[Trace]:
     trace = Trace()
     sys.setprofile(trace.observe)
     try:
@@ -82,7 +83,7 @@ def main() -> int:
                 if epoch < 10:
                     pipeline.pipe(rows)
                     continue
-                with traced() as trace:
+                with trace_epochs() as trace:
                     pipeline.pipe(rows)
     print(
         f"{len(trace.calls)} modules, {sum(trace.changes.values()):,} changes of module, {sum(trace.calls.values()):,} calls"

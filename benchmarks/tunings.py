@@ -1,4 +1,4 @@
-"""`python -m benchmarks.tunings`: what each tuning of the Spark engine saves, measured with and without it in turn."""
+"""`python -m benchmarks.tunings`: measure what each tuning of the Spark engine saves, alternating between with and without it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any
 from benchmarks.cases import CASES, SLACKWATER, WARM_UP, quick
 from benchmarks.figures import machine
 from benchmarks.run import Bench
-from benchmarks.worker_process import clean_up_when_ended
+from benchmarks.worker_process import exit_on_sigterm
 from slackwater.tunings import VARIABLE
 
-# the case in which a tuning matters most; benchmarks.payloads measures json_workers
+# the case in which each tuning matters most; benchmarks.payloads measures json_workers
 CASE_BY_TUNING = {
     "arrow_batch_size": "sessions-1m",
     "class_archive": "tiny-2k",
@@ -44,7 +44,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="a twentieth of the size")
     options = parser.parse_args()
-    clean_up_when_ended()
+    exit_on_sigterm()
     cases = {case.name: case for case in CASES}
     print(f"load {os.getloadavg()[0]:.1f}, {machine()}")
     print(f"{'tuning':<18}{'case':<16}{'seconds':>18}{'CPU seconds':>18}{'first row':>18}   (with, without: saved)")

@@ -1,4 +1,4 @@
-"""One measurement in a process of its own: `python -m benchmarks.worker JOB.json`; `result.json` next to it."""
+"""One measurement in a separate process: `python -m benchmarks.worker JOB.json` writes `result.json` next to the job."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ _SESSION = {
 
 
 class Progress(StreamingQueryListener):
-    """Keeps the time of every micro-batch, as Spark itself reports it for any query."""
+    """Listener that keeps the duration of each micro-batch, as Spark reports it for any query."""
 
     def __init__(self) -> None:
         self.batches: list[dict[str, Any]] = []
         self.terminated = Event()
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name
-        """Nothing to keep."""
+        """Do nothing."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802 - Spark's name
         progress = event.progress
@@ -71,16 +71,17 @@ class Progress(StreamingQueryListener):
             self.batches.append(batch | (state_figures if states else {}))
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802 - Spark's name
-        """Nothing to keep."""
+        """Do nothing."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802 - Spark's name
         self.terminated.set()
 
 
 def session(job: dict[str, Any]) -> SparkSession:
-    """Start the session of a job. All systems get equal settings; only native ones choose a state store.
+    """Start the Spark session of a job. All systems get the same settings; only native operators choose a state store.
 
-    `own_start`: Slackwater starts it itself, as `slackwater run` does."""
+    With `own_start`, Slackwater starts the session itself, as `slackwater run` does.
+    """
     if job.get("own_start") and job["system"] == SLACKWATER:
         settings = {"spark.master": "local[2]", "spark.driver.memory": job["driver_memory"]}
         return start_session({**_SESSION, **settings})
@@ -96,29 +97,29 @@ def session(job: dict[str, Any]) -> SparkSession:
     return builder.getOrCreate()
 
 
-class Told:
-    """Slackwater's own account of its epochs, and when each with rows was told."""
+class StatusLog:
+    """Statuses that Slackwater reported, and the times at which epochs with rows ended."""
 
     def __init__(self) -> None:
         self.statuses: list[Status] = []
-        self.at = [time.time()]
+        self.ends = [time.time()]
 
     def __call__(self, status: Status) -> None:
         self.statuses.append(status)
         if status.rows:
-            self.at.append(time.time())
+            self.ends.append(time.time())
 
     def batches(self) -> list[dict[str, Any]]:
-        """From the end of one epoch to the end of the next: planning, commit and whatever lies between them is part of it."""
+        """Return each epoch, measured from the end of the previous one, so that planning, commit and pauses are included."""
         with_rows = [status for status in self.statuses if status.rows]
         return [
-            {"rows": status.rows, "began": began, "seconds": ended - began, "durations": {}}
-            for status, (began, ended) in zip(with_rows, pairwise(self.at), strict=True)
+            {"rows": status.rows, "began": began, "seconds": end - began, "durations": {}}
+            for status, (began, end) in zip(with_rows, pairwise(self.ends), strict=True)
         ]
 
 
-def epochs(progress: Progress, run_log: Told) -> list[dict[str, Any]]:
-    """The epochs of a run: as Slackwater told them, or, of the native operators, as Spark reports its micro-batches."""
+def epochs(progress: Progress, run_log: StatusLog) -> list[dict[str, Any]]:
+    """Return the epochs of a run, from Slackwater's statuses or, for native operators, from Spark's micro-batches."""
     if run_log.statuses:
         return run_log.batches()
     if not progress.terminated.wait(_REPORTED_WITHIN_S):
@@ -127,9 +128,9 @@ def epochs(progress: Progress, run_log: Told) -> list[dict[str, Any]]:
 
 
 def measure(job: dict[str, Any]) -> dict[str, Any]:
-    """Run the job to its end: its epochs, Slackwater's own account of them, and of the floor what was counted."""
+    """Run the job to its end. Return its epochs, Slackwater's statuses, and for the floor the counted rows."""
     spark = session(job)
-    progress, run_log, output = Progress(), Told(), None
+    progress, run_log, output = Progress(), StatusLog(), None
     spark.streams.addListener(progress)
     data, work = Topic(**job["topic"]) if "topic" in job else Path(job["data"]), Path(job["work"])
     query = Join(**job["join"]) if "join" in job else Window(**job["window"])
@@ -152,14 +153,14 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
     spark.stop()
     return {
         "batches": batches,
-        "statuses": [_kept(status) for status in run_log.statuses if status.rows],
+        "statuses": [_status_figures(status) for status in run_log.statuses if status.rows],
         "late": run_log.statuses[-1].counters.rows_late if run_log.statuses else None,
         "output": output,
         "java": java,
     }
 
 
-def _kept(status: Status) -> dict[str, Any]:
+def _status_figures(status: Status) -> dict[str, Any]:
     names = ("epoch", "rows", "emitted", "late", "seconds", "phases", "groups", "state_bytes", "buffered")
     return {name: value for name, value in asdict(status).items() if name in names}
 

@@ -1,4 +1,4 @@
-"""Starts a worker, samples the memory and the processor time of its process tree, and notes when the first result row appears."""
+"""Start a worker, sample the memory and CPU time of its process tree, and record when the first result row appears."""
 
 from __future__ import annotations
 
@@ -33,35 +33,35 @@ ROLES = ("driver_jvm", "driver_python", "python_workers", "total")
 
 
 class WorkerFailed(Exception):  # noqa: N818 - says what happened
-    """A worker ended with an error; the message holds the end of its output."""
+    """Error of a worker. The message contains the end of its output."""
 
 
 @dataclass
 class Usage:
-    """Peak memory in bytes by role, as proportional set size: pages that processes share are counted once in all.
+    """Peak memory in bytes by role, as proportional set size: shared pages are divided among the processes that share them.
 
-    `spent`: (wall clock, seconds of processor time of all processes up to then), sample by sample.
+    `spent` has the samples: (wall-clock time, CPU seconds of all processes so far).
     """
 
     peak: dict[str, int] = field(default_factory=lambda: dict.fromkeys(ROLES, 0))
     spent: list[tuple[float, float]] = field(default_factory=list)
-    _of: dict[int, float] = field(default_factory=dict)  # by process, also of those that have ended
+    _cpu_by_pid: dict[int, float] = field(default_factory=dict)  # includes processes that have ended
 
     def sample(self, root: psutil.Process) -> None:
         now: dict[str, int] = defaultdict(int)
         try:
             now["driver_python"] = resident_bytes(root)
-            self._of[root.pid] = sum(root.cpu_times()[:2])
+            self._cpu_by_pid[root.pid] = sum(root.cpu_times()[:2])
             for child in root.children(recursive=True):
                 name, resident = child.name(), resident_bytes(child)
-                self._of[child.pid] = sum(child.cpu_times()[:2])
-                if name == "java":  # for a moment also what it forks, which has its memory: count one
+                self._cpu_by_pid[child.pid] = sum(child.cpu_times()[:2])
+                if name == "java":  # a process that Java forks briefly shares its memory, so count only one
                     now["driver_jvm"] = max(now["driver_jvm"], resident)
                 elif name.startswith("python"):
                     now["python_workers"] += resident
         except psutil.Error:  # a process has just ended
             return
-        self.spent.append((time.time(), sum(self._of.values())))
+        self.spent.append((time.time(), sum(self._cpu_by_pid.values())))
         now["total"] = sum(now.values())
         self.peak = {role: max(peak, now[role]) for role, peak in self.peak.items()}
 
@@ -75,9 +75,9 @@ def resident_bytes(process: psutil.Process) -> int:
 def run_worker(
     system: str, query: Window | Join, data: Path | Topic, work: Path, driver_memory: str, own_start: bool = False
 ) -> dict[str, Any]:
-    """The worker's result, with its data `epochs`, `memory`, `first_row_s`, `wall_s` and a summary of its `output`.
+    """Run a worker. Return its result with `epochs`, `memory`, `first_row_s`, `wall_s` and a summary of its `output`.
 
-    `own_start`: each system starts Spark as its users do. Raises WorkerFailed with the end of the worker's output.
+    With `own_start`, each system starts Spark as its users do. Raise WorkerFailed if the worker fails.
     """
     work.mkdir(parents=True)
     job = {"system": system, type(query).__name__.lower(): asdict(query), "work": str(work)}
@@ -96,7 +96,7 @@ def run_worker(
                         first_row = time.monotonic() - started
                     time.sleep(_SAMPLE_S)
             finally:
-                ended(root)
+                kill_process_tree(root)
     if process.returncode:
         log_tail = log.read_text(errors="replace")[-_TAIL:]
         raise WorkerFailed(f"{system} ended with {process.returncode}:\n{log_tail}")
@@ -116,14 +116,14 @@ def _bytes_in(directory: Path) -> int:
 
 
 def _epochs(batches: list[dict[str, Any]], data: Path | Topic, usage: Usage) -> list[dict[str, Any]]:
-    """The batches with rows: one per FILES_PER_EPOCH files. The native operators add an empty one at the end."""
+    """Return the batches with rows, one per FILES_PER_EPOCH files. Native operators add an empty batch at the end."""
     if isinstance(data, Topic):
         expected, batches = data.epochs, [batch for batch in batches if data.whole(batch["rows"])]
     else:
         side = data / SIDES[0]
         expected = len(list((side if side.exists() else data).glob("*.parquet"))) // FILES_PER_EPOCH
     if not expected <= len(batches) <= expected + 1:
-        raise WorkerFailed(f"{expected} epochs of data came as {len(batches)} batches")
+        raise WorkerFailed(f"expected {expected} batches, found {len(batches)}")
     clock, spent = np.array(usage.spent).T
     for batch in batches:
         begin, end = np.interp([batch["began"], batch["began"] + batch["seconds"]], clock, spent)
@@ -132,17 +132,17 @@ def _epochs(batches: list[dict[str, Any]], data: Path | Topic, usage: Usage) -> 
 
 
 def environment() -> dict[str, str]:
-    """What `slackwater run` sets as well: Spark's workers run this Python, and Polars in them one thread each."""
+    """Return the environment that `slackwater run` sets: workers use this Python, and one Polars thread each."""
     return os.environ | {"PYSPARK_PYTHON": sys.executable, "POLARS_MAX_THREADS": "1"} | worker_memory.environment()
 
 
-def clean_up_when_ended() -> None:
-    """Let SIGTERM end this process as an interruption does: what it started ends with it."""
+def exit_on_sigterm() -> None:
+    """Exit on SIGTERM like on an interruption, so that child processes are ended too."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
-def ended(root: psutil.Process) -> None:
-    """End a process and what it started, if they still run."""
+def kill_process_tree(root: psutil.Process) -> None:
+    """End a process and its descendants, if they are still running."""
     if not root.is_running() or root.status() == psutil.STATUS_ZOMBIE:
         return
     processes = [*root.children(recursive=True), root]
@@ -159,7 +159,7 @@ def _has_rows(out: Path) -> bool:
 
 
 def _rows(path: Path) -> int:
-    """Rows of a file; 0 while it is being written."""
+    """Return the number of rows of a file, or 0 while it is being written."""
     try:
         return pq.read_metadata(path).num_rows
     except (pa.ArrowInvalid, OSError):
@@ -167,6 +167,6 @@ def _rows(path: Path) -> int:
 
 
 def _summary(out: Path) -> dict[str, int]:
-    """Result rows, and the input rows they stand for."""
+    """Return the number of result rows, and of the input rows that they aggregate."""
     tables = [pq.read_table(path, columns=["n"], partitioning=None) for path in sorted(out.glob("*.parquet"))]
     return {"rows": sum(len(t) for t in tables), "counted": sum(pc.sum(t["n"]).as_py() or 0 for t in tables)}

@@ -1,1 +1,1 @@
-"""Makes the pages and pictures of docs/ that come from the code: `make reference` writes them, tests hold them to it."""
+"""Generate the pages and pictures of docs/ that come from the code. `make reference` writes them, and tests compare them."""

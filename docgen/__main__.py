@@ -1,4 +1,4 @@
-"""`make reference`: write the pages and pictures that are made."""
+"""`make reference`: write the generated pages and pictures."""
 
 from __future__ import annotations
 

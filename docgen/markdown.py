@@ -15,7 +15,7 @@ def code(text: str) -> str:
 
 
 def cell(text: str) -> str:
-    """Return a sentence within a table: what would be a link, a tag or a column is text."""
+    """Escape a sentence for a table cell, so that it contains no links, tags or column separators."""
     parts = re.split(r"(`[^`]*`)", text.replace("\n", " "))
     return "".join(p if p[:1] == "`" else re.sub(r"([|<\[])", r"\\\1", p) for p in parts)
 

@@ -1,4 +1,4 @@
-"""The pictures of docs/learn: ten events through the engine, drawn by the code that draws the page of `slackwater ui`.
+"""Draw the pictures of docs/learn: the engine runs ten events, and the drawing code of `slackwater ui` draws them.
 
 docs/learn/clicks.jsonl ──▶ the first n of them, one epoch each ──▶ a state ──▶ blocks of the page ──▶ SVG
 """
@@ -34,13 +34,13 @@ _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 def events() -> list[dict[str, Any]]:
-    """In the order in which they arrive; `ts` in microseconds."""
+    """Return the events in order of arrival, with `ts` in microseconds."""
     records = [json.loads(line) for line in EVENTS.read_text().splitlines()]
     return [{**e, "ts": (dt.datetime.fromisoformat(e["ts"]) - _EPOCH) // dt.timedelta(microseconds=1)} for e in records]
 
 
 def window(**more: Any) -> Window:
-    """The sessions of the page."""
+    """Return the session window of the page."""
     settings: dict[str, Any] = {
         "kind": "session",
         "gap_ms": "30m",
@@ -59,7 +59,7 @@ def reopening() -> Window:
 
 @cache
 def state(after: int, corrected: bool = False, user: str = "u1") -> tuple[PageModel, KeyView, list[dict[str, Any]]]:
-    """The page of all, the page of a user, and what was emitted, once so many events were read."""
+    """Return the page of the pipeline, the page of a user, and the emitted rows, after `after` events."""
     step = reopening() if corrected else window()
     with tempfile.TemporaryDirectory() as home:
         script = [RowsInput({"clicks": [event]}) for event in events()[:after]]
@@ -72,7 +72,7 @@ def state(after: int, corrected: bool = False, user: str = "u1") -> tuple[PageMo
 
 
 def arrivals() -> Markup:
-    """The events on the axis of their own time, numbered as they arrive."""
+    """Draw the events on the event-time axis, numbered in order of arrival."""
     input_events = events()
     users = sorted({e["user"] for e in input_events})
     times = [e["ts"] for e in input_events]
@@ -98,7 +98,7 @@ def arrivals() -> Markup:
 
 
 def out_of_order() -> Markup:
-    """When each event arrived, and when it happened: what lies below the stairs of the watermark is behind it."""
+    """Draw event time over arrival. Events below the stair of the watermark are behind it."""
     input_events, lateness = events(), 300_000_000
     left_edge, right_edge, top, bottom = 90, WIDTH - 20, 16, 250
     times = [e["ts"] for e in input_events]
@@ -113,7 +113,7 @@ def out_of_order() -> Markup:
     newest: int | None = None
     for n, e in enumerate(input_events):
         x = left_edge + step * (n + 0.5)
-        if newest is not None:  # judged against the watermark before it
+        if newest is not None:  # compared with the previous watermark
             y = up.position(newest - lateness)
             parts.append(rect(x - step / 2, y - 1, step, 2, "tickmark busy"))
         is_late = newest is not None and e["ts"] + 1_800_000_000 < newest - lateness
@@ -129,7 +129,7 @@ def out_of_order() -> Markup:
 
 
 def _file(drawn: Markup) -> str:
-    """A drawing as a file of its own, with the styles of the page that it needs."""
+    """Return a drawing as a standalone SVG file, with the styles of the page that it needs."""
     style = drawing_styles()
     style += (
         "svg { background: var(--card); font-family: system-ui, 'Segoe UI', 'Noto Sans', 'DejaVu Sans', sans-serif; }"

@@ -1,9 +1,9 @@
-"""The pictures of the page in docs/images, taken of real pages by Chromium: `python -m docgen.screenshots`.
+"""Take the screenshots of the page in docs/images with Chromium: `python -m docgen.screenshots`.
 
-ui.png        light   sessions of two sources, one of them with partitions, run in process: watermark, and where every row went
-ui-dark.png   dark    a join over files, run by the command line and Spark, so that its phases are those of a run: pace, joins
+ui.png        light theme   sessions of two sources, one with partitions, in this process: watermark, and where every row went
+ui-dark.png   dark theme    a join over files, run with the command line and Spark, so that phases are real: pace, joins
 
-It takes about a minute; times on them are those of the run, so they differ each time and no test compares them.
+This takes about a minute. The pictures contain times of the run, so they differ each time, and no test compares them.
 """
 
 from __future__ import annotations
@@ -111,14 +111,14 @@ def page(browser: Browser, shown: PageSource, dark: bool) -> Iterator[None]:
         wait_until(lambda: browser.value("document.getElementById('link').textContent") == "live")
         yield
         browser.is_clean(f"http://127.0.0.1:{running.port}")
-        browser.open("about:blank")  # nobody is left who misses the server
+        browser.open("about:blank")  # no open page misses the server
         browser.said.clear()
     finally:
         running.stop()
 
 
-def taken(browser: Browser, to: Path, *blocks: str) -> None:
-    """These blocks of the page, and no others, as a PNG."""
+def take_screenshot(browser: Browser, to: Path, *blocks: str) -> None:
+    """Write a PNG of the page that shows only these blocks."""
     block_titles = [f"{name}-title" for name in blocks]
     browser.value(
         f"for (const e of document.querySelectorAll('.card'))"
@@ -142,7 +142,7 @@ def taken(browser: Browser, to: Path, *blocks: str) -> None:
 
 def main() -> None:
     if CHROMIUM is None:
-        raise SystemExit("Chromium is not here: apt-get install chromium")
+        raise SystemExit("Chromium was not found; install it: apt-get install chromium")
     with tempfile.TemporaryDirectory() as name:
         home = Path(name)
         for folder in ("clicks", "orders"):
@@ -150,9 +150,9 @@ def main() -> None:
         browser = Browser(home / "browser")
         try:
             with page(browser, clicks(home / "clicks"), dark=False):
-                taken(browser, IMAGES / "ui.png", "top", "watermark", "rows")
+                take_screenshot(browser, IMAGES / "ui.png", "top", "watermark", "rows")
             with page(browser, paid_orders(home / "orders"), dark=True):
-                taken(browser, IMAGES / "ui-dark.png", "pace", "joins")
+                take_screenshot(browser, IMAGES / "ui-dark.png", "pace", "joins")
         finally:
             browser.close()
 

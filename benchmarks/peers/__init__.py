@@ -1,1 +1,1 @@
-"""Slackwater, Flink and Kafka Streams next to each other: the same records from one Kafka broker, results to it, exactly once."""
+"""Comparison of Slackwater, Flink and Kafka Streams: from Kafka to Kafka, exactly once, with the same records."""

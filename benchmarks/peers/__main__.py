@@ -1,4 +1,4 @@
-"""`python -m benchmarks.peers`: Slackwater, Flink and Kafka Streams over the same topics, one after the other, from start-up to end."""
+"""`python -m benchmarks.peers`: run Slackwater, Flink and Kafka Streams over the same topics, one after the other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from confluent_kafka.admin import AdminClient
 from benchmarks.figures import drop_single_runs, machine
 from benchmarks.peers import flink, kafka_streams, report, slackwater_peer
 from benchmarks.peers.workloads import PARTITIONS, WORKS, Work, close, expected, fill, last_ms, results, summary, topics
-from benchmarks.worker_process import Usage, clean_up_when_ended, ended
+from benchmarks.worker_process import Usage, exit_on_sigterm, kill_process_tree
 from slackwater.testing.services import Kafka
 
 PEERS = {"slackwater": slackwater_peer, "flink": flink, "kafka-streams": kafka_streams}
@@ -29,18 +29,18 @@ _SAMPLE_S, _AGAIN_S, _TAIL = 0.1, 1.5, 3000
 _LONGEST_S = 3600
 
 
-def measured(
+def run_peer(
     peer: str, work: Work, kafka: Kafka, records: Mapping[str, pl.DataFrame], root: Path, heap: str
 ) -> dict[str, Any]:
-    """Seconds from start to end, processor seconds and peak memory of all its processes; what it found."""
+    """Run a peer. Return the seconds from start to end, CPU seconds and peak memory of its processes, and its results."""
     kafka.create(work.out, PARTITIONS)
-    command, more = PEERS[peer].prepared(work, kafka.address, root / f"{work.name}-{peer}", heap)
+    command, more = PEERS[peer].peer_command(work, kafka.address, root / f"{work.name}-{peer}", heap)
     usage, log = Usage(), root / f"{work.name}-{peer}.log"
     done = Committed(kafka, work, records) if peer == "kafka-streams" else None
     began = time.monotonic()
     with (
-        log.open("wb") as said,
-        subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, env={**os.environ, **more}) as process,
+        log.open("wb") as output,
+        subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **more}) as process,
     ):
         process_tree = psutil.Process(process.pid)
         try:
@@ -53,11 +53,11 @@ def measured(
                 time.sleep(_SAMPLE_S)
             took = time.monotonic() - began
         finally:
-            ended(process_tree)
-    said_at_last = log.read_text(errors="replace")
-    failed = process.returncode != 0 or "[ERROR]" in said_at_last  # with which Flink's client ends as well as without
+            kill_process_tree(process_tree)
+    log_text = log.read_text(errors="replace")
+    failed = process.returncode != 0 or "[ERROR]" in log_text  # Flink's client may exit with 0 after an error
     if failed if done is None else not done.all:
-        return {"failed": said_at_last[-_TAIL:]}
+        return {"failed": log_text[-_TAIL:]}
     summed = summary(results(messages(kafka, work.out), work), work)
     spent = usage.spent[-1][1]
     return {"seconds": took, "cpu_s": spent, "memory": usage.peak["total"], **summed}
@@ -66,8 +66,8 @@ def measured(
 class Committed:
     """Checks that Kafka Streams has committed every record and closed every window.
 
-    Kafka Streams emits at most once a second, when a record comes. The closing records therefore come again until
-    the second commit.
+    Kafka Streams emits at most once per second, when a record arrives. Therefore the closing records are sent again
+    until the second commit.
     """
 
     def __init__(self, kafka: Kafka, work: Work, records: Mapping[str, pl.DataFrame]) -> None:
@@ -97,7 +97,7 @@ class Committed:
         futures = self._admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])
         try:
             committed = {(p.topic, p.partition): p.offset for p in futures[group].result().topic_partitions}
-        except KafkaException:  # no such group: it has only started
+        except KafkaException:  # the group does not exist yet
             return False
         return all(committed.get(place, -1) >= end for place, end in end_offsets.items())
 
@@ -109,7 +109,7 @@ def _reader(kafka: Kafka) -> Consumer:
 
 
 def ends(kafka: Kafka, topic: str) -> list[TopicPartition]:
-    """Where the partitions of a topic end."""
+    """Return the end offsets of the partitions of a topic."""
     reader = _reader(kafka)
     try:
         places = [TopicPartition(topic, p) for p in range(PARTITIONS)]
@@ -119,7 +119,7 @@ def ends(kafka: Kafka, topic: str) -> list[TopicPartition]:
 
 
 def messages(kafka: Kafka, topic: str) -> Iterator[bytes]:
-    """The values that were committed to a topic."""
+    """Yield the values that were committed to a topic."""
     reader, remaining = _reader(kafka), {p.partition: p.offset for p in ends(kafka, topic) if p.offset > 0}
     reader.assign([TopicPartition(topic, p, 0) for p in remaining])
     try:
@@ -127,7 +127,7 @@ def messages(kafka: Kafka, topic: str) -> Iterator[bytes]:
             for message in reader.consume(10_000, 1.0):
                 if message.error() is None and message.value() is not None:
                     yield message.value()
-            # behind the last record lie marks of transactions, which are passed and not handed out
+            # transaction markers follow the last record; the consumer skips them
             positions = {p.partition: p.offset for p in reader.position([TopicPartition(topic, p) for p in remaining])}
             remaining = {p: end for p, end in remaining.items() if positions[p] < end}
     finally:
@@ -135,20 +135,20 @@ def messages(kafka: Kafka, topic: str) -> Iterator[bytes]:
 
 
 def main() -> int:
-    """0 when all that ran found what a batch finds; 1 when one failed or differs."""
+    """Return 0 if the results of all peers equal a batch, and 1 if a peer failed or differs."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
-    parser.add_argument("--rows", type=int, default=4_000_000, help="of all sources of a work (4,000,000)")
-    parser.add_argument("--quick", action="store_true", help="100,000 rows: a smoke test, no measurement")
+    parser.add_argument("--rows", type=int, default=4_000_000, help="rows of all sources of a work (4,000,000)")
+    parser.add_argument("--quick", action="store_true", help="100,000 rows, for a smoke test; the figures mean nothing")
     parser.add_argument(
         "--only",
         type=lambda text: text.split(","),
         default=[],
         help=f"of {', '.join((*PEERS, *(w.name for w in WORKS)))}",
     )
-    parser.add_argument("--heap", default="4g", help="of each JVM (4g)")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write all figures there")
+    parser.add_argument("--heap", default="4g", help="heap of each JVM (4g)")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write all figures to this file")
     options = parser.parse_args()
-    clean_up_when_ended()
+    exit_on_sigterm()
     rows = 100_000 if options.quick else options.rows
     peers = [p for p in PEERS if p in options.only] or list(PEERS)
     works = [w for w in WORKS if w.name in options.only] or list(WORKS)
@@ -166,11 +166,11 @@ def main() -> int:
             measurement["rows"][work.name] = sum(records[topic].height for topic in work.topics)
             measurement["works"][work.name] = {"batch": summary(expected_rows, work)}
             for peer in peers:
-                with Kafka.started() as kafka:  # a broker of its own: none finds what another left
+                with Kafka.started() as kafka:  # a separate broker, without data of other peers
                     fill(kafka, {topic: records[topic] for topic in work.topics})
                     print(f"{work.name}: {peer} …", file=sys.stderr, end=" ", flush=True)
                     try:
-                        figures = measured(peer, work, kafka, records, Path(root), options.heap)
+                        figures = run_peer(peer, work, kafka, records, Path(root), options.heap)
                     except kafka_streams.NoCompiler as error:
                         figures = {"failed": str(error)}
                     print(figures.get("failed") or f"{figures['seconds']:.0f} s", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Flink: its SQL client with a cluster inside one JVM, from the jars that PyPI has, in an environment of its own."""
+"""Flink: its SQL client, with a cluster in the same JVM. The jars come from PyPI, in a separate environment."""
 
 from __future__ import annotations
 
@@ -12,8 +12,12 @@ from benchmarks.peers.workloads import GAP_S, JOIN, LENGTH_S, SESSIONS, WITHIN_S
 from slackwater.spark.sessions import spark_jars
 
 VERSION = "2.3.0"
-GATEWAY = ("org.apache.flink", "flink-sql-gateway", VERSION)  # what the client works with; PyPI has it not
-CONNECTOR = ("org.apache.flink", "flink-sql-connector-kafka", "5.0.0-2.2")  # the newest; works with 2.3
+GATEWAY = ("org.apache.flink", "flink-sql-gateway", VERSION)  # the client needs it, and PyPI does not have it
+CONNECTOR = (
+    "org.apache.flink",
+    "flink-sql-connector-kafka",
+    "5.0.0-2.2",
+)  # the newest version; it works with Flink 2.3
 PARALLELISM = 2
 SETTINGS = {
     "execution.target": "local",
@@ -42,19 +46,21 @@ _OPENED = (
 )
 
 
-def installed() -> Path:
-    """Flink's jars, fetched once into an environment next to Slackwater's other downloads."""
+def install() -> Path:
+    """Return the folder of Flink's jars. Fetch them once, into an environment next to Slackwater's other downloads."""
     home = spark_jars.cache_directory() / "peers" / f"flink-{VERSION}"
     if not list(home.glob("lib/python*/site-packages/pyflink/lib/flink-dist-*.jar")):
         print(f"fetching Flink {VERSION} into {home} (330 MB) …", file=sys.stderr, flush=True)
         venv.create(home, with_pip=True)
-        requirement = f"apache-flink-libraries=={VERSION}"  # what apache-flink runs; its Python is not needed for SQL
+        requirement = (
+            f"apache-flink-libraries=={VERSION}"  # the jars of apache-flink, whose Python part SQL does not need
+        )
         subprocess.run([home / "bin" / "pip", "install", "-q", "--no-deps", requirement], check=True)
     return next(home.glob("lib/python*/site-packages/pyflink"))
 
 
 def sql(work: Work, address: str) -> str:
-    """The whole script: tables over topics, and the query."""
+    """Return the script: tables over topics, and the query."""
     return "\n".join([*(_source(topic, address) for topic in work.topics), _sink(work, address), _query(work)])
 
 
@@ -101,9 +107,9 @@ SELECT k, window_start, window_end, COUNT(*)
 FROM TUMBLE(TABLE events, DESCRIPTOR(event_time), INTERVAL '{LENGTH_S}' SECOND) GROUP BY k, window_start, window_end;"""
 
 
-def prepared(work: Work, address: str, home: Path, heap: str) -> tuple[list[str], dict[str, str]]:
-    """The command that runs it to its end, and what its environment needs next to ours."""
-    jars = installed()
+def peer_command(work: Work, address: str, home: Path, heap: str) -> tuple[list[str], dict[str, str]]:
+    """Return the command that runs Flink to the end of the input, and its additional environment variables."""
+    jars = install()
     further = [jar for module in (GATEWAY, CONNECTOR) for jar in spark_jars.fetch_jars(*module)]
     home.mkdir(parents=True)
     settings = SETTINGS | {"execution.checkpointing.dir": (home / "checkpoints").as_uri(), "io.tmp.dirs": str(home)}

@@ -1,4 +1,4 @@
-"""Kafka Streams: a small Java program, compiled here, until the group has committed every record."""
+"""Kafka Streams: a small Java program that is compiled here. It runs until its group has committed every record."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ SETTINGS = {
     "producer.compression.type": "lz4",
     "consumer.auto.offset.reset": "earliest",
     "default.deserialization.exception.handler": "org.apache.kafka.streams.errors.LogAndFailExceptionHandler",
-    # the records are of 2024: the broker would drop what is older than a window at once
+    # the records are from 2024, and the broker would drop records that are older than a window at once
     "windowstore.changelog.additional.retention.ms": str(_TEN_YEARS_MS),
 }
 
 
 class NoCompiler(Exception):  # noqa: N818 - says what is missing
-    """There is no `javac` on this machine."""
+    """Error: this machine has no `javac`."""
 
 
 def application(work: Work) -> str:
     return f"peer-{work.name}"
 
 
-def prepared(work: Work, address: str, home: Path, heap: str) -> tuple[list[str], dict[str, str]]:
-    """The command that runs it until it is ended. Raises NoCompiler."""
+def peer_command(work: Work, address: str, home: Path, heap: str) -> tuple[list[str], dict[str, str]]:
+    """Return the command that runs Kafka Streams until it is stopped. Raise NoCompiler if `javac` is missing."""
     if shutil.which("javac") is None:
-        raise NoCompiler("Kafka Streams is compiled here, and there is no javac; install a JDK, or leave it out")
+        raise NoCompiler("Kafka Streams needs javac, which was not found; install a JDK, or leave out Kafka Streams")
     jars = spark_jars.fetch_jars("org.apache.kafka", "kafka-streams", KAFKA_VERSION, transitive=True)
     classpath = ":".join(map(str, jars))
     home.mkdir(parents=True)

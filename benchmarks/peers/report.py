@@ -1,4 +1,4 @@
-"""From figures of the peers to lines of text."""
+"""Format the figures of the peers as lines of text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MIB = 1024**2
 
 
 def settings(heap: str) -> Iterator[str]:
-    """How each is configured, for anyone who doubts the figures."""
+    """Yield the configuration of each peer."""
     yield f"All: results to a topic of twelve partitions, exactly once; heap {heap}; parallelism 2"
     yield (
         f"Slackwater: state in files, {slackwater_peer.SHARDS} shards, {slackwater_peer.PER_EPOCH:,} records per epoch; "
@@ -27,13 +27,13 @@ def _listed(values: dict[str, str]) -> str:
 
 
 def agrees(measurement: dict[str, Any], work: str, peer: str) -> bool:
-    """Return whether a peer has the results of a batch over all records: as many rows, equal to the last digit."""
+    """Return whether the results of a peer equal those of a batch over all records."""
     figures, batch = measurement["works"][work].get(peer, {}), measurement["works"][work]["batch"]
     return all(figures.get(name) == value for name, value in batch.items())
 
 
 def lines(measurement: dict[str, Any]) -> Iterator[str]:
-    """A table, a work after the other; the rows in which Slackwater loses say so."""
+    """Yield a table, one work after the other. Mark the rows of peers that are faster than Slackwater."""
     about = measurement["machine"]
     yield (
         f"\n{about['processor']}, {about['cores']} cores, {about['memory_gib']} GiB, load {about['load_before']:.1f} before and "
@@ -51,8 +51,8 @@ def lines(measurement: dict[str, Any]) -> Iterator[str]:
 def _row(measurement: dict[str, Any], work: str, peer: str, figures: dict[str, Any], slackwater_s: float | None) -> str:
     name = f"{work:<12}{peer:<16}"
     if "failed" in figures:
-        said = figures["failed"].strip().splitlines()
-        return name + "FAILED: " + [*said, *(line for line in said if "ERROR" in line or "Exception" in line)][-1]
+        output = figures["failed"].strip().splitlines()
+        return name + "FAILED: " + [*output, *(line for line in output if "ERROR" in line or "Exception" in line)][-1]
     seconds = figures["seconds"]
     cells = [
         f"{seconds:.1f}",

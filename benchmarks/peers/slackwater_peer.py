@@ -1,4 +1,4 @@
-"""Slackwater over the same topics: `python -m benchmarks.peers.slackwater_peer WORK BROKER HOME HEAP`."""
+"""Slackwater as a peer: `python -m benchmarks.peers.slackwater_peer WORK BROKER HOME HEAP`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ PER_EPOCH = 1_200_000
 SPARK = {"spark.master": f"local[{SHARDS}]"}
 
 
-def prepared(work: Work, address: str, home: Path, heap: str) -> tuple[list[str], dict[str, str]]:
-    """The command that runs it to its end."""
+def peer_command(work: Work, address: str, home: Path, heap: str) -> tuple[list[str], dict[str, str]]:
+    """Return the command that runs Slackwater to the end of the input."""
     home.mkdir(parents=True)
     return [sys.executable, "-m", "benchmarks.peers.slackwater_peer", work.name, address, str(home), heap], {}
 

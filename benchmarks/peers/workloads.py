@@ -1,6 +1,6 @@
-"""What the peers do: records in topics of twelve partitions, and the results that a plain batch over them finds.
+"""Workloads of the peers: records in topics of twelve partitions, and the expected results, computed by a batch.
 
-Times are whole milliseconds and values whole numbers, so that all of them can give the same answer to the last digit.
+Times are whole milliseconds and values are whole numbers, so that the results of all peers can be equal to the last digit.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from slackwater.testing.services import Kafka
 
 PARTITIONS = 12
 GAP_S, LENGTH_S, WITHIN_S = 30, 60, 300
-LAST = "last"  # the key of the rows that close all windows
+LAST = "last"  # key of the rows that close all windows
 _LAST_S = 3600
 _DISORDER_MS = 2000
 
 
 @dataclass(frozen=True)
 class Work:
-    """`columns`: of a result row, in order; those in `times` are times."""
+    """One workload. `columns` are those of a result row, in order, and `times` are the columns that contain times."""
 
     name: str
     topics: tuple[str, ...]
@@ -45,7 +45,7 @@ WORKS = (SESSIONS, TUMBLING, JOIN)
 
 
 def streams(rows: int) -> tuple[Stream, Orders]:
-    """The traffic of the cases sessions-1m and join-2m, with so many rows of all sources each."""
+    """Return the streams of the cases sessions-1m and join-2m, with `rows` rows over all sources each."""
     epochs = max(rows // 1_000_000, 1)
     return (
         Stream(min(MANY, rows // 5), rows // epochs, step_s=50, epochs=epochs),
@@ -54,7 +54,7 @@ def streams(rows: int) -> tuple[Stream, Orders]:
 
 
 def topics(rows: int) -> dict[str, pl.DataFrame]:
-    """Per topic its records in the order in which they arrive."""
+    """Return the records of each topic, in order of arrival."""
     events, both = streams(rows)
     sides = list(zip(*orders(both, seed=7), strict=True))
     frames_by_topic = {"events": pl.concat(_arriving(frame, number) for number, frame in enumerate(frames(events)))}
@@ -66,7 +66,7 @@ def topics(rows: int) -> dict[str, pl.DataFrame]:
 
 
 def _arriving(frame: pl.DataFrame, seed: int) -> pl.DataFrame:
-    """Up to two seconds out of order, and not more: some of the peers take row after row."""
+    """Order rows by arrival: at most two seconds out of order, because some peers process row by row."""
     delay = np.random.default_rng(seed).integers(_DISORDER_MS, size=frame.height)
     return frame.sort(pl.col("ts").dt.epoch("ms") + pl.Series(delay))
 
@@ -76,7 +76,7 @@ def _millis() -> pl.Expr:
 
 
 def expected(work: Work, records: Mapping[str, pl.DataFrame]) -> pl.DataFrame:
-    """The results over all records, by a batch: what every peer has to find."""
+    """Return the expected results of every peer, computed by a batch over all records."""
     if work is JOIN:
         paid = records["payments"].rename({"amount": "paid_amount", "ts": "paid_ts"})
         after = pl.col("paid_ts") - pl.col("ts")
@@ -101,12 +101,12 @@ def expected(work: Work, records: Mapping[str, pl.DataFrame]) -> pl.DataFrame:
 
 
 def last_ms(records: Mapping[str, pl.DataFrame]) -> int:
-    """A time behind all windows of all records."""
+    """Return a time after all windows of all records."""
     return max(int(frame["ts"].max()) for frame in records.values()) + 1000 * (_LAST_S + LATENESS_S)  # type: ignore[arg-type]
 
 
 def fill(kafka: Kafka, records: Mapping[str, pl.DataFrame]) -> None:
-    """A topic per frame, keyed by its first column and dealt to the partitions by it, each closed by `close`."""
+    """Fill a topic per frame, keyed and partitioned by its first column, and close its windows with `close`."""
     for topic, frame in records.items():
         kafka.create(topic, PARTITIONS)
         key = frame.columns[0]
@@ -121,7 +121,7 @@ def fill(kafka: Kafka, records: Mapping[str, pl.DataFrame]) -> None:
 
 
 def close(kafka: Kafka, topic: str, like: pl.DataFrame, at_ms: int) -> None:
-    """One more record per partition, so late that all windows of all others end."""
+    """Send one more record per partition, whose time is after the end of all windows."""
     other = {"v": 0} if "v" in like.columns else {"amount": 0}
     rows = [{like.columns[0]: LAST, "ts": at_ms, **other}] * PARTITIONS
     values = pl.DataFrame(rows).select(pl.struct(pl.all()).struct.json_encode())
@@ -129,7 +129,7 @@ def close(kafka: Kafka, topic: str, like: pl.DataFrame, at_ms: int) -> None:
 
 
 def send(kafka: Kafka, topic: str, rows: Iterable[tuple[str, int, int, str]]) -> None:
-    """Key, partition, time in milliseconds and value of each."""
+    """Send records, given as key, partition, time in milliseconds and value."""
     settings = {"bootstrap.servers": kafka.address, "linger.ms": 50, "compression.type": "lz4", "log_level": 0}
     producer = Producer(settings | {"queue.buffering.max.messages": 1_000_000})
     for number, (key, partition, time_ms, value) in enumerate(rows):
@@ -142,11 +142,11 @@ def send(kafka: Kafka, topic: str, rows: Iterable[tuple[str, int, int, str]]) ->
         if number % 10_000 == 0:
             producer.poll(0)
     if unsent := producer.flush(60):
-        raise TimeoutError(f"Kafka did not take {unsent} records within a minute")
+        raise TimeoutError(f"Kafka did not accept {unsent} records within a minute")
 
 
 def results(values: Iterator[bytes], work: Work) -> pl.DataFrame:
-    """Result rows from the messages of an output topic, as `expected` has them."""
+    """Return the result rows in the messages of an output topic, with the columns of `expected`."""
     output_rows = pl.read_ndjson(b"\n".join(values), infer_schema_length=1000)
     if output_rows.is_empty():
         return output_rows
@@ -160,7 +160,7 @@ def results(values: Iterator[bytes], work: Work) -> pl.DataFrame:
 
 
 def summary(output_rows: pl.DataFrame, work: Work) -> dict[str, int]:
-    """How many rows, and a sum of hashes of all columns, whatever their order."""
+    """Return the number of rows, and a sum of the hashes of all columns that does not depend on their order."""
     if output_rows.is_empty():
         return {"rows": 0, "checksum": 0}
     whole = output_rows.select(pl.col(c).cast(pl.Int64) if c not in ("k", "order_id") else c for c in work.columns)

@@ -28,13 +28,13 @@ from benchmarks.cases import (
     quick,
 )
 from benchmarks.data import FILES_PER_EPOCH, SIDES, frames, generate
-from benchmarks.long_run_plot import drawn
+from benchmarks.long_run_plot import draw
 from benchmarks.peers import report as peers_report
 from benchmarks.peers import workloads
 from benchmarks.run import PARTS, RESULTS, main
-from benchmarks.shards_plot import drawn as drawn_shards
+from benchmarks.shards_plot import draw as draw_shards
 from benchmarks.topics import PARTITIONS, Topic, records
-from benchmarks.worker import Progress, Told, epochs
+from benchmarks.worker import Progress, StatusLog, epochs
 from benchmarks.worker_process import ROLES
 
 CASE = CASES[0]
@@ -60,7 +60,7 @@ def compare_runs(**changed: dict[str, Any]) -> dict[str, Any]:
         SLACKWATER: run(SLACKWATER, 1.5, 2.0),
         FLOOR: run(FLOOR, 1.2, 1.0, {"rows": 1, "counted": 1}),
     } | changed
-    return figures.compared(
+    return figures.compare_systems(
         CASE, {name: figures.summarize_runs([measured], WARM_UP) for name, measured in runs.items()}
     )
 
@@ -99,14 +99,19 @@ def test_the_report_has_both_ratios_with_their_goals() -> None:
         "133,333",
         "4.00",
     ]
-    assert row_of(report_lines, "Times the floor", CASE.name).split()[1:4] == ["1.20", "1.50", "1.25"]
-    assert row_of(report_lines, "Times the floor", CASE.name).split()[-4:] == [f"{CASE.floor:g}", "1.00", "2.00", "met"]
+    assert row_of(report_lines, "Ratio to the floor", CASE.name).split()[1:4] == ["1.20", "1.50", "1.25"]
+    assert row_of(report_lines, "Ratio to the floor", CASE.name).split()[-4:] == [
+        f"{CASE.floor:g}",
+        "1.00",
+        "2.00",
+        "met",
+    ]
 
 
 def test_an_epoch_far_over_the_floor_misses_its_goal() -> None:
     case = compare_runs(**{FLOOR: run(FLOOR, 0.5, 1.0)})
     assert not case["floor_met"]
-    assert row_of(lines(case), "Times the floor", CASE.name).endswith("MISSED")
+    assert row_of(lines(case), "Ratio to the floor", CASE.name).endswith("MISSED")
 
 
 def test_the_floor_emits_nothing_and_its_counts_are_not_compared() -> None:
@@ -134,26 +139,26 @@ def test_the_floor_reads_the_files_of_an_epoch_of_every_source(tmp_path: Path) -
 
 
 def test_epochs_of_slackwater_are_from_one_status_to_the_next() -> None:
-    status_times = Told()
+    status_times = StatusLog()
     for rows in (5, 0, 7):
         status_times(SimpleNamespace(rows=rows))  # type: ignore[arg-type]
-    assert len(status_times.at) == 3
-    status_times.at = [100.0, 101.5, 103.25]
+    assert len(status_times.ends) == 3
+    status_times.ends = [100.0, 101.5, 103.25]
     measured = epochs(Progress(), status_times)
     assert [(b["rows"], b["began"], b["seconds"]) for b in measured] == [(5, 100.0, 1.5), (7, 101.5, 1.75)]
 
 
 def test_epochs_of_the_native_operators_are_as_spark_reports_them() -> None:
-    heard = Progress()
-    heard.terminated.set()
-    heard.batches = [{"rows": 3}]
-    assert epochs(heard, Told()) == [{"rows": 3}]
+    progress = Progress()
+    progress.terminated.set()
+    progress.batches = [{"rows": 3}]
+    assert epochs(progress, StatusLog()) == [{"rows": 3}]
 
 
 def test_a_case_without_a_goal_is_neither_met_nor_missed() -> None:
     case = compare_runs() | {"goal": None, "met": None, "floor_goal": None, "floor_met": None}
     assert row_of(lines(case), "faster native store", CASE.name).split()[-1] == "-"
-    assert row_of(lines(case), "Times the floor", CASE.name).split()[-3:] == ["-", "1.00", "2.00"]
+    assert row_of(lines(case), "Ratio to the floor", CASE.name).split()[-3:] == ["-", "1.00", "2.00"]
 
 
 def test_a_small_epoch_has_a_goal_in_seconds() -> None:
@@ -165,15 +170,15 @@ def test_failed_cases_are_reported() -> None:
     report_lines = list(report.lines(report_of_case(compare_runs()) | {"failed": ["tiny-2k"]}))
     assert report_lines[-2:] == [
         "\nFAILED, not measured: tiny-2k",
-        "\nAll of it took 4 minutes; load 1.5 at the end",
+        "\nThe whole run took 4 minutes; load 1.5 at the end",
     ]
 
 
 def test_a_report_of_a_release_has_figures_but_no_runs(tmp_path: Path) -> None:
     of_release = figures.drop_single_runs(report_of_case(compare_runs()))
     assert "runs" not in json.dumps(of_release)
-    assert compare.measured(of_release) == compare.measured(report_of_case(compare_runs()))
-    assert compare.measured(of_release)[CASE.name, FLOOR] == compare.Figures(1.2, 1.0, 300)
+    assert compare.figures_by_system(of_release) == compare.figures_by_system(report_of_case(compare_runs()))
+    assert compare.figures_by_system(of_release)[CASE.name, FLOOR] == compare.Figures(1.2, 1.0, 300)
 
 
 @pytest.mark.parametrize("name", ["latest", "../x", "", ".x"])
@@ -212,14 +217,14 @@ def test_different_machines_are_compared_only_with_unlike(tmp_path: Path, capsys
     both = reports(tmp_path, cores=64)
     assert compare.main(both) == 1
     output = capsys.readouterr()
-    assert "NOT ALIKE in cores: " in output.out and "and 64" in output.err
+    assert "DIFFERENT MACHINES: cores: " in output.out and "and 64" in output.err
     assert compare.main([*both, "--unlike"]) == 0
 
 
 def test_a_smoke_test_is_not_compared_with_a_measurement() -> None:
     small = report_of_case(compare_runs()) | {"options": {"quick": True}}
-    assert compare.unlike(report_of_case(compare_runs()), small) == ["size: full and small"]
-    assert compare.unlike(small, small) == []
+    assert compare.machine_differences(report_of_case(compare_runs()), small) == ["size: full and small"]
+    assert compare.machine_differences(small, small) == []
 
 
 def test_a_case_of_only_one_report_is_listed_alone(tmp_path: Path) -> None:
@@ -238,24 +243,24 @@ def test_rows_of_an_epoch_of_a_topic_are_dealt_to_its_partitions_in_turn() -> No
     assert set(json.loads(first)) == {"k", "ts", "v"} and json.loads(first)["ts"].endswith("500Z")
 
 
-def look_at_epoch(epoch: int, **changed: float) -> long_run.Look:
-    return long_run.Look(
+def sample_of_epoch(epoch: int, **changed: float) -> long_run.Sample:
+    return long_run.Sample(
         **(dict.fromkeys(long_run.FLAT, 2) | {"epoch": epoch, **changed})  # type: ignore[arg-type]
     )
 
 
 def test_growth_over_the_epochs_is_measured() -> None:
-    looks = [look_at_epoch(10 * n, open_files=n, state_files=0, seconds=9 if n == 1 else 2) for n in range(1, 41)]
-    growth = long_run.growth(looks)
+    samples = [sample_of_epoch(10 * n, open_files=n, state_files=0, seconds=9 if n == 1 else 2) for n in range(1, 41)]
+    growth = long_run.growth(samples)
     assert growth["open_files"] == (9, 36, 4)  # during the first four epochs, compilers run
     assert growth["seconds"] == (2, 2, 1)
     assert growth["state_files"] == (0, 0, 1)
-    assert long_run.growth(looks[:1])["seconds"] == (9, 9, 1)
+    assert long_run.growth(samples[:1])["seconds"] == (9, 9, 1)
 
 
 def test_the_plot_is_one_file_with_a_line_per_figure() -> None:
-    looks = [look_at_epoch(100 * n, open_files=n)._asdict() for n in range(1, 5)]
-    plot = ElementTree.fromstring(drawn([sample["epoch"] for sample in looks], looks))
+    samples = [sample_of_epoch(100 * n, open_files=n)._asdict() for n in range(1, 5)]
+    plot = ElementTree.fromstring(draw([sample["epoch"] for sample in samples], samples))
     named = [part.text for part in plot.iter("{http://www.w3.org/2000/svg}text")]
     assert {"Seconds per epoch", "Memory, MiB", "open files: 4", "400"} <= set(named)
     lines_of = list(plot.iter("{http://www.w3.org/2000/svg}polyline"))
@@ -361,7 +366,7 @@ def test_first_rows_and_latencies_have_goals() -> None:
 
 
 def test_the_driver_commits_the_reports_of_simulated_shards() -> None:
-    figure = shards.measured(2, 3, 4)
+    figure = shards.measure(2, 3, 4)
     assert (figure.shards, figure.partitions, set(figure.parts)) == (2, 3, set(shards.PARTS))
     assert 0 < figure.parts["commit"] < figure.cpu_s <= figure.longest_cpu_s
     assert figure.segments >= 2
@@ -369,13 +374,13 @@ def test_the_driver_commits_the_reports_of_simulated_shards() -> None:
     other = figure._replace(shards=shards.AT[0], partitions=shards.AT[1], cpu_s=0.6)
     about = figures.machine() | {"load_after": 1.5}
     content = {"machine": about, "epochs": 4, "figures": [f._asdict() for f in (figure, other)]}
-    assert "goal at 256 shards, 1,000 partitions: under 0.5 s of a processor: MISSED" in list(shards.lines(content))
-    tree = ElementTree.fromstring(drawn_shards(content["figures"]))
+    assert "goal at 256 shards, 1,000 partitions: under 0.5 CPU seconds: MISSED" in list(shards.lines(content))
+    tree = ElementTree.fromstring(draw_shards(content["figures"]))
     assert len([e for e in tree.iter() if e.tag.endswith("path") or e.tag.endswith("polyline")]) == 4
 
 
 def test_simulated_segments_are_merged_like_real_ones() -> None:
-    assert simulated_cluster.piled_up(700, 100) == [100] * 7
-    assert simulated_cluster.piled_up(800, 100) == [800]
-    assert sum(simulated_cluster.piled_up(100_000, 100)) == 100_000
-    assert simulated_cluster.merged([800, *[100] * 8], 1000) == [800, 800]
+    assert simulated_cluster.segment_rows(700, 100) == [100] * 7
+    assert simulated_cluster.segment_rows(800, 100) == [800]
+    assert sum(simulated_cluster.segment_rows(100_000, 100)) == 100_000
+    assert simulated_cluster.merge_segments([800, *[100] * 8], 1000) == [800, 800]
