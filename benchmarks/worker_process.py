@@ -38,7 +38,7 @@ class WorkerFailed(Exception):  # noqa: N818 - says what happened
 
 @dataclass
 class Usage:
-    """Peak memory in bytes by role, as proportional set size: shared pages are divided among the processes that share them.
+    """Peak proportional set size in bytes by role: shared pages are divided among the processes that share them.
 
     `spent` has the samples: (wall-clock time, CPU seconds of all processes so far).
     """
