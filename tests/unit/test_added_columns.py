@@ -76,7 +76,7 @@ def test_a_target_gets_the_added_columns_of_a_source_with_schema_changes(pipelin
     }
     (change,) = added_columns.added_column_changes(pipeline, commit_with_columns(pipeline, ("k",)), NOW)
     assert change.line.startswith(
-        'target "one" columns: state has none, the result has new: "c" (bigint): a table without it'
+        'target "one" columns: state has none, the result has new: "c" (bigint): the target table gets it'
     )
 
 
