@@ -172,7 +172,7 @@ def test_an_unavailable_source_is_waited_for_no_longer_than_the_limit(
     with one.store.peek() as snapshot:
         assert snapshot is not None
         for _ in range(3):
-            backlogs = one.asker.poll(one.pipeline, snapshot)
+            backlogs = one.poller.poll(one.pipeline, snapshot)
             assert [w.problem for w in backlogs] == ["no response yet"] * 2
         assert sum(t.name.startswith("ui-asks-") for t in threading.enumerate()) == 2
     release.set()

@@ -34,7 +34,7 @@ from slackwater.query.why_report_builder import build_why_report
 from slackwater.state.files.store import FilesStore
 
 NO_HISTORY = (
-    '  late rows are unknown: they are not kept (late_data = "drop"); late_data = "dlq" keeps them',
+    '  late rows are unknown: late rows are not kept (late_data = "drop"); late_data = "dlq" keeps them',
     "  published results: none",
 )
 
