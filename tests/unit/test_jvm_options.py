@@ -31,7 +31,7 @@ def test_up_to_two_tasks_use_the_serial_collector(master: str) -> None:
 def test_more_tasks_and_clusters_use_the_default_collector(master: str) -> None:
     options = jvm_options({"spark.master": master})
     assert SERIAL not in options
-    assert "-XX:Tier4InvocationThreshold=25000" in options
+    assert "-XX:Tier4InvocationThreshold=100000" in options
 
 
 def test_all_cores_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """Options for the JVM that Slackwater starts for Spark. They save CPU time at the start, and memory on small machines.
 
 During a start, Spark's parsers, planners and code generators call thousands of methods a few thousand times each. By
-default, the JVM compiles these methods with its optimizing compiler, which costs more CPU time than it saves. With five
+default, the JVM compiles these methods with its optimizing compiler, which costs more CPU time than it saves. With 20
 times the default thresholds, the compiler skips them, but still compiles all code that runs per row.
 
 For up to two parallel tasks, the serial garbage collector suffices. Its heap takes about half of the memory that the
@@ -18,11 +18,11 @@ from pathlib import Path
 
 from slackwater.tunings import is_enabled
 
-_OPTIMIZE_LATER = {  # five times the defaults
-    "Tier4InvocationThreshold": 25_000,
-    "Tier4MinInvocationThreshold": 3_000,
-    "Tier4CompileThreshold": 75_000,
-    "Tier4BackEdgeThreshold": 200_000,
+_OPTIMIZE_LATER = {  # 20 times the defaults
+    "Tier4InvocationThreshold": 100_000,
+    "Tier4MinInvocationThreshold": 12_000,
+    "Tier4CompileThreshold": 300_000,
+    "Tier4BackEdgeThreshold": 800_000,
 }
 _SERIAL_UP_TO = 2  # the number of parallel tasks for which the serial collector suffices
 _VARIABLES = ("SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
