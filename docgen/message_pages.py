@@ -73,7 +73,7 @@ _HEADINGS: Mapping[str, str] = {  # where the keys are documented that a module 
     "source": "sources",
     "sql": "transform",
     "sql_check": "transform",
-    "window_columns_check": "transform",
+    "column_checks": "transform",
     "step_base": "windows",
     "target": "target-and-dead-letters",
     "stage": "transform",

@@ -12,15 +12,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slackwater.config import state_size
+from slackwater.config import config_warnings
+from slackwater.config.config_warnings import describe_replay_limits, find_durations_without_unit
 from slackwater.config.connection import Connection, PostgresConnection
 from slackwater.config.connector_description import CONNECTORS, absolute_path
-from slackwater.config.duration_unit_check import find_durations_without_unit
 from slackwater.config.join import SIDES, Join
-from slackwater.config.late_row_replay_check import describe_replay_limits
-from slackwater.config.lineage import InputPath
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.source import Lookup, Source
+from slackwater.config.stage import InputPath
 from slackwater.config.step_base import StatelessStep
 from slackwater.config.target import Target
 from slackwater.config.window import Window, effective_allowed_lateness_ms
@@ -63,7 +62,7 @@ def build_plan(pipeline: Pipeline) -> Plan:
     last = list(pipeline.stage_pipelines.values())[-1].transform.step
     bound: int | None = 0 if isinstance(last, StatelessStep) else None
     if isinstance(last, Window):
-        bound = state_size.estimate_bytes(last)
+        bound = config_warnings.estimate_bytes(last)
     stages: list[ExplainedStage] = [_read(pipeline)]
     for name, stage_pipeline in pipeline.stage_pipelines.items():
         read = [s.name for s in stage_pipeline.sources if s.is_stage_output]
@@ -75,7 +74,7 @@ def build_plan(pipeline: Pipeline) -> Plan:
         (*stages, _commit(pipeline), _publish(pipeline)),
         _delivery_guarantee(pipeline),
         bound,
-        (*find_plan_warnings(pipeline), *describe_replay_limits(pipeline), *state_size.size_warnings(last)),
+        (*find_plan_warnings(pipeline), *describe_replay_limits(pipeline), *config_warnings.size_warnings(last)),
         pipeline.name,
         tuple(text for stage_pipeline in pipeline.stage_pipelines.values() for text in _state_texts(stage_pipeline)),
     )
@@ -89,7 +88,7 @@ def _state_texts(pipeline: Pipeline) -> Sequence[str | tuple[int, int]]:
     if isinstance(step, Join):
         return _retention_text(step, pipeline)
     if isinstance(step, Window):
-        return [(state_size.estimate_bytes(step), step.max_groups_per_window or 0)]
+        return [(config_warnings.estimate_bytes(step), step.max_groups_per_window or 0)]
     return [step.summary().state]
 
 

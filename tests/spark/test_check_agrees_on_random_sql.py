@@ -19,7 +19,7 @@ from tests.support.sql_texts import LOOKUP, SCHEMA, Text
 
 import slackwater as sw
 from slackwater.config import sql_check
-from slackwater.config.lineage import InputPath
+from slackwater.config.stage import InputPath
 from slackwater.errors import SlackwaterError, StartError
 from slackwater.spark.analysis import sql_analysis
 from slackwater.spark.sessions.spark_session import private_session

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import slackwater as sw
-from slackwater.config.lineage import InputPath
+from slackwater.config.stage import InputPath
 from slackwater.errors import StartError
 from slackwater.spark.analysis import sql_analysis
 

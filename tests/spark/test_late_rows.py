@@ -18,7 +18,7 @@ from tests.support.topics import Make, minutes, wait_until
 
 import slackwater as sw
 from slackwater import api
-from slackwater.config.lineage import InputPath
+from slackwater.config.stage import InputPath
 from slackwater.engine import kill_points
 from slackwater.errors import EpochError, StartError
 from slackwater.operators.dead_letters import origin_column

@@ -21,7 +21,7 @@ from tests.laws.generators.random_graphs import COUNTED, MS, Row
 from tests.support.case_selection import select_cases
 
 import slackwater as sw
-from slackwater.config.lineage import stage_inputs
+from slackwater.config.stage import stage_inputs
 from slackwater.engine.kill_points import KILL_POINTS
 from slackwater.testing.pipeline import LocalPipeline
 

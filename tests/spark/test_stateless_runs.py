@@ -22,9 +22,8 @@ from tests.support.runner import Runner
 
 import slackwater as sw
 from slackwater.config import toml
-from slackwater.config.groupable_columns import GroupableColumns
 from slackwater.config.sql.query import resolve_query
-from slackwater.config.sql.select_scope import ColumnTypes, SqlFindings
+from slackwater.config.sql.select_scope import ColumnTypes, GroupableColumns, SqlFindings
 from slackwater.engine import kill_points
 from slackwater.engine.kill_points import KILL_POINTS
 from slackwater.errors import StartError

@@ -229,7 +229,7 @@ CASES: list[tuple[str, ...]] = [
     (KAFKA, STORE, '[state_store]\nkind = "files"\npath = "s"\nurl = "u"\n', 'state_store.url: applies only to kind = "postgres", but this store has "files"; remove it'),
     (KAFKA, STORE, '[state_store]\nkind = "files"\npath = "s"\nschema = "u"\n', 'state_store.schema: applies only to kind = "postgres", but this store has "files"; remove it'),
     (ISSUE.replace('"persisted"', '"at_least_once"'), 'kind = "files"                         #', 'kind = "in_memory" #',
-     'state_store.path: does not apply to kind = "in_memory", because such a store has no directory; remove it'),
+     'state_store.path: does not apply to kind = "in_memory", because this store has no directory; remove it'),
     (KAFKA, STORE, '[state_store]\nkind = "files"\npath = "hdfs://n/s"\noptions = { region = "x" }\n',
      'state_store.path: found "hdfs://n/s", expected a directory, or a URL: "s3://…", "gs://…", "abfss://…"'),
     (KAFKA, STORE, '[state_store]\nkind = "files"\npath = "s"\noptions = { region = "x" }\n',

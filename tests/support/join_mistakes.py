@@ -99,14 +99,14 @@ CASES: list[tuple[str, str, *tuple[str, ...]]] = [  # what is changed to what: t
      f"{J}.upper_ms: missing; lower_ms is set, but a join needs both: lower_ms <= right.ts - left.ts <= upper_ms"),
     (BOUNDS, "time_window_ms = -1\n", f"{J}.time_window_ms: found -1, expected a duration of 0 or more ({DURATION})"),
     # -- late rows, times
-    (BOUNDS, BOUNDS + 'allowed_lateness_ms = "1h"\n', f'{J}.allowed_lateness_ms: needs late_data = "reopen"; to wait longer for late rows, raise lateness_ms'),
+    (BOUNDS, BOUNDS + 'allowed_lateness_ms = "1h"\n', f'{J}.allowed_lateness_ms: needs late_data = "reopen"; set it, or raise lateness_ms to wait longer for late rows'),
     ('late_data = "drop"', 'late_data = "dlq"', 'dead_letter: missing; late_data = "dlq" needs [dead_letter] with a connection and a path, table or topic'),
     ('late_data = "drop"', 'late_data = "standalone"', f'{J}.late_data: found "standalone", expected "drop" or "dlq" or "reopen"'),
     ("[target]", LETTERS + "[target]", 'dead_letter: unused, because on_error is "fail" and late_data is "drop"; set one of them to "dlq", or remove [dead_letter]'),
     (BOUNDS, BOUNDS + 'idle_close_ms = "1s"\n',
-     f"{J}.idle_close_ms: found 1s, expected at least source_idleness_ms (1m): a source that is silent for a shorter time is not idle"),
+     f"{J}.idle_close_ms: found 1s, expected at least source_idleness_ms (1m): a source without rows for a shorter time is not idle"),
     ('event_time_column = "_event_ts"', 'event_time_column = "ts"\ntime_mode = "processing"',
-     f'{J}.event_time_column: cannot be combined with time_mode = "processing", where the clock is the event time; remove one of them'),
+     f'{J}.event_time_column: cannot be combined with time_mode = "processing", which uses the clock as the event time; remove one of them'),
     # -- output
     (BOUNDS, BOUNDS + "left_prefix = 3\n", f"{J}.left_prefix: found 3, expected a string, which may be empty"),
     (BOUNDS, BOUNDS + 'output_left_columns = ["a", "a"]\n', f'{J}.output_left_columns: "a" is listed 2 times; list it once'),
@@ -117,8 +117,8 @@ CASES: list[tuple[str, str, *tuple[str, ...]]] = [  # what is changed to what: t
     (BOUNDS, BOUNDS + "max_rows_per_key = 0\n", f"{J}.max_rows_per_key: found 0, expected a whole number of at least 1"),
     (BOUNDS, BOUNDS + 'on_state_cap = "drop_new_groups"\n', f'{J}.on_state_cap: found "drop_new_groups", expected "fail" or "drop_oldest"'),
     # -- the rest of the pipeline
-    (JOIN, WINDOW + JOIN, f"{J}: cannot be combined with [transform.window]; a stage is one or the other; remove one of them"),
-    (JOIN, '[transform]\nsql = "SELECT 1"\n' + JOIN, f"transform.sql: applies only to windows; a join has separate SQL for each side: left_sql and right_sql in [{J}]"),
+    (JOIN, WINDOW + JOIN, f"{J}: cannot be combined with [transform.window]; a stage has only one of them; remove the other"),
+    (JOIN, '[transform]\nsql = "SELECT 1"\n' + JOIN, f"transform.sql: does not apply to a join, which has separate SQL for each side; use left_sql and right_sql in [{J}]"),
     (ALL_JOIN, "[transform]\n", f"transform.window: missing; {STEP}"),
     (ALL_JOIN, "", f"transform: missing; {STEP}"),
     ('name = "orders-payments"\n', 'name = "orders-payments"\njoin = {}\n', 'join: unknown key; did you mean "transform.join"?'),

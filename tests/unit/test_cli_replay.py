@@ -10,7 +10,7 @@ import pytest
 
 from slackwater.cli.dlq import parse_epoch_range, summary_lines
 from slackwater.config import toml
-from slackwater.config.late_row_replay_check import describe_replay_limits
+from slackwater.config.config_warnings import describe_replay_limits
 from slackwater.connectors import dead_letter_source_rows
 from slackwater.connectors.batch_planning import DataFrameSource
 from slackwater.core.dead_letter_schema import SCHEMA
@@ -139,7 +139,7 @@ def test_late_letters_of_an_append_only_target_are_refused_before_spark_starts(t
     with pytest.raises(StartError) as refused:
         replay_dead_letters(spec, all_letters)  # type: ignore[arg-type]
     assert str(refused.value) == (
-        "orders: 1 letter of late rows cannot be replayed: they correct windows in the target, but the target "
+        "orders: 1 letter of late rows cannot be replayed: late rows correct windows in the target, but the target "
         f'("{tmp_path}/out") is append-only; expected a Postgres table, or a Delta or Iceberg table with mode = "merge"; '
         "nothing was replayed; to replay the others: --reason undecodable"
     )

@@ -19,7 +19,7 @@ from tests.support.statuses import COUNTERS, JOIN, PAIRS, STATUS, parse_metrics
 from typer.main import get_command
 
 from slackwater.cli.main import app
-from slackwater.config import state_size
+from slackwater.config import config_warnings
 from slackwater.config.toml import loads
 from slackwater.config.window import Aggregation, Window
 from slackwater.engine.observer import PendingPublish
@@ -166,7 +166,7 @@ def test_the_commands_that_messages_name_exist() -> None:
 
 def test_the_plan_warns_of_a_large_state() -> None:
     rule = next(r for r in RULES if r["alert"] == "SlackwaterStateLarge")
-    assert rule["expr"] == f"{PREFIX}state_bytes > {state_size.DEFAULT_GIB * state_size.GIB}"
+    assert rule["expr"] == f"{PREFIX}state_bytes > {config_warnings.DEFAULT_GIB * config_warnings.GIB}"
 
 
 MINUTE = 60.0

@@ -12,7 +12,7 @@ from tests.support.script import RowsInput, run_local
 
 import slackwater as sw
 from slackwater.cli.state_show import _value_text
-from slackwater.config import state_size
+from slackwater.config import config_warnings
 from slackwater.config.message_format import suggest_word
 from slackwater.config.source import Source
 from slackwater.core.humanize import format_duration, plural
@@ -98,10 +98,10 @@ def test_the_first_pipeline_warns_of_nothing() -> None:
     window = sw.Window(
         **WINDOW, aggregations=[*COUNT, sw.Aggregation(agg="count_distinct", column="page", as_="pages")]
     )  # type: ignore[arg-type]
-    assert state_size.estimate_bytes(window) > state_size.GIB
-    assert state_size.size_warnings(window) == ()
+    assert config_warnings.estimate_bytes(window) > config_warnings.GIB
+    assert config_warnings.size_warnings(window) == ()
     chosen = sw.Window(**WINDOW, max_groups_per_window=2_000_000, aggregations=window.aggregations)  # type: ignore[arg-type]
-    (line,) = state_size.size_warnings(chosen)
+    (line,) = config_warnings.size_warnings(chosen)
     assert "4.1 GiB at max_groups_per_window = 2,000,000" in line
 
 

@@ -1,4 +1,4 @@
-"""The spec of an aggregation (a built-in function or a user-defined one), and the keys that each function takes."""
+"""The spec of an aggregation, which is a built-in or user-defined function."""
 
 from __future__ import annotations
 
@@ -23,15 +23,10 @@ AGGREGATES = (
     *("count", "sum", "min", "max", "avg", "first", "last", "count_distinct"),
     *("stddev", "var", "approx_quantile", "top_k", "collect_set", "collect_list", "min_by", "max_by"),
 )
-ROWS_ONLY = (
-    "var",
-    "stddev",
-    "approx_quantile",
-    "top_k",
-    "collect_list",
-)  # SQL cannot reduce these to less than their rows
-CUSTOM = "custom aggregations"  # the kind of an aggregation that is not built in
-QUANTILE_K = 200  # rank error 1.33 %
+# Spark SQL cannot pre-aggregate these
+ROWS_ONLY = ("var", "stddev", "approx_quantile", "top_k", "collect_list")
+CUSTOM = "custom aggregations"  # in `Key.kinds`: user-defined aggregations
+QUANTILE_K = 200  # default accuracy of approx_quantile: a rank error of 1.33 %
 _PATH = 'or the import path of a class ("package.module:Class")'
 _aggregate = choice_parser(*AGGREGATES)
 _MEANT = {  # names in other systems
@@ -62,7 +57,7 @@ _MEANT = {  # names in other systems
     enum=[*AGGREGATES, "count_col"], otherwise={"type": "string", "pattern": f"^{custom.PATH.pattern}$"}
 )
 def _agg(value: Any) -> Any:
-    """Parse `agg`: the name of a built-in, an import path or, in Python, an `Aggregator` class or instance."""
+    """Parse `agg`: a built-in aggregation, an import path or, in Python, an `Aggregator` class or instance."""
     if value == "count_col" or isinstance(value, Aggregator):
         return value
     if isinstance(value, type) and issubclass(value, Aggregator):
@@ -102,19 +97,19 @@ def _options(value: Any) -> dict[str, Any]:
 class Aggregation(Spec):
     """One aggregation: `Aggregation(agg="sum", column="amount", as_="total")`.
 
-    `agg` is a built-in (see docs/aggregations.md), or the import path of an `Aggregator`, as in
-    "mypackage.mymodule:WeightedAverage". In Python, it may also be such a class or an instance of it.
+    `agg` is a built-in aggregation (docs/aggregations.md), or the import path of an `Aggregator`, as in
+    "mypackage.mymodule:WeightedAverage". In Python, it may also be an `Aggregator` class or instance.
     """
 
     agg: Converted[str | Aggregator | type[Aggregator], Any] = declare_key(
         _agg,
-        'A built-in aggregation, or the import path of your own: "package.module:Class".',
+        'A built-in aggregation, or the import path of a custom one, as in "package.module:Class".',
         required=f"expected {' or '.join(map(format_value, AGGREGATES))} {_PATH}",
         aliases=("kind",),
     )
     column: str | None = declare_key(
         parse_text,
-        "The column to aggregate. Without a column, count counts rows.",
+        "The column to aggregate. count does not need one: it then counts rows.",
         default=None,
         aliases=("input_column",),
     )
@@ -123,57 +118,60 @@ class Aggregation(Spec):
     )
     by: str | None = declare_key(
         parse_text,
-        "The column that orders the rows (min_by, max_by).",
+        "The column whose minimum or maximum selects the row (min_by, max_by).",
         default=None,
         kinds=dict.fromkeys(("min_by", "max_by"), "needs the column that orders the rows"),
     )
     on_overflow: str = declare_key(
         choice_parser("fail", "null"),
-        "What to do if the result does not fit its type (sum, avg): stop the pipeline, or return NULL.",
+        "What to do if the result is out of the range of its type (sum, avg): stop the pipeline, or return NULL.",
         default="fail",
         kinds={"sum": "", "avg": ""},
     )
     mode: str | None = declare_key(
         choice_parser("approximate", "exact"),
-        "How distinct values are counted: approximate (HLL), or exact with a limit (count_distinct).",
+        "How count_distinct counts values: approximately (HLL), or exactly up to a limit.",
         default=None,
         kinds={"count_distinct": ""},
     )
     quantile: float | None = declare_key(
         _share,
-        "The quantile, from 0 to 1 (approx_quantile).",
+        "The quantile to compute, from 0 to 1 (approx_quantile).",
         default=None,
         kinds={"approx_quantile": "needs the quantile, as in 0.95"},
     )
     k: int | None = declare_key(
         integer_parser(1, 65535),
-        "The number of values (top_k), or the accuracy (approx_quantile).",
+        "The number of values (top_k), or the accuracy (approx_quantile): a larger k is more accurate.",
         default=None,
         kinds={"approx_quantile": "", "top_k": "needs the number of values, as in 10"},
     )
     max_distinct_values_per_group: int | None = declare_key(
         integer_parser(1),
-        "The maximum number of values kept per key (exact count_distinct, top_k).",
+        "The maximum number of distinct values per window and key (exact count_distinct, top_k).",
         default=None,
         kinds={"count_distinct": "", "top_k": "stores every value and needs a limit, as in 10000"},
     )
     max_values_per_group: int | None = declare_key(
         integer_parser(1),
-        "The maximum number of values kept per key (collect_set, collect_list).",
+        "The maximum number of values per window and key (collect_set, collect_list).",
         default=None,
         kinds=dict.fromkeys(("collect_set", "collect_list"), "needs a limit, as in 1000"),
     )
     hll_precision: int = declare_key(
         integer_parser(4, 18),
-        "The precision, from 4 to 18; each step doubles the memory (approximate count_distinct).",
+        "The precision of approximate count_distinct, from 4 to 18. Each step doubles the memory.",
         default=14,
         kinds={"count_distinct": ""},
     )
     columns: Mapping[str, str] = declare_key(
-        _columns, "The column for each input of a custom aggregation.", default_factory=dict, kinds={CUSTOM: ""}
+        _columns,
+        "The column for each input of a custom aggregation, by the name of the input.",
+        default_factory=dict,
+        kinds={CUSTOM: ""},
     )
     options: Mapping[str, Any] = declare_key(
-        _options, "Arguments for the class of a custom aggregation.", default_factory=dict, kinds={CUSTOM: ""}
+        _options, "The arguments of the constructor of a custom aggregation.", default_factory=dict, kinds={CUSTOM: ""}
     )
 
     DOC_LINK: ClassVar[str] = "docs/configuration.md#aggregations"
@@ -196,12 +194,12 @@ class Aggregation(Spec):
 
     @property
     def in_sql(self) -> bool:
-        """Return whether Spark SQL can aggregate rows before the shuffle."""
+        """Return whether Spark SQL can pre-aggregate rows before the shuffle."""
         return self.builtin and self.agg not in ROWS_ONLY
 
     @property
     def call(self) -> str:
-        """The aggregation in the form of a function call, such as `sum(amount)`."""
+        """The aggregation as a function call, such as `sum(amount)`, for messages and the UI."""
         if not self.builtin:
             name = self.agg.rpartition(":")[2] if isinstance(self.agg, str) else _class(self.agg).__name__
             return f"{name}({', '.join(self.columns.values())})"
@@ -211,18 +209,15 @@ class Aggregation(Spec):
         return f"{self.agg}({', '.join(details)})"
 
     def aggregator(self) -> Aggregator:
-        """Load the user-defined aggregation that `agg` names.
+        """Load the user-defined aggregation.
 
-        Raises `custom_aggregator.AggregatorError` if its class has changed since this spec was validated and can no
-        longer be used.
+        Raises `custom_aggregator.AggregatorError` if its class can no longer be used, because it has changed since this
+        spec was validated.
         """
         return custom.load_aggregator(self.agg, self.options)
 
     def further_columns(self) -> tuple[str, ...]:
-        """Return the columns other than `column` that the aggregation reads.
-
-        For a user-defined aggregation, the columns are in the order of its inputs.
-        """
+        """Return the columns other than `column` that the aggregation reads, in the order of its inputs."""
         if self.builtin:
             return (self.by,) if self.by else ()
         return tuple(self.columns[name] for name in self.aggregator().inputs)
@@ -241,7 +236,7 @@ class Aggregation(Spec):
 
     @classmethod
     def builtin_keys(cls) -> list[str]:
-        """Return the keys that only built-in aggregations have."""
+        """Return the keys that apply only to built-in aggregations."""
         return [key for key, declared in cls.KEYS.items() if declared.kinds and CUSTOM not in declared.kinds]
 
     @classmethod

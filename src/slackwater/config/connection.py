@@ -1,4 +1,4 @@
-"""Specs of connections: the address and credentials of a system. Sources, lookups and targets refer to them by name."""
+"""Specs of connections: the addresses and credentials of systems, to which sources, lookups and targets refer."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from slackwater.core.connector_table import TABLE, BrokenConnectorError
 
 
 class Connection(Spec):
-    """A connection to an external system: the base class of all kinds of connection.
+    """Base class of connections to external systems.
 
-    `READS`: whether sources can use it. `WRITES`: whether targets can use it.
+    `READS`: whether sources can use the connection. `WRITES`: whether targets can use it.
     """
 
     def __init__(self, **data: Any) -> None:
@@ -44,64 +44,66 @@ class Connection(Spec):
 
     @classmethod
     def declared_keys(cls) -> Mapping[str, Key]:
-        """Return the declared keys and `kind`, whose only value is the default of the attribute."""
+        """Return the declared keys, and `kind` with its default as the only valid value."""
         kind = cls.model_fields["kind"]
         of_kind = {} if kind.is_required() else {"kind": Key(choice_parser(kind.default), "The kind of system.")}
         return {**of_kind, **super().declared_keys()}
 
 
 class ClientConnection(Connection):
-    """A connection through a client, with the settings of that client."""
+    """Base class of connections with `options`, which are settings of a client library."""
 
     options: Settings = declare_key(
         settings_parser('a table of settings ({ "security.protocol" = "SSL" })'),
-        "Settings of the client, storage or reader, by the names that it uses.",
+        "Settings of the client, object store or reader. Their names are those of that library.",
         default_factory=dict,
         repr=False,
     )
 
 
 class FilesConnection(ClientConnection):
-    """Files on a local disk, or at any path that Spark reads.
+    """Files on a local disk, or at any path that Spark can read.
 
-    `options`: settings for access to targets in an object store, under the names that obstore uses.
+    `options`: settings of obstore, for targets in an object store.
     """
 
     kind: Literal["files"] = "files"
 
 
 class ConsoleConnection(Connection):
-    """The console, where results are printed; a target only."""
+    """Standard output, to which a target prints results. Sources cannot use it."""
 
     kind: Literal["console"] = "console"
     READS: ClassVar[bool] = False
 
 
 class KafkaConnection(ClientConnection):
-    """A Kafka cluster. `options`: client settings under their Kafka names (`security.protocol`, `sasl.mechanism`, …).
+    """Kafka cluster.
 
-    `schema_registry`: URL of a Confluent-style registry, for Avro, JSON Schema and Protobuf payloads.
+    `options`: settings of the Kafka client, such as `security.protocol` and `sasl.mechanism`.
     """
 
     kind: Literal["kafka"] = "kafka"
     bootstrap_servers: str = declare_key(
         parse_text,
-        "The brokers of a Kafka cluster: host:port, separated by commas.",
+        "The brokers of a Kafka cluster, as host:port, separated by commas.",
         required='name the brokers, as in "kafka-1:9092,kafka-2:9092"',
         elsewhere=("bootstrap.servers", "brokers", "servers", "url"),
     )
     schema_registry: str | None = declare_key(
-        parse_text, "The URL of a Confluent-style registry, for Avro, JSON Schema and Protobuf payloads.", default=None
+        parse_text,
+        "The URL of a Confluent schema registry, for Avro, JSON Schema and Protobuf payloads (Kafka).",
+        default=None,
     )
 
 
 class PostgresConnection(Connection):
-    """A Postgres database; a target only. Keep the password out of the file: `url = "${WAREHOUSE_URL}"`."""
+    """Postgres database. Sources cannot use it. Keep the password out of the file: `url = "${WAREHOUSE_URL}"`."""
 
     kind: Literal["postgres"] = "postgres"
     url: str = declare_key(
         parse_text,
-        "The URL, with user and password. Keep it out of the file: ${WAREHOUSE_URL}.",
+        "The URL, with user and password (Postgres, RabbitMQ). Keep it out of the file, as in ${WAREHOUSE_URL}.",
         repr=False,
         required='name the database, as in "${WAREHOUSE_URL}" with postgresql://user:password@host/database',
         elsewhere=("dsn", "uri", "host", "dbname", "database", "password"),
@@ -111,7 +113,7 @@ class PostgresConnection(Connection):
 
 
 class DeltaConnection(ClientConnection):
-    """Delta Lake tables. `options`: storage options of an object store."""
+    """Delta Lake tables. `options`: settings of the object store."""
 
     kind: Literal["delta"] = "delta"
 
@@ -119,9 +121,7 @@ class DeltaConnection(ClientConnection):
 class IcebergConnection(ClientConnection):
     """Iceberg tables in a catalog.
 
-    `catalog`: the kind of the catalog. `options`: its properties as PyIceberg names them (`uri`, `warehouse`,
-    `credential`, `s3.endpoint`, …). `catalog_name`: its name in PyIceberg; a SQL catalog stores its tables under this
-    name.
+    `options`: properties of the catalog as PyIceberg names them, such as `uri`, `warehouse` and `s3.endpoint`.
     """
 
     kind: Literal["iceberg"] = "iceberg"
@@ -161,12 +161,12 @@ class IcebergConnection(ClientConnection):
 
 
 class RabbitMQConnection(Connection):
-    """A RabbitMQ broker; a source only."""
+    """RabbitMQ broker. Targets cannot use it."""
 
     kind: Literal["rabbitmq"] = "rabbitmq"
     url: str = declare_key(
         parse_text,
-        "The URL, with user and password. Keep it out of the file: ${WAREHOUSE_URL}.",
+        "The URL, with user and password (Postgres, RabbitMQ). Keep it out of the file, as in ${WAREHOUSE_URL}.",
         repr=False,
         required='name the broker, as in "${RABBITMQ_URL}" with amqp://user:password@host/vhost',
         elsewhere=("uri", "host", "password"),
@@ -176,30 +176,32 @@ class RabbitMQConnection(Connection):
 
 
 class KinesisConnection(ClientConnection):
-    """AWS Kinesis, read through a Spark connector that the user installs; a source only."""
+    """AWS Kinesis. Targets cannot use it. The user installs the Spark connector."""
 
     kind: Literal["kinesis"] = "kinesis"
     region: str = declare_key(
         parse_text, "The AWS region of the stream (Kinesis).", required='name the region, as in "eu-central-1"'
     )
     endpoint: str | None = declare_key(
-        parse_text, "An endpoint other than the default of the region (Kinesis).", default=None
+        parse_text, "The endpoint (Kinesis). By default, that of the region.", default=None
     )
 
     WRITES: ClassVar[bool] = False
 
 
 class PubSubConnection(ClientConnection):
-    """Google Pub/Sub, read through a Spark connector that the user installs; a source only."""
+    """Google Pub/Sub. Targets cannot use it. The user installs the Spark connector."""
 
     kind: Literal["pubsub"] = "pubsub"
     project: str = declare_key(
         parse_text,
-        "The Google Cloud project, by name or number (Pub/Sub).",
+        "The name or number of the Google Cloud project (Pub/Sub).",
         required="name the project, by name or number",
     )
     location: str = declare_key(
-        parse_text, "The region or zone (Pub/Sub).", required='name the region or zone, as in "europe-west3-a"'
+        parse_text,
+        "The Google Cloud region or zone (Pub/Sub).",
+        required='name the region or zone, as in "europe-west3-a"',
     )
 
     WRITES: ClassVar[bool] = False
@@ -210,7 +212,7 @@ def _expected_kinds() -> str:
 
 
 def _register_secrets(keys: Mapping[str, Any]) -> None:
-    """Register the secrets of a connection, so that messages do not reveal them. The connection may be invalid."""
+    """Register the secrets of a possibly invalid connection, so that messages do not reveal them."""
     for value in keys.values():
         if isinstance(value, str):
             secrets.remember_url(value)
@@ -219,9 +221,9 @@ def _register_secrets(keys: Mapping[str, Any]) -> None:
 
 
 def parse_connection(value: Any) -> Connection:
-    """Parse a connection from a table or an object.
+    """Parse a connection from a table; return a Connection object unchanged.
 
-    Raises InvalidValueError, or InvalidTableError (whose draft is None) for problems with its keys.
+    Raises InvalidValueError for other values, and InvalidTableError (without a draft) for problems with keys.
     """
     if isinstance(value, Connection):
         return value
@@ -250,9 +252,9 @@ def parse_connection(value: Any) -> Connection:
 
 @attach_json_schema(of=Connection, named={})
 def parse_connections(value: Any) -> dict[str, Connection]:
-    """Parse connections by name.
+    """Parse a table of connections by name.
 
-    Raises InvalidTableError. In its draft, the connections with problems are None.
+    Raises InvalidTableError. In its draft, invalid connections are None.
     """
     if not isinstance(value, Mapping):
         raise InvalidValueError("a table of connections ([connections.<name>])")

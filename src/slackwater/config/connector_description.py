@@ -1,10 +1,10 @@
-"""The description of a connector: everything that is known about a kind of system without connecting to it.
+"""Description of a connector: the static properties of a kind of system, which need no connection to it.
 
-kind ─┬─ its classes      the connection in a config, the offsets in a commit, the connector that contacts the system
-      ├─ as a source      keys, columns of each row, whether rows can be read again, where reading begins, texts
-      └─ as a target      keys, texts about the location and about writing, delivery guarantee
+kind ─┬─ classes      the connection in a config, the offsets in a commit, the connector that contacts the system
+      ├─ source       keys, added columns, whether rows can be read again, start position, descriptions
+      └─ target       keys, descriptions of the location and of writing, delivery guarantee
 
-Each system has its description in `connectors/<system>/__init__.py`; `core/connector_table.py` finds it by kind.
+The description of a system is in `connectors/<system>/__init__.py`. `core/connector_table.py` finds it by kind.
 """
 
 from __future__ import annotations
@@ -23,16 +23,20 @@ if TYPE_CHECKING:
     from slackwater.config.connection import Connection
     from slackwater.config.window import Window
 
-Dataset = tuple[str, str]  # of OpenLineage: namespace, name
+Dataset = tuple[str, str]  # namespace and name of a dataset in OpenLineage
 
 
 @dataclass(frozen=True)
 class StartPosition:
-    """The position at which a source begins if it has never been read.
+    """Position at which a source begins if the state has no offsets for it.
 
-    `default`: the default position; None if the connector decides. `offsets`: offsets by partition are allowed, in
-    addition to "earliest" and "latest". `from_first`: the source always begins with its first row. `position_text`,
-    `default_text`: descriptions for sources without a default. `no_offsets_reason`: why offsets are not allowed.
+    Args:
+        default: The default of `starting_offsets`; None if the connector decides.
+        offsets: Whether `starting_offsets` may be offsets by partition, in addition to "earliest" and "latest".
+        from_first: Whether the source always begins with its first row.
+        position_text: If `default` is None: a description of the position.
+        default_text: If `default` is None: a description as a predicate.
+        no_offsets_reason: Why offsets by partition are not allowed.
     """
 
     default: str | None = None
@@ -44,7 +48,7 @@ class StartPosition:
 
 
 class SourceKeys(Protocol):
-    """Protocol: the keys of a source that connector descriptions read. `config.source.Source` implements it."""
+    """Protocol for the keys of a source that connector descriptions read. `config.source.Source` implements it."""
 
     @property
     def query(self) -> str | None: ...
@@ -63,7 +67,7 @@ class SourceKeys(Protocol):
 
 
 class TargetKeys(Protocol):
-    """Protocol: the keys of a target that connector descriptions read. `config.target.Target` implements it."""
+    """Protocol for the keys of a target that connector descriptions read. `config.target.Target` implements it."""
 
     @property
     def path(self) -> str | None: ...
@@ -84,7 +88,7 @@ class TargetKeys(Protocol):
 
 
 def absolute_path(path: str | None) -> str:
-    """Return a local directory as an absolute path, and a URL unchanged."""
+    """Return the absolute path of a local directory. A URL is returned unchanged."""
     is_local = path and "://" not in path and not path.startswith("file:")
     return str(Path(str(path)).absolute()) if is_local else str(path)
 
@@ -111,71 +115,70 @@ def _no_dataset(connection: Any, target: TargetKeys) -> Dataset | None:
 
 @dataclass(frozen=True)
 class ConnectorDescription:
-    """The description of one kind of connection.
+    """Description of one kind of system.
 
     Args:
         kind: The value of `kind` in [connections.<name>].
-        connection: The spec of the connection, with its keys.
+        connection: The spec of the connection.
         connector: The import path of the `connectors.connector.Connector`, as in "journal.connector:JournalConnector".
             It is imported when a command contacts the system.
-        spark_packages: What Spark needs to read this system: Maven coordinates (group:module:version), paths of jars, or a
-            name that `slackwater prepare` knows ("kafka").
-
-    `write_text(target, adds, within)` describes how results are written. `adds`: the target is append-only; `within`:
-    writing is part of the commit.
+        spark_packages: The packages that Spark needs: Maven coordinates (group:module:version), paths of jars, or a
+            name that `slackwater prepare` defines ("kafka").
+        write_text: Describes how results are written. Its arguments are the target, whether the target is append-only,
+            and whether writing is part of the commit.
     """
 
     kind: str
     connection: type[Connection]
     connector: str
     spark_packages: tuple[str, ...] = ()
-    # -- as a source -----------------------------------------------------------------------------------------------
+    # -- source ----------------------------------------------------------------------------------------------------
     metadata_columns: tuple[str, ...] = ()  # columns that the connector adds to each row
-    has_timestamp: bool = False  # each row has `_event_ts`, the time of the record
-    uses_ingest_time: bool = False  # if a record has no time, `_event_ts` is the epoch's clock
+    has_timestamp: bool = False  # each row has the column `_event_ts`, the timestamp of its record
+    uses_ingest_time: bool = False  # if a record has no timestamp, `_event_ts` is the time of the epoch
     keeps_history: bool = False  # rows can be read again
-    exposes_files: bool = False  # Spark reads files and knows the file of each row
-    is_table: bool = False  # a table has its own schema, which is unknown before the start
-    query_is_path: bool = False  # the query is a path
-    keys: tuple[str, ...] = ()  # which of Slackwater's keys a source has, in addition to those that every source has
-    source_keys: type[ConnectorKeys] | None = None  # keys of a source that no other connector has
-    offsets: type[Offsets] | None = None  # class of its offsets in a commit; None if only Spark's checkpoint has them
-    start: StartPosition = StartPosition()  # frozen
-    short_name: Callable[[SourceKeys], str] = _query_text  # short description of a source
+    exposes_files: bool = False  # Spark reads files, and each row has the name of its file
+    is_table: bool = False  # the source is a table, whose schema is unknown before the start
+    query_is_path: bool = False  # `query` is a path
+    keys: tuple[str, ...] = ()  # keys of `Source` that only some connectors support
+    source_keys: type[ConnectorKeys] | None = None  # spec of further keys of a source
+    offsets: type[Offsets] | None = (
+        None  # class of offsets in a commit; None if only Spark's checkpoint has the offsets
+    )
+    start: StartPosition = StartPosition()
+    short_name: Callable[[SourceKeys], str] = _query_text  # short description of a source, for messages
     plan_text: Callable[[SourceKeys], str] = _query_text  # description of a source in a plan
     batch_limit: Callable[[SourceKeys], int | None] = lambda s: s.max_messages_per_trigger
-    source_datasets: Callable[[Any, str], Iterable[Dataset]] = (
-        _no_datasets  # OpenLineage's names, by connection and query
-    )
-    # -- as a target -----------------------------------------------------------------------------------------------
-    target_keys: tuple[str, ...] = ()  # which of Slackwater's keys a target has
-    required_target_key: tuple[str, str] | None = None  # the key that a target must have, and what to write
-    own_target_keys: type[ConnectorKeys] | None = None  # keys of a target that no other connector has
-    upserts: Callable[[TargetKeys, Window], bool] = lambda t, window: False  # rows of a window replace earlier ones
-    returns_windows: bool = False  # whether `dlq replay` can read windows back: a target is a `ReadableTarget`
+    source_datasets: Callable[[Any, str], Iterable[Dataset]] = _no_datasets  # from a connection and a query
+    # -- target ----------------------------------------------------------------------------------------------------
+    target_keys: tuple[str, ...] = ()  # keys of `Target` that only some connectors support
+    required_target_key: tuple[str, str] | None = None  # a required key, and the advice if it is missing
+    own_target_keys: type[ConnectorKeys] | None = None  # spec of further keys of a target
+    upserts: Callable[[TargetKeys, Window], bool] = lambda t, window: False  # whether results replace earlier ones
+    returns_windows: bool = False  # whether the target is a `ReadableTarget`, as `dlq replay` needs
     location_text: Callable[[TargetKeys], str] = _console
     write_text: Callable[[TargetKeys, bool, bool], str] = lambda t, adds, within: "to the console"
-    append_only_text: str = ""  # describes which targets of this kind are append-only; "" for all
+    append_only_text: str = ""  # describes the append-only targets of this kind; "" if all are
     at_least_once_reason: Callable[[TargetKeys], str | None] = _exactly_once  # None if delivery is exactly once
     exactly_once_text: str = "exactly once: the target keeps the last epoch with its rows and ignores an older one"
-    target_dataset: Callable[[Any, TargetKeys], Dataset | None] = _no_dataset  # OpenLineage's name, by connection
+    target_dataset: Callable[[Any, TargetKeys], Dataset | None] = _no_dataset  # from a connection and a target
 
 
 CONNECTORS: Mapping[str, ConnectorDescription] = TABLE  # by kind
 
 
 def metadata_columns(kind: str | None) -> tuple[str, ...]:
-    """Return the columns that a connector adds to rows, other than `_event_ts`; empty for a DataFrame (kind None)."""
+    """Return the columns other than `_event_ts` that a connector adds to rows. `kind`: None for a DataFrame source."""
     return () if kind is None else CONNECTORS[kind].metadata_columns
 
 
 def kinds_with_source_key(key: str) -> tuple[str, ...]:
-    """Return the kinds of connection whose sources support a key. Kinds that are not loaded are omitted."""
+    """Return the kinds of connection whose sources support a key, among the connectors that are loaded."""
     return tuple(kind for kind, connector in CONNECTORS.items() if key in connector.keys)
 
 
 def kinds_with_target_key(key: str) -> tuple[str, ...]:
-    """Return the kinds of connection whose targets support a key. Kinds that are not loaded are omitted."""
+    """Return the kinds of connection whose targets support a key, among the connectors that are loaded."""
     return tuple(kind for kind, connector in CONNECTORS.items() if key in connector.target_keys)
 
 
@@ -183,16 +186,16 @@ K = TypeVar("K", bound="ConnectorKeys")
 
 
 class ConnectorKeys(Spec):
-    """The keys that a connector adds to a source or a target: see `config.key.declare_key`."""
+    """Base class for the keys that a connector adds to sources or targets, declared with `config.key.declare_key`."""
 
     @classmethod
     def spellings(cls) -> set[str]:
-        """Return all spellings of the keys. A duration has two: with its unit (`pause`) and in ms (`pause_ms`)."""
+        """Return all spellings of the keys. A duration has two: `pause` with a unit, and `pause_ms` in milliseconds."""
         return {*cls.KEYS, *find_duration_keys(cls)}
 
     @classmethod
     def from_spec(cls: type[K], spec: Any) -> K:
-        """Return the keys of a checked source or target."""
+        """Return the connector keys of a valid source or target."""
         return cls(**spec.connector_keys)
 
 
@@ -202,7 +205,7 @@ def _keys_class(kind: str, of_target: bool) -> type[ConnectorKeys] | None:
 
 
 def is_connector_key(key: str, of_target: bool) -> bool:
-    """Return whether any installed connector adds this key to sources or targets. This reads the entry points."""
+    """Return whether an installed connector adds this key to sources (or to targets). This reads the entry points."""
     return bool(_kinds_with(key, of_target))
 
 
@@ -212,7 +215,13 @@ def _kinds_with(key: str, of_target: bool) -> list[str]:
 
 
 def check_connector_keys(kind: str, written: Mapping[str, Any], of_target: bool) -> Iterator[Problem]:
-    """Yield the problems with connector keys on a connection of this kind. `written`: their values as in the config."""
+    """Yield the problems with the connector keys of a source or target.
+
+    Args:
+        kind: The kind of its connection.
+        written: The keys and their values in the config.
+        of_target: Whether the keys are those of a target.
+    """
     keys = _keys_class(kind, of_target)
     supported = {key: value for key, value in written.items() if keys is not None and key in keys.spellings()}
     for key in written:

@@ -1,12 +1,12 @@
-"""Base class of user-defined aggregations, which consist of three functions over column expressions.
+"""Base class of user-defined aggregations, which define three functions over column expressions.
 
     rows ── lift ──▶ accumulators ── merge ──▶ accumulators ── finish ──▶ one output column
 
 `lift` corresponds to the initializer and the aggregator of a session window in Kafka Streams (KIP-94), and `merge` to
 its merger.
 
-This module also loads aggregators by import path and tries them on rows of NULLs, so that `slackwater check` can report
-problems. Polars is imported only for that.
+This module also loads aggregators by import path, and tests them on rows of NULLs for `slackwater check`. Only this
+test imports Polars.
 """
 
 from __future__ import annotations
@@ -29,19 +29,17 @@ PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
 class Aggregator:
-    """A user-defined aggregation.
-
-    To define one, derive a class, declare the columns, and implement three functions over Polars expressions.
+    """Base class of user-defined aggregations. A subclass declares columns and defines three functions.
 
     - `inputs`: its input columns, as name -> Spark type. A column of another numeric type is cast if it fits.
     - `accumulators`: the state of a group, as name -> Spark type: scalars and arrays of scalars.
-    - `output`: the Spark type of the result; may be `array<…>` and `struct<…>`.
-    - `wants_keys`: whether `merge` takes the group's keys as its first argument (a mapping from names to expressions).
+    - `output`: the Spark type of the result. It may be `array<…>` or `struct<…>`.
+    - `wants_keys`: whether the first argument of `merge` is the keys of the group, as name -> expression.
 
-    `lift` gets one expression per input, by name, and returns a mapping with one row-wise expression per accumulator.
-    `merge` gets one expression per accumulator over all rows of a group, and returns a mapping with one aggregate of
-    each. `merge` must be associative and commutative, so that neither order nor batching matters. `finish` gets the
-    accumulators and returns the result.
+    The functions take and return Polars expressions. `lift` takes the inputs by name, and returns a row-wise expression
+    for each accumulator. `merge` takes the accumulators by name, and returns an aggregate over the rows of a group for
+    each accumulator. It must be associative and commutative, because rows are merged in any order and in batches.
+    `finish` takes the accumulators and returns the result.
 
             class Mean(Aggregator):
                 inputs = {"value": "double"}
@@ -83,7 +81,7 @@ class AggregatorError(Exception):
 
 @contextmanager
 def forbid_imports() -> Iterator[None]:
-    """Within the block, load classes only from modules that are already imported, because a state is not trusted."""
+    """Return a context in which classes are loaded only from imported modules, because a state is not trusted."""
     before = _MAY_IMPORT.set(False)
     try:
         yield
@@ -126,12 +124,12 @@ def describe_error(error: Exception) -> str:
 
 
 def may_import() -> bool:
-    """Return whether code may be loaded; see `forbid_imports`."""
+    """Return whether modules may be imported, which `forbid_imports` prevents."""
     return _MAY_IMPORT.get()
 
 
 def import_attribute(path: str) -> Any:
-    """Return the object that an import path names. Raises AggregatorError if it cannot be imported."""
+    """Return the object at an import path. Raises AggregatorError if it cannot be imported."""
     module_name, _, names = path.partition(":")
     if not _MAY_IMPORT.get() and module_name not in sys.modules:
         raise AggregatorError(
@@ -155,7 +153,7 @@ def import_attribute(path: str) -> Any:
 
 
 class _AnyKey(dict[str, Any]):
-    """A stand-in for unknown keys: it contains every key, with the value NULL."""
+    """Mapping that returns NULL for any name, as a placeholder for the keys of a group."""
 
     def __missing__(self, name: str) -> Any:
         import polars as pl
@@ -164,9 +162,9 @@ class _AnyKey(dict[str, Any]):
 
 
 def check_aggregator(aggregator: Aggregator) -> None:
-    """Try an aggregator on two rows of NULLs.
+    """Test an aggregator on two rows of NULLs.
 
-    Raises AggregatorError if its declarations and functions are inconsistent.
+    Raises AggregatorError if a function fails, or if the declarations do not match the functions.
     """
     import polars as pl
 
@@ -224,15 +222,15 @@ def check_aggregator(aggregator: Aggregator) -> None:
 def build_accumulator_expressions(
     aggregator: Aggregator, step: str, columns: Mapping[str, pl.Expr], *leading_arguments: Any
 ) -> list[pl.Expr]:
-    """Call `lift` or `merge` and return one expression per accumulator, with its name.
+    """Call `lift` or `merge`, and return the expression of each accumulator, with the accumulator's name as alias.
 
     Args:
         aggregator: The aggregator.
         step: "lift" or "merge".
-        columns: The arguments by name.
+        columns: The inputs (for `lift`) or accumulators (for `merge`), by name.
         leading_arguments: The keys of the group, if `merge` takes them.
 
-    Raises AggregatorError if the result is not a mapping of the accumulators.
+    Raises AggregatorError if the function does not return exactly one expression per accumulator.
     """
     expression_by_name = getattr(aggregator, step)(*leading_arguments, **columns)
     if not isinstance(expression_by_name, Mapping) or set(expression_by_name) != set(aggregator.accumulators):

@@ -1,4 +1,4 @@
-"""The dedup step: one row per key out of all rows that are close together in event time."""
+"""The spec of the dedup step, which emits one of several rows of a key that are close together in event time."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from slackwater.core.humanize import format_ms, plural
 
 
 class Dedup(KeyedStep):
-    """Emits one row of each key and drops its duplicates, which are counted.
+    """Removal of duplicates. It emits one row of a key, and drops and counts the others.
 
-    `keep="first"` emits a row when it is read, and drops other rows of its key that are less than `within` away.
-    `keep="last"` emits the last row by event time, once `within` has passed without another row of its key.
+    `keep="first"` emits a row when it is read, and drops rows of the same key whose event time is less than `within`
+    away. `keep="last"` emits the last row by event time, once `within` has passed without another row of its key.
     """
 
     keep: str = declare_key(
         choice_parser("first", "last"),
-        "Which row of a key is emitted: the first, when it is read, or the last, once `within` has passed after it.",
+        "Which row of a key is emitted: the first, when it is read, or the last, after `within` has passed.",
         default="first",
     )
     within_ms: Milliseconds[int] = declare_key(
         duration_parser(1),
-        "How close in event time rows of one key must be to count as duplicates.",
+        "The time within which rows of a key are duplicates.",
         default=None,
         required='give a duration, as in "10m"',
     )
@@ -38,7 +38,7 @@ class Dedup(KeyedStep):
 
     @property
     def watermark_delay_ms(self) -> int:
-        """How far (ms) behind its watermark the step may still emit: the last row waits for `within`."""
+        """The maximum time (ms) by which the event time of a result may be behind the watermark."""
         return self.within_ms if self.keep == "last" else 0
 
     def summary(self) -> StepSummary:

@@ -1,4 +1,4 @@
-"""Find names that a target or store cannot accept, by the rules of each system and without connecting to it."""
+"""Checks of the names of columns, tables and topics against the rules of each system, without a connection."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from slackwater.config.target import StateStore, Target
     from slackwater.config.window import Window
 
-POSTGRES_BYTES = 63  # Postgres truncates longer identifiers, so that two could become equal
+POSTGRES_BYTES = 63  # Postgres truncates longer identifiers, so that two names may become equal
 _RESERVED = re.compile(r"slackwater_(state|staged|windows)_.*|slackwater_(pipelines|offsets|outputs|lists|targets)")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _AVRO = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -22,7 +22,7 @@ _DELTA = set(" ,;{}()\n\t=")
 
 
 def check_state_identifiers(values: Values) -> Iterator[Problem]:
-    """Yield one problem for each name that the state store cannot accept."""
+    """Yield a problem for each name that the state store does not accept."""
     stages = values.get("stages") or [values["transform"]] if values.get("transform") is not None else []
     store: StateStore | None = values.get("state_store")
     if store is not None and store.kind == "postgres":
@@ -34,7 +34,13 @@ def check_state_identifiers(values: Values) -> Iterator[Problem]:
 
 
 def check_target_identifiers(values: Values, connections: Mapping[str, Any], path: str = "target") -> Iterator[Problem]:
-    """Yield a problem for each name that the target rejects, truncates or reserves. `path`: the target's config key."""
+    """Yield a problem for each name that a target does not accept, truncates or reserves.
+
+    Args:
+        values: The attributes of the pipeline, with the target as `target`.
+        connections: The connections by name.
+        path: The config key of the target.
+    """
     window: Window | None = values["transform"].window if values.get("transform") is not None else None
     target: Target | None = values.get("target")
     if target is None or target.connection is None:
@@ -86,7 +92,7 @@ def _column_problems(window: Window, kind: str, target: Target) -> Iterator[Prob
 
 
 def _column_names(window: Window) -> Iterator[tuple[str, str]]:
-    """Yield the names that become columns, each with its key in the config."""
+    """Yield the names of the result columns as (config key, name)."""
     if not {"group_by", "kind"} & window._wrong:
         yield from ((f"{window.CONFIG_PATH}.group_by", k) for k in window.group_by)
     for n, agg in enumerate(window.aggregations if "aggregations" not in window._wrong else ()):

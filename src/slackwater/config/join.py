@@ -52,25 +52,24 @@ def _prefix(value: Any) -> str:
 class Join(StepBase):
     """A join of two sources: `Join(kind="inner", left_source="orders", …, left_keys=["id"], …, time_window="5m")`.
 
-    Rows match if their keys are equal and their times are within the bounds: `time_window` in either direction, or
-    `lower` and `upper` for `right.ts - left.ts`, both inclusive. See docs/joins.md. Raises ConfigError with one line
-    per mistake.
+    Two rows match if their keys are equal and `lower <= right.ts - left.ts <= upper`. `time_window` sets both bounds.
+    See docs/joins.md. Raises ConfigError with one line per mistake.
     """
 
     kind: str = declare_key(
         choice_parser(*JOIN_TYPES),
-        "Which rows without a partner are emitted: none, those of one side, or those of both.",
+        "The type of join. Rows without a partner are emitted for neither side (inner), for one side, or for both (full).",
         required=f"expected {' or '.join(map(format_value, dict.fromkeys(JOIN_TYPES.values())))}",
         elsewhere=("how", "type", "join_type"),
     )
     left_source: str = declare_key(
         parse_text,
-        "The source on the left side, by its name in [[sources]].",
+        "The name of the source on the left side.",
         required="name the source of the left side",
     )
     right_source: str = declare_key(
         parse_text,
-        "The source on the right side, by its name in [[sources]].",
+        "The name of the source on the right side.",
         required="name the source of the right side",
     )
     left_keys: Texts = declare_key(
@@ -84,53 +83,57 @@ class Join(StepBase):
         required='name the right columns to compare, as in ["order_id"]',
     )
     time_window_ms: Milliseconds[int | None] = declare_key(
-        duration_parser(0), "The maximum time between two partners, in either direction; inclusive.", default=None
+        duration_parser(0), "The maximum time between two partners, in either direction (inclusive).", default=None
     )
     time_window: WithUnit = declare_with_unit(default=None)
     lower_ms: Milliseconds[int | None] = declare_key(
-        duration_parser(), "Instead of time_window: the minimum of right.ts - left.ts; may be negative.", default=None
+        duration_parser(),
+        "The minimum of right.ts - left.ts, instead of time_window. It may be negative.",
+        default=None,
     )
     lower: WithUnit = declare_with_unit(default=None)
     upper_ms: Milliseconds[int | None] = declare_key(
-        duration_parser(), "Instead of time_window: the maximum of right.ts - left.ts; may be negative.", default=None
+        duration_parser(),
+        "The maximum of right.ts - left.ts, instead of time_window. It may be negative.",
+        default=None,
     )
     upper: WithUnit = declare_with_unit(default=None)
     late_data: str = declare_key(
         choice_parser("drop", "dlq", "reopen"),
-        "What happens to late rows: drop and count them, write dead letters, or still join them for allowed_lateness.",
+        "What to do with late rows: drop and count them, write dead letters, or join them within allowed_lateness (reopen).",
         default="drop",
     )
     allowed_lateness_ms: Milliseconds[int | None] = declare_key(
         duration_parser(0),
-        'With late_data = "reopen": how far behind the watermark a row may be and still be joined.',
+        'With late_data = "reopen": how far a row may be behind the watermark and still be joined.',
         default=None,
     )
     allowed_lateness: WithUnit = declare_with_unit(default=None)
     left_sql: str | None = declare_key(parse_text, "Row-wise SQL over `source` for the left side.", default=None)
     right_sql: str | None = declare_key(parse_text, "Row-wise SQL over `source` for the right side.", default=None)
     output_left_columns: OptionalTexts = declare_key(
-        parse_texts, "The columns of the left side to emit, in order.", default=None
+        parse_texts, "The columns of the left side to emit, in order. By default, all columns.", default=None
     )
     output_right_columns: OptionalTexts = declare_key(
-        parse_texts, "The columns of the right side to emit, in order.", default=None
+        parse_texts, "The columns of the right side to emit, in order. By default, all columns.", default=None
     )
     left_prefix: str = declare_key(
-        _prefix, "The prefix of the left columns in the output; may be empty.", default="left_"
+        _prefix, "The prefix of the left columns in the output. It may be empty.", default="left_"
     )
     right_prefix: str = declare_key(
-        _prefix, "The prefix of the right columns in the output; may be empty.", default="right_"
+        _prefix, "The prefix of the right columns in the output. It may be empty.", default="right_"
     )
     event_time: str = declare_key(
         choice_parser("later", *SIDES),
-        "The _event_ts of a joined row: the later time of its two rows, or the time of one side.",
+        "The event time of a joined row: the later event time of the two rows, or that of one side.",
         default="later",
     )
     max_rows_per_key: int = declare_key(
-        integer_parser(1), "The maximum number of rows kept per key and side.", default=100_000
+        integer_parser(1), "The maximum number of rows in the state per key and side.", default=100_000
     )
     on_state_cap: str = declare_key(
         choice_parser("fail", "drop_oldest"),
-        "What to do at the limit: stop the pipeline, or drop and count the oldest row.",
+        "What to do when max_rows_per_key is reached: stop the pipeline, or drop and count the oldest row.",
         default="fail",
     )
 
@@ -140,7 +143,7 @@ class Join(StepBase):
 
     @property
     def join_type(self) -> str:
-        """The type of the join: "inner", "left", "right" or "full", regardless of how `kind` spells it."""
+        """The type of the join: "inner", "left", "right" or "full". `kind` may be another spelling."""
         return JOIN_TYPES[self.kind]
 
     @property
@@ -156,18 +159,18 @@ class Join(StepBase):
 
     @property
     def outer(self) -> tuple[bool, bool]:
-        """For the left and the right side, whether rows without a partner are emitted."""
+        """Flags for emitting rows without a partner, as (left, right)."""
         return self.join_type in ("left", "full"), self.join_type in ("right", "full")
 
     @property
     def retention_ms(self) -> tuple[int, int]:
-        """For the left and the right side, how far the watermark must pass a row's time before the row leaves the state."""
+        """How far (ms) the watermark must pass a row before the row leaves the state, as (left, right)."""
         (lower, upper), allowed = self.bounds_ms, int(effective_allowed_lateness_ms(self))
         return max(upper, 0) + allowed, max(-lower, 0) + allowed
 
     @property
     def watermark_delay_ms(self) -> int:
-        """The maximum time (ms) by which a joined row's event time can be behind the watermark."""
+        """The maximum time (ms) by which the event time of a joined row may be behind the watermark."""
         (lower, upper), (left_outer, right_outer) = self.bounds_ms, self.outer
         by_left = max(0, upper) if left_outer or self.event_time == "left" else 0
         by_right = max(0, -lower) if right_outer or self.event_time == "right" else 0
@@ -258,16 +261,18 @@ def joined_column_names(
     right_columns: Sequence[str],
     injected: tuple[Sequence[str], Sequence[str]] = ((), ()),
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return, for each side, the emitted columns and their names in the output, in order. `_event_ts` follows them.
+    """Return the emitted columns of the left and the right side, each as column -> name in the output, in order.
+
+    In the output, `_event_ts` follows them.
 
     Args:
         join: The join.
         left_columns: The columns of the left side's SQL, or of its source.
         right_columns: The columns of the right side's SQL, or of its source.
-        injected: For each side, the columns that the connector adds. They are emitted only if the SQL or a list of
-            columns selects them.
+        injected: The columns that the connectors add to the left and the right side. They are emitted only if the SQL
+            or a list of columns selects them.
 
-    Raises StartError with one line per column that does not exist or whose name is taken.
+    Raises StartError with one line for each column that does not exist, and each name that occurs twice.
     """
     problems: list[str] = []
     chosen: list[list[str]] = []
@@ -292,7 +297,10 @@ def joined_column_names(
 
 
 def _collisions(prefixes: Sequence[str], columns: Sequence[Sequence[str]]) -> Iterator[Problem]:
-    """Yield a problem for each column whose output name is taken. Names that differ only in case count as equal."""
+    """Yield a problem for each output name that is invalid or occurs twice. Names that differ only in case are equal.
+
+    `prefixes`, `columns`: the prefix and the columns of the left and the right side.
+    """
     taken = {EVENT_TIME: "the event time of the joined row"}
     for side, prefix, names in zip(SIDES, prefixes, columns, strict=True):
         for name in dict.fromkeys(names):

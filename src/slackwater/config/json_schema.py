@@ -1,10 +1,10 @@
-"""JSON Schema for a pipeline's TOML, generated from the specs. Editors use it to complete keys and flag mistakes.
+"""JSON Schema of a pipeline in TOML, generated from the specs. Editors use it to complete keys and mark mistakes.
 
     declared keys of a spec       ──▶ one table of `$defs`
     rules between keys (`_rules`) ──▶ its `allOf`
 
-The schema accepts everything that `slackwater check` accepts. Only `slackwater check` can verify what the structure of
-the file does not show: references between names, SQL, and comparisons of durations.
+The schema accepts each config that `slackwater check` accepts. A schema cannot verify references between names, SQL,
+and comparisons of durations.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NUMBERS = {None: "-?[0-9]+", 0: "(?:-?0+|[0-9]+)", 1: "0*[1-9][0-9]*"}  # by mi
 
 
 def build_schema(spec: type[Spec] = Pipeline, title: str = "A Slackwater pipeline") -> Schema:
-    """Build the schema (draft 2020-12) of the file that a spec describes."""
+    """Build the JSON Schema (draft 2020-12) of a file with this spec."""
     defs: dict[str, Schema] = {
         "env": {
             "type": "string",
@@ -61,7 +61,7 @@ def build_schema(spec: type[Spec] = Pipeline, title: str = "A Slackwater pipelin
 
 
 def schema_text(schema: Schema | None = None) -> str:
-    """Return the content of a schema file. By default, it is the schema of a pipeline."""
+    """Format a JSON Schema as the content of a file. By default, it is the schema of a pipeline."""
     return json.dumps(schema or build_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
@@ -81,7 +81,7 @@ def _duration_text(least: int | None) -> Schema:
 
 
 def table_keys(spec: type[Spec]) -> Mapping[str, Key]:
-    """Return the keys of a table in a config: with those of connectors, and for a connection those of all kinds."""
+    """Return the keys of a config table, including keys that connectors add. A connection has the keys of all kinds."""
     if spec is not Connection:
         own_keys = {key: declared for key, declared in spec.KEYS.items() if not declared.python_only}
         return own_keys | {key: keys.KEYS[key] for key, keys in _connector_keys(spec).items()}
@@ -92,7 +92,7 @@ def table_keys(spec: type[Spec]) -> Mapping[str, Key]:
 
 
 def _connector_keys(spec: type[Spec]) -> Mapping[str, type[Spec]]:
-    """Return the keys that connectors add to a source or target, each with its spec."""
+    """Return the keys that connectors add to sources or targets, each with the spec that declares it."""
     specs = [
         c.source_keys if spec is Source else c.own_target_keys if spec is Target else None for c in CONNECTORS.values()
     ]
@@ -139,7 +139,7 @@ def _description(spec: type[Spec], key: str, declared: Key) -> str:
 
 
 def _with_unit(shape: Mapping[str, Any]) -> Schema:
-    """Return the schema of a key that takes a duration with its unit."""
+    """Return the schema of a duration key that requires a unit, such as `gap`."""
     name = {None: "duration_text", 0: "duration_text_from_0", 1: "duration_text_above_0"}[shape["duration"]]
     one = {"$ref": f"#/$defs/{name}"}
     return {"anyOf": [one, shape["otherwise"]]} if "otherwise" in shape else one
@@ -156,12 +156,12 @@ def _default(spec: type[Spec], key: str) -> Schema:
 
 
 def _value(shape: Mapping[str, Any], defs: dict[str, Schema]) -> Schema:
-    """Return the schema of a key's values. A string may be `${NAME}` instead; a number, flag or table may not."""
+    """Return the schema of the values of a key. Only a string may be `${NAME}` instead of a value."""
     if "of" in shape:
         spec: type[Spec] = shape["of"]
         name = spec.__name__.lower()
         if name not in defs:
-            defs[name] = {}  # set before recursing, in case a table contains itself
+            defs[name] = {}  # a placeholder, in case the table contains itself
             defs[name] = {"title": name, "description": _first_line(spec)} | _table(spec, defs)
         one: Schema = {"$ref": f"#/$defs/{name}"}
         if "named" in shape:
@@ -186,19 +186,19 @@ def _first_line(spec: type[Spec]) -> str:
 
 
 def _spellings(spec: type[Spec], *keys: str) -> list[str]:
-    """Return the keys and all their aliases."""
+    """Return all spellings of these keys."""
     further = {**find_duration_keys(spec), **spec.ALIASES}
     return [name for key in keys for name in (key, *(other for other, meant in further.items() if meant == key))]
 
 
 def _require_key(spec: type[Spec], key: str) -> Schema:
-    """Require a key, in any of its spellings."""
+    """Return a schema that requires a key, in any spelling."""
     spelled = _spellings(spec, key)
     return {"required": [key]} if len(spelled) == 1 else {"anyOf": [{"required": [name]} for name in spelled]}
 
 
 def _if_value(value: Schema, then: Schema, *keys: str) -> Schema:
-    """Apply `then` if a key, in any of its spellings, has this value."""
+    """Return a schema that applies `then` if one of the spellings `keys` of a key has this value."""
     has: list[Schema] = [{"required": [key], "properties": {key: value}} for key in keys]
     return {"if": has[0] if len(has) == 1 else {"anyOf": has}, "then": then}
 
@@ -208,7 +208,7 @@ def _forbid_keys(keys: Iterable[str]) -> Schema:
 
 
 def _require_value(key: str, *values: str) -> Schema:
-    """Require a key with one of these values, or with a value from the environment."""
+    """Return a schema that requires a key with one of these values, or with a value from the environment."""
     return {"required": [key], "properties": {key: {"anyOf": [{"enum": list(values)}, _ENV]}}}
 
 

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from pydantic._internal._model_construction import ModelMetaclass
 
     class Converted(Generic[_Argument, _Attribute]):
-        """The type of a key whose attribute has another type than the argument of the constructor.
+        """Annotation of a key whose constructor argument and attribute have different types.
 
-        Type checkers take the argument from `__set__`, and the attribute from `__get__`.
+        Type checkers read the type of the argument from `__set__`, and that of the attribute from `__get__`.
         """
 
         @overload
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
         def __set__(self, instance: object, value: _Argument) -> None: ...
 
     class Milliseconds(Converted[int | str | None, _Attribute]):
-        """A duration: milliseconds or a text such as "30s" in the constructor, milliseconds in the attribute."""
+        """Annotation of a duration: ms or a string ("30s") in the constructor, ms in the attribute."""
 
     class Tables(Converted[Sequence[_Argument] | None, tuple[_Argument, ...]]):
-        """A list of tables."""
+        """Annotation of a list of tables: any sequence in the constructor, a tuple in the attribute."""
 
     class WithUnit(Converted[str | None, None]):
-        """The argument for a duration with its unit, as in `gap="30s"`. The spec has no attribute with this name."""
+        """Annotation of the constructor argument `gap="30s"`. The value is stored in the attribute `gap_ms`."""
 else:
     ModelMetaclass = type(BaseModel)
 
@@ -62,23 +62,23 @@ OptionalTexts = Converted[Sequence[str] | None, tuple[str, ...] | None]
 Settings = Converted[Mapping[str, str | float] | None, Mapping[str, str]]
 
 
-_FIELD: Callable[..., Any] = Field  # its overloads exclude a default next to a factory, which may be None here
+_FIELD: Callable[..., Any] = Field  # the overloads of Field do not accept both `default` and `default_factory`
 
 
 @dataclass(frozen=True, eq=False)
 class Key:
-    """A declared key.
+    """Declaration of one config key.
 
     Args:
-        parse: The parser of its value, which also knows the JSON Schema of the value.
-        text: One sentence about the key.
-        required: What to write if the key is missing; empty for an optional key.
-        kinds: The kinds of the spec that have the key, each with the error for a missing key ("" if it is optional).
-            Empty if all kinds have it.
-        aliases: Older spellings.
-        elsewhere: Names of the key in other systems, for "did you mean".
-        python_only: What to write instead in TOML, which cannot express the key.
-        of_connectors: Whether each connector decides if it has the key.
+        parse: The parser of the value. Its attribute `shape` is the JSON Schema of the value.
+        text: One sentence that describes the key in docs/keys.md and in the JSON Schema.
+        required: What an error advises if the key is missing; empty for an optional key.
+        kinds: The kinds of window or aggregation to which the key applies; empty if it applies to all of them. Each
+            value is what an error advises if the key is missing, or "" if the key is optional.
+        aliases: Older spellings, which are still accepted.
+        elsewhere: Names of the key in other systems. An error for such a name suggests this key.
+        python_only: For a key that TOML cannot express: what to write in TOML instead.
+        of_connectors: Whether only some connectors support the key.
     """
 
     parse: ValueParser
@@ -111,12 +111,12 @@ def declare_key(
 
     Args:
         parse: The parser of its value.
-        text: One sentence about the key.
-        default: The value of the attribute if the key is missing. Without it, the constructor requires the key.
-        default_factory: Returns the default value.
-        alias: The argument of the constructor, if the attribute has another name.
-        repr: Whether the representation of the spec shows the value.
-        further: See `Key`.
+        text: One sentence that describes the key.
+        default: The value of the attribute if the key is missing. Without a default, the constructor requires the key.
+        default_factory: A function that returns the default.
+        alias: The name of the constructor argument, if it differs from the name of the attribute.
+        repr: Whether `repr()` of the spec shows the value.
+        further: Other arguments of `Key`.
     """
     declared = _FIELD(default=default, default_factory=default_factory, alias=alias, repr=repr)
     declared.metadata.append(Key(parse, text, **further))
@@ -130,12 +130,12 @@ def declare_attribute(
     repr: bool = True,
     init: Literal[False] = False,
 ) -> Any:
-    """Declare an attribute that no key sets. The constructor has no argument for it."""
+    """Declare an attribute that is neither a config key nor an argument of the constructor."""
     return _FIELD(default=default, default_factory=default_factory, repr=repr)
 
 
 def declare_with_unit(*, default: None) -> Any:
-    """Declare the argument for a duration with its unit, next to the key in milliseconds."""
+    """Declare the constructor argument for a duration with its unit: `gap` in addition to the key `gap_ms`."""
     return default
 
 
@@ -143,4 +143,4 @@ def declare_with_unit(*, default: None) -> Any:
     kw_only_default=True, field_specifiers=(declare_key, declare_attribute, declare_with_unit, PrivateAttr)
 )
 class SpecMeta(ModelMetaclass):
-    """The metaclass of specs. Type checkers derive the constructor of a spec from its declared keys."""
+    """Metaclass of specs. It lets type checkers derive the constructor of a spec from its declared keys."""

@@ -1,4 +1,4 @@
-"""The keyed step: a keyed operator in a user's package, loaded by import path."""
+"""The spec of the keyed step, which runs a keyed operator from a user's package."""
 
 from __future__ import annotations
 
@@ -47,40 +47,42 @@ def _parse_options(value: Any) -> dict[str, Any]:
         plain = None
     if not isinstance(plain, dict):
         raise InvalidValueError("a table of texts, numbers, true or false, and lists of them")
-    return dict(value)  # values of the environment keep their spelling
+    return dict(value)  # not `plain`, so that values from the environment keep their spelling
 
 
 class Keyed(KeyedStep):
-    """Runs a keyed operator of your own: a class derived from `KeyedFunction`, in a package that workers can import."""
+    """A keyed operator of your own: a class derived from `KeyedFunction`, in a package that workers can import."""
 
     class_: Converted[str | type[KeyedFunction], str] = declare_key(
         _parse_class,
         'The import path of a class derived from `slackwater.KeyedFunction`: "package.module:Class".',
         required='give the import path of a class, as in "shop.rules:Fraud"',
     )
-    options: Mapping[str, Any] = declare_key(_parse_options, "The arguments of its constructor.", default_factory=dict)
+    options: Mapping[str, Any] = declare_key(
+        _parse_options, "The arguments of the constructor of the class.", default_factory=dict
+    )
     lag_ms: Milliseconds[int] = declare_key(
         duration_parser(0),
-        "How far the event time of a result may be behind the watermark. The next stage waits that long.",
+        "The maximum time by which the event time of a result may be behind the watermark. Later stages wait that long.",
         default=0,
     )
     lag: WithUnit = declare_with_unit(default=None)
     late_data: str = declare_key(LATE_ROWS, LATE_ROWS_TEXT, default="drop")
     kind: str = declare_attribute(default="keyed")
 
-    _may_load: bool = PrivateAttr(default_factory=may_import)  # False if a state describes the step
+    _may_load: bool = PrivateAttr(default_factory=may_import)  # False if the spec was read from a state
 
     CONFIG_PATH: ClassVar[str] = "transform.keyed"
     DOC_LINK: ClassVar[str] = "docs/configuration.md#keyed"
 
     @property
     def watermark_delay_ms(self) -> int:
-        """How far (ms) behind its watermark the step may still emit."""
+        """The maximum time (ms) by which the event time of a result may be behind the watermark."""
         return self.lag_ms
 
     @property
     def output_columns(self) -> Mapping[str, str] | None:
-        """The columns that the class declares as its output; None if they are those of the input."""
+        """The output columns that the class declares, with their types; None if they are those of the input."""
         try:
             declared = self.load_function().output
         except KeyedFunctionError:
@@ -98,7 +100,7 @@ class Keyed(KeyedStep):
     def load_function(self) -> KeyedFunction:
         """Load the class and instantiate it with its options.
 
-        Raises KeyedFunctionError if it cannot be used, or if this spec comes from a state.
+        Raises KeyedFunctionError if the class cannot be used, or if the spec was read from a state.
         """
         if not self._may_load:
             text = f'"{self.class_}" is named by a state, and reading a state never loads code; pass the config instead'
@@ -107,7 +109,7 @@ class Keyed(KeyedStep):
 
     @classmethod
     def check(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:
-        """Check the class as well, unless the values come from a state, because a state must not decide which code is loaded."""
+        """Yield problems of the keys, and of the class. The class is not loaded if the values come from a state."""
         yield from super().check(values, wrong)
         if "class_" not in values or {"class", "options"} & wrong or not may_import():
             return

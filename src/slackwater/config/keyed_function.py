@@ -1,10 +1,9 @@
-"""Base class of keyed operators in a user's package: what `[transform.keyed]` loads by import path.
+"""Base class of keyed operators in a user's package, which `[transform.keyed]` loads by import path.
 
-    rows, rows of state ── advance ──▶ emitted rows, new rows of state with timers
-    rows of state that are due ── expire ──▶ emitted rows, rows of state with later timers
+    rows, rows of state        ── advance ──▶ emitted rows, new rows of state with timers
+    rows of state that are due ── expire  ──▶ emitted rows, rows of state with later timers
 
-The import path is taken from a config only, never from a state. A state stores the types of its columns, so reading it
-loads no code.
+For security, the import path always comes from a config, never from a state. Reading a state loads no code.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ from slackwater.config.custom_aggregator import AggregatorError, describe_error,
 if TYPE_CHECKING:
     import polars as pl
 
-KEY = "__key"  # hidden column: the number of a row's key within the epoch
+KEY = "__key"  # hidden column: the number of the key within the epoch
 TIME = "__ts"  # hidden column: the event time of a row, in µs
 TIMER = "__timer"  # hidden column: the watermark (µs) at which a row of state is due; NULL: never
 
 
 class KeyedResult(NamedTuple):
-    """What `advance` and `expire` of a keyed operator return.
+    """Result of `advance` or `expire` of a keyed operator.
 
     Args:
-        rows: The rows to emit: the columns of the output, and `TIME`.
-        state: Rows of state: `KEY`, `TIMER` and the columns of state.
-        changed: Only for `advance`: the numbers of the keys whose rows of state are replaced by `state`. By default,
-            these are all keys of the epoch.
+        rows: The rows to emit, with the output columns and `TIME`.
+        state: The new rows of state, with `KEY`, `TIMER` and the columns of state.
+        changed: For `advance`: the numbers of the keys whose rows of state are replaced by `state`. By default, all
+            keys of the epoch.
         duplicates: The number of rows that were dropped as duplicates.
     """
 
@@ -42,14 +41,14 @@ class KeyedResult(NamedTuple):
 
 
 class KeyedFunction:
-    """A keyed operator of your own. Derive from it, declare the columns, and define `advance`, and `expire` for timers.
+    """Base class of keyed operators. A subclass declares columns, and defines `advance` and, for timers, `expire`.
 
-    - `state`: the columns of a row of state, as name -> Spark type. A key has any number of rows of state.
-    - `output`: the columns of the emitted rows, as name -> Spark type. By default, these are the columns of the rows
-      that it reads. The event time is added as `_event_ts`.
+    - `state`: the columns of a row of state, as name -> Spark type. A key may have any number of rows of state.
+    - `output`: the columns of the emitted rows, as name -> Spark type. By default, the columns of the input. The event
+      time is added as `_event_ts`.
 
-    Both functions are pure: they use only their arguments and the options. All frames are Polars frames. The columns
-    `KEY`, `TIME` and `TIMER` are the number of the key in this epoch, the event time (µs) and the timer (µs).
+    `advance` and `expire` must be pure: they may use only their arguments and the options. All frames are Polars
+    frames. `KEY` is the number of the key in this epoch, `TIME` the event time (µs), and `TIMER` the timer (µs).
     """
 
     state: ClassVar[Mapping[str, str]] = {}
@@ -60,24 +59,23 @@ class KeyedFunction:
     TIMER: ClassVar[str] = TIMER
 
     def advance(self, rows: pl.DataFrame, state: pl.DataFrame, watermark: int) -> KeyedResult:
-        """Return the rows to emit and the new rows of state, given an epoch's rows and the state of their keys.
+        """Process the rows of an epoch. Return the rows to emit and the new rows of state.
 
         Args:
-            rows: Sorted by key, event time and values. Columns: `KEY`, `TIME` and those of the SQL.
-            state: The rows of state of these keys. Columns: `KEY`, `TIMER`, the keys and those of `state`.
-            watermark: The watermark (µs) of the previous epoch. All rows and timers are after it.
+            rows: The rows, sorted by key, event time and values. Columns: `KEY`, `TIME` and the columns of the SQL.
+            state: The rows of state of their keys. Columns: `KEY`, `TIMER`, the key columns and the columns of state.
+            watermark: The watermark (µs) of the previous epoch. All rows and timers are later.
         """
         raise NotImplementedError
 
     def expire(self, due: pl.DataFrame, watermark: int) -> KeyedResult:
-        """Return the rows to emit for the rows of state that are due, and rows of state to add for their keys.
+        """Process rows of state whose timers are due. Return rows to emit, and rows of state to add for their keys.
 
-        Each row of state is passed exactly once, and has left the state by then. Within one call, all rows of a key
-        have the same timer.
+        The rows have already been removed from the state. Within one call, all rows of a key have the same timer.
 
         Args:
-            due: The rows of state that are due, with the columns of `state` in `advance`.
-            watermark: The watermark (µs) that makes them due.
+            due: The rows of state. Columns: `KEY`, `TIMER`, the key columns and the columns of state.
+            watermark: The current watermark (µs).
         """
         return KeyedResult()
 
@@ -91,7 +89,7 @@ class KeyedFunctionError(Exception):
 
 
 def import_path(function: type[KeyedFunction]) -> str:
-    """Return the import path of a class. Raises KeyedFunctionError if workers cannot import it."""
+    """Return the import path of a class. Raises KeyedFunctionError for a class that workers cannot import."""
     if function.__module__ == "__main__" or "<" in function.__qualname__:
         raise KeyedFunctionError(
             "class",
@@ -103,7 +101,7 @@ def import_path(function: type[KeyedFunction]) -> str:
 
 @lru_cache(maxsize=64)
 def load_keyed_function(path: str, options: str) -> KeyedFunction:
-    """Return an instance of the class at an import path, created with these options (JSON).
+    """Load the class at an import path, and create an instance with these options (JSON).
 
     Raises KeyedFunctionError if the class cannot be loaded, does not implement KeyedFunction, or rejects the options.
     """
@@ -127,7 +125,7 @@ def load_keyed_function(path: str, options: str) -> KeyedFunction:
 
 
 def check_keyed_function(function: KeyedFunction, keys: tuple[str, ...]) -> None:
-    """Raise KeyedFunctionError if the declared columns of a function cannot be stored or emitted."""
+    """Raise KeyedFunctionError if the columns that a function declares are invalid. `keys`: the key columns."""
     from slackwater.core.schema import is_column_type
 
     name = type(function).__name__

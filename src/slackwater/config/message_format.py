@@ -1,6 +1,6 @@
 """Format keys, values and durations for messages, and suggest similar words.
 
-Values from the environment are shown as the config spells them, so that messages do not reveal secrets.
+A value from an environment variable is shown as `${NAME}`, as in the config, so that messages do not reveal secrets.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from slackwater.core.humanize import format_ms, mismatch
 
 
 class EnvString(str):
-    """A string from the environment. `raw` is its spelling in the config; the value itself is never shown."""
+    """String with a value from the environment. Messages show `raw`, its spelling in the config, instead."""
 
     raw: str
 
@@ -33,11 +33,11 @@ class EnvString(str):
 
 
 class MissingEnvString(EnvString):
-    """A string whose environment variable is missing. The problem is reported once, where the variable is read."""
+    """String whose environment variable is not set. The problem is reported once, when the file is read."""
 
 
 class EnvDuration(int):
-    """A duration in milliseconds, from a string in the environment. `raw` is its spelling in the config."""
+    """Duration in milliseconds that comes from the environment. `raw` is its spelling in the config."""
 
     raw: str
 
@@ -52,18 +52,18 @@ class EnvDuration(int):
     def __repr__(self) -> str:
         return repr(self.raw)
 
-    def __str__(self) -> str:  # int would use the repr; SQL and messages need the number
+    def __str__(self) -> str:  # without this, str() would call __repr__; SQL needs the number
         return int.__repr__(self)
 
 
 class DurationWithoutUnit(int):
-    """A duration below one second without a unit. The user may have meant seconds or minutes."""
+    """Duration of less than one second that was written without a unit. The user may have meant seconds or minutes."""
 
 
 def format_value(value: object) -> str:
-    """Format a value on one line, as the user wrote it.
+    """Format a value on one line, as it is written in a config.
 
-    A value from the environment appears as the config spells it.
+    A value from the environment appears as `${NAME}`. A table is not shown in full.
     """
     if isinstance(value, EnvString | EnvDuration):
         return quote_text(value.raw)
@@ -78,38 +78,38 @@ def format_value(value: object) -> str:
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
     if isinstance(value, int) and value.bit_length() > 512:
-        return "a number of more than 64 bits"  # Python itself refuses to print one of 5,000 digits
+        return "a number of more than 64 bits"  # Python cannot print numbers with thousands of digits
     return repr(value) if isinstance(value, int | float) else f"a {type(value).__name__}"
 
 
 def value_mismatch(value: object, expected: object) -> str:
-    """Describe a value that is not as expected, as `humanize.mismatch` does. `format_value` formats the value."""
+    """Return "found <value>, expected <expected>". `format_value` formats the value."""
     return mismatch(format_value(value), expected)
 
 
 def quote_text(value: str) -> str:
-    """Quote a string, and shorten it if it is long."""
+    """Quote a string as JSON. A string of more than 80 characters is truncated."""
     return json.dumps(value if len(value) <= 80 else f"{value[:77]}...", ensure_ascii=False)
 
 
 def format_key(key: object) -> str:
-    """Format a key as in TOML: without quotes if possible."""
+    """Format a key as in TOML, with quotes only if it needs them."""
     return str(key) if re.fullmatch(r"[A-Za-z0-9_-]+", str(key)) else quote_text(str(key))
 
 
 def format_config_duration(ms: int) -> str:
-    """Format a duration in its shortest spelling; one from the environment appears as the config spells it."""
+    """Format a duration (ms) as `90s` or `2h`. A duration from the environment appears as `${NAME}`."""
     return format_value(ms) if isinstance(ms, EnvDuration) else format_ms(ms)
 
 
 def suggest_word(word: str, candidates: Iterable[str]) -> str:
-    """Return `; did you mean "x"?` with the most similar candidate, ignoring case; "" if none is similar."""
+    """Return `; did you mean "x"?` for the candidate that is most similar to a word; "" if no candidate is similar."""
     words = {name.casefold(): name for name in reversed(list(candidates))}
     matches = difflib.get_close_matches(word.casefold(), words, n=1)
     return f'; did you mean "{words[matches[0]]}"?' if matches else ""
 
 
 def suggest_word_or_list(word: str, candidates: Iterable[str]) -> str:
-    """Return the result of `suggest_word`, or the list of candidates if none is similar."""
+    """Return `; did you mean "x"?` if a candidate is similar to a word, otherwise the list of all candidates."""
     words = sorted(candidates)
     return suggest_word(word, words) or (f"; expected one of {', '.join(words)}" if words else "")

@@ -1,4 +1,4 @@
-"""The pipeline spec: sources, transform or stages, targets and state, and the checks across all of them."""
+"""The spec of a pipeline: sources, a transform or stages, targets and a state store."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, ClassVar, TypeVar
 
 from slackwater.config.connection import Connection, parse_connections
-from slackwater.config.groupable_columns import SEVERAL, GroupableColumns, find_groupable_columns
 from slackwater.config.identifier_checks import check_state_identifiers, check_target_identifiers
 from slackwater.config.key import (
     Converted,
@@ -20,7 +19,6 @@ from slackwater.config.key import (
     declare_key,
     declare_with_unit,
 )
-from slackwater.config.lineage import InputPath, executed_stages, input_paths, stage_inputs
 from slackwater.config.message_format import format_value, suggest_word_or_list, value_mismatch
 from slackwater.config.pipeline_checks import (
     check_append_only,
@@ -30,101 +28,115 @@ from slackwater.config.pipeline_checks import (
     check_event_time,
     check_join,
     check_source_names,
-    check_standalone_results,
     check_state_store,
 )
 from slackwater.config.pipeline_checks import resolve_connection as resolve_connection
 from slackwater.config.source import Lookup, Source, StageOutputRef
 from slackwater.config.spec_base import Problem, Spec, Values, table_list_parser, table_parser
-from slackwater.config.stage import STEP, Stage, Transform
-from slackwater.config.stage_checks import check_stages, iterate_all_steps
+from slackwater.config.sql.select_scope import SEVERAL, GroupableColumns
+from slackwater.config.stage import (
+    STEP,
+    InputPath,
+    Stage,
+    Transform,
+    executed_stages,
+    find_groupable_columns,
+    input_paths,
+    stage_inputs,
+)
 from slackwater.config.target import StateStore, Target
-from slackwater.config.target_checks import TARGET_NAME, check_targets, iterate_targets, list_published_stages
+from slackwater.config.topology_checks import (
+    TARGET_NAME,
+    check_stages,
+    check_targets,
+    iterate_all_steps,
+    iterate_targets,
+    list_published_stages,
+)
 from slackwater.config.value_parsers import duration_parser, parse_text, settings_parser
 from slackwater.core.humanize import mismatch
 from slackwater.core.notebook_repr import NotebookRepr
 from slackwater.errors import ConfigError, StartError, Topic
 
 _Connected = TypeVar("_Connected", Source, Lookup, Target)
-_Transformed = TypeVar("_Transformed", Transform, Stage)
-TRANSFORM = "transform"  # name of the only stage of a pipeline without `stages`
-LONGEST_NAME = 200  # a file system allows 255, and a time is appended to the name of a state that was put aside
+TRANSFORM = "transform"  # name of the stage that [transform] defines
+LONGEST_NAME = 200  # file names can have 255 bytes, and a reset appends a time to the name of the state
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 
 
 class Pipeline(Spec, NotebookRepr):
-    """A validated, immutable description of a pipeline. `slackwater.run_streaming_pipeline` runs it."""
+    """Immutable, validated description of a pipeline. `slackwater.run_streaming_pipeline` runs it."""
 
     name: str = declare_key(
         parse_text,
-        "The name of the pipeline, its state and its files. It may contain letters, digits, `.`, `_` and `-`.",
+        "The name of the pipeline and of its state. It may contain letters, digits, `.`, `_` and `-`.",
         required="give the pipeline a name",
     )
     formerly: str | None = declare_key(
-        parse_text,
-        "The previous name of the pipeline. The first start under the new name takes over its state.",
-        default=None,
+        parse_text, "The previous name of the pipeline. The next start takes over its state.", default=None
     )
     connections: Mapping[str, Connection] = declare_key(
         parse_connections,
-        "The systems to read from and write to, with their addresses, by name: [connections.<name>].",
+        "The systems to read from and write to: one table [connections.<name>] per system.",
         default_factory=dict,
     )
     sources: Tables[Source] = declare_key(
         table_list_parser(Source, "a list of sources ([[sources]])"),
-        "The inputs of the pipeline: [[sources]].",
+        "The inputs of the pipeline: one [[sources]] table per input.",
         required="define at least one in [[sources]]",
     )
     transform: Converted[Transform | None, Transform] = declare_key(
-        table_parser(Transform), "The SQL, and the window or join.", default=None
+        table_parser(Transform),
+        "The SQL and the window, join or other step of a pipeline with one stage.",
+        default=None,
     )
     stages: Tables[Stage] = declare_key(
         table_list_parser(Stage, "a list of stages ([[stages]])"),
-        "Several stages instead of [transform]. Each reads sources or the output of stages above it: [[stages]].",
+        "Several stages instead of [transform]. A stage reads sources, or the results of stages above it.",
         default=(),
     )
     target: Converted[Target | None, Target] = declare_key(
-        table_parser(Target), "Where results are written.", default=None
+        table_parser(Target), "The destination of the results.", default=None
     )
     targets: Tables[Target] = declare_key(
         table_list_parser(Target, "a list of targets ([[targets]])"),
-        "Several targets instead of [target], each for the output of one stage.",
+        "Several targets instead of [target]. Each receives the results of one stage.",
         default=(),
     )
     state_store: StateStore | None = declare_key(
-        table_parser(StateStore), "Where open windows, offsets and watermarks are stored.", default=None
+        table_parser(StateStore), "The store for open windows, offsets and watermarks.", default=None
     )
     dead_letter: Target | None = declare_key(
         table_parser(Target),
-        'Where bad rows (on_error = "dlq") and late rows (late_data = "dlq") are written.',
+        'The destination of bad rows (on_error = "dlq") and late rows (late_data = "dlq").',
         default=None,
     )
     spark: Settings = declare_key(
         settings_parser('a table of Spark settings ({ "spark.driver.memory" = "4g" })'),
-        'Settings of the Spark session, in quotes: "spark.driver.memory" = "4g".',
+        'Settings of the Spark session. Write the names in quotes: "spark.driver.memory" = "4g".',
         default_factory=dict,
     )
     trigger_interval_ms: Milliseconds[int] = declare_key(
-        duration_parser(0), "The interval at which the sources are polled; 0 means no pause.", default=0
+        duration_parser(0), "The interval at which the sources are polled. 0 means without a pause.", default=0
     )
     trigger_interval: WithUnit = declare_with_unit(default=None)
     idle_pause_ms: Milliseconds[int] = declare_key(
-        duration_parser(1), "How often an idle pipeline checks its clock.", default=500
+        duration_parser(1), "The interval at which an idle pipeline checks the clock.", default=500
     )
     idle_pause: WithUnit = declare_with_unit(default=None)
-    preset_input_paths: Any = declare_attribute(default=(), repr=False)  # of `InputPath`, set in `stage_pipelines`
+    preset_input_paths: Any = declare_attribute(default=(), repr=False)  # of `InputPath`; see `stage_pipelines`
 
     DOC_LINK: ClassVar[str] = "docs/configuration.md#the-pipeline"
     SUGGESTIONS: ClassVar[Mapping[str, str]] = {"window": "transform.window", "join": "transform.join"}
 
     @property
     def running_stages(self) -> list[Stage]:
-        """The stages that run (see `config.lineage`). Empty for a pipeline with one [transform]."""
+        """The stages with state, and the stages whose results go to a target. Empty for a pipeline with [transform]."""
         return executed_stages(self.stages, self.published_stages)
 
     @property
     def published_stages(self) -> tuple[str, ...]:
-        """The stages whose results go to a target."""
+        """The names of the stages whose results go to a target."""
         if not self.stages:
             return (TRANSFORM,)
         last = self.stages[-1].name
@@ -132,7 +144,10 @@ class Pipeline(Spec, NotebookRepr):
 
     @property
     def stage_pipelines(self) -> dict[str, Pipeline]:
-        """Each running stage as a pipeline, by name, in config order. Its sources are the origins of its rows."""
+        """A pipeline with a single stage for each running stage, by stage name, in config order.
+
+        Its sources are the sources and stages that its rows come from.
+        """
         if not self.stages:
             return {TRANSFORM: self}
         sources, steps = {s.name: s for s in self.sources}, {s.name: s.step for s in self.stages}
@@ -140,10 +155,9 @@ class Pipeline(Spec, NotebookRepr):
         pipelines = {}
         for stage in self.running_stages:
             paths = input_paths(stage, self.stages, read)
-            origins = dict.fromkeys(w.origin for w in paths)
             sources_of_stage = tuple(
                 sources.get(n) or Source(name=n, dataframe=StageOutputRef(find_groupable_columns(steps[n])))
-                for n in origins
+                for n in dict.fromkeys(path.origin for path in paths)
             )
             changed = {"transform": stage, "stages": (), "sources": sources_of_stage, "preset_input_paths": paths}
             pipelines[stage.name] = self.model_copy(update=changed)
@@ -151,66 +165,62 @@ class Pipeline(Spec, NotebookRepr):
 
     @property
     def former_names(self) -> dict[str, str | None]:
-        """The running stages in config order, each with its former name (`formerly`) or None."""
+        """The former name (`formerly`) of each running stage, by current name, in config order. None if it has none."""
         return {name: stage_pipeline.transform.formerly for name, stage_pipeline in self.stage_pipelines.items()}
 
     @property
     def input_paths(self) -> tuple[InputPath, ...]:
-        """The paths by which rows reach the only step of this pipeline (see `stage_pipelines`)."""
+        """The paths on which rows reach the step of a pipeline with a single stage (see `stage_pipelines`)."""
         return self.preset_input_paths or tuple(InputPath(s.name, s.name) for s in self.sources)
 
     def input_paths_from(self, origin: str) -> tuple[InputPath, ...]:
-        """Return the input paths that begin at a given source or stage."""
+        """Return the input paths that begin at the source or stage with this name."""
         return tuple(w for w in self.input_paths if w.origin == origin)
 
-    def sql_chain(self, way: InputPath) -> list[tuple[str, str]]:
-        """Return the SQL that rows on a path pass through, in dataflow order, as (config key, SQL)."""
-        return [(key, sql) for key, sql, _ in self.sql_chain_with_groupable(way)]
+    def sql_chain(self, path: InputPath) -> list[tuple[str, str]]:
+        """Return the SQL of all stages on a path, in dataflow order, as (config key, SQL)."""
+        return [(key, sql) for key, sql, _ in self.sql_chain_with_groupable(path)]
 
-    def sql_chain_with_groupable(self, way: InputPath) -> list[tuple[str, str, GroupableColumns]]:
-        """Return the SQL on a path, in dataflow order, as (config key, SQL, columns by which it may group)."""
-        upstream = [(f'stage "{s.name}": sql', s.sql, self.groupable_columns(way, s)) for s in way.through]
+    def sql_chain_with_groupable(self, path: InputPath) -> list[tuple[str, str, GroupableColumns]]:
+        """Return the SQL of all stages on a path, in dataflow order, as (config key, SQL, groupable columns)."""
+        upstream = [(f'stage "{s.name}": sql', s.sql, self.groupable_columns(path, s)) for s in path.through]
         transform = self.transform
-        every = (*upstream, (transform.sql_key(way.name), transform.sql_of(way.name), self.groupable_columns(way)))
+        every = (*upstream, (transform.sql_key(path.name), transform.sql_of(path.name), self.groupable_columns(path)))
         return [(key, sql, bounds) for key, sql, bounds in every if sql is not None]
 
-    def groupable_columns(self, way: InputPath, reader: Stage | None = None) -> GroupableColumns:
-        """Return the columns by which a stage's SQL on a path may group rows.
+    def groupable_columns(self, path: InputPath, reader: Stage | None = None) -> GroupableColumns:
+        """Return the columns by which the SQL of a stage on a path may group rows.
 
-        `reader`: the SQL stage; None for the step at the end of the path. A stage with several inputs must not group at
-        all: its SQL runs over each input separately, but a group may contain rows of all inputs.
+        The SQL of a stage with several inputs cannot group rows. It runs over each input separately, but a group may
+        have rows of several inputs.
+
+        `reader`: the stage on the path; None for the step at the end of the path.
         """
         name = None if reader is None else reader.name
-        paths = (
-            [w for w in self.input_paths if w.name == way.name]
-            if reader is None and self.transform.join
-            else self.input_paths
-        )
-        if len({w.upstream_of(name) for w in paths if w.passes(name)}) > 1:
+        paths = self.input_paths
+        if reader is None and self.transform.join:
+            paths = tuple(p for p in paths if p.name == path.name)
+        if len({p.upstream_of(name) for p in paths if p.passes(name)}) > 1:
             return SEVERAL
-        return next(s for s in self.sources if s.name == way.origin).groupable_columns
+        return next(s for s in self.sources if s.name == path.origin).groupable_columns
 
     @property
     def lookups(self) -> dict[str, Lookup]:
-        """The lookups of all stages by name. Lookups that share a name are identical."""
+        """The lookups of all stages by name. Lookups with the same name in several stages are equal."""
         return {n: x for t in (*self.stages, self.transform) for n, x in t.lookups.items()}
 
     @property
     def target_stage(self) -> Pipeline:
-        """The stage whose results go to the (first) target, as a separate pipeline."""
-        return self.stage_pipelines[self.target.from_ or self._final_stage]
-
-    @property
-    def _final_stage(self) -> str:
-        return self.stages[-1].name if self.stages else TRANSFORM
+        """The pipeline with only the stage whose results go to the first target."""
+        return self.stage_pipelines[self.published_stages[0]]
 
     @property
     def per_target(self) -> dict[str, Pipeline]:
-        """The pipeline narrowed to each target, by the name of the target, in config order."""
+        """A copy of the pipeline with a single target for each target, by target name, in config order."""
         pipelines: dict[str, Pipeline] = {}
-        taken = {t.name for t in self.targets}
+        taken, last = {t.name for t in self.targets}, self.stages[-1].name if self.stages else TRANSFORM
         for target in self.targets or (self.target,):
-            stage = target.from_ or self._final_stage
+            stage = target.from_ or last
             name = target.name or _unused_name(stage, {*pipelines, *taken})
             named_target = target.model_copy(update={"name": name, "from_": stage})
             pipelines[name] = self.model_copy(
@@ -219,16 +229,16 @@ class Pipeline(Spec, NotebookRepr):
         return pipelines
 
     def one_target(self, name: str | None = None) -> Pipeline:
-        """Return the pipeline with only the named target, or its only target if `name` is None.
+        """Return a copy of the pipeline with only the target of this name. None selects the only target.
 
-        Raises StartError if there is no such target, or if `name` is None and there are several targets.
+        Raises StartError if the target does not exist, or if `name` is None and the pipeline has several targets.
         """
         pipelines = self.per_target
         if name is None:
             if len(pipelines) == 1:
                 return next(iter(pipelines.values()))
             raise StartError(
-                f"{self.name} has {len(pipelines)} targets ({', '.join(pipelines)}); choose one with --target NAME",
+                f"{self.name} has {len(pipelines)} targets ({', '.join(pipelines)}); choose one of them with --target NAME",
                 Topic.VALUE,
             )
         if name not in pipelines:
@@ -239,29 +249,32 @@ class Pipeline(Spec, NotebookRepr):
         return pipelines[name]
 
     def writer_of(self, target: str) -> str:
-        """Return the writer name in a target's marker. For [target], it is the name of the pipeline."""
+        """Return the name that identifies this pipeline in the marker of a target.
+
+        For [target], this is the name of the pipeline.
+        """
         if not self.targets:
             return self.name
         name = target if re.fullmatch(TARGET_NAME, target) else _hash(target)
-        marker_name = f"{self.name}~{name}"  # not a valid name for a pipeline
+        marker_name = f"{self.name}~{name}"  # "~" is not valid in the name of a pipeline
         return marker_name if len(marker_name) <= LONGEST_NAME else f"{self.name[:80]}~{_hash(marker_name)}"
 
     @property
     def writer(self) -> str:
-        """The writer name in the marker of the (first) target."""
+        """The name that identifies this pipeline in the marker of the first target."""
         return self.writer_of(next(iter(self.per_target)))
 
     @property
     def writers(self) -> tuple[str, ...]:
-        """The writers whose rows the target may contain: the current one, and the one before the pipeline was renamed."""
+        """The names that may identify this pipeline in a marker: `writer`, and its value before a rename."""
         former = () if self.formerly is None else (self.model_copy(update={"name": self.formerly}).writer,)
         return (self.writer, *former)
 
     @property
     def watermark_delay_ms(self) -> int:
-        """The maximum time (ms) by which this stage's results can be behind its watermark.
+        """The maximum time (ms) by which the event time of a result may be behind the watermark.
 
-        The stages that read these results are delayed by this time.
+        Stages that read the results are delayed by this time.
         """
         return self.transform.step.watermark_delay_ms
 
@@ -271,13 +284,13 @@ class Pipeline(Spec, NotebookRepr):
 
     @property
     def keeps_late_rows(self) -> bool:
-        """Return whether rows that are too late to change a result become dead letters."""
+        """Return whether rows that are too late to change a result are written as dead letters."""
         policy = self.transform.step.late_data
         return policy == "dlq" or (policy == "reopen" and self.dead_letter is not None)
 
     @property
     def tracks_origin(self) -> bool:
-        """Return whether rows may still become dead letters after the SQL, so that their origin must be tracked."""
+        """Return whether rows can become dead letters after the SQL. If so, the SQL must preserve their origin."""
         brings_gap = self.transform.window is not None and isinstance(self.transform.window.gap_ms, str)
         return self.keeps_late_rows or (brings_gap and self.transform.on_error == "dlq")
 
@@ -321,13 +334,9 @@ class Pipeline(Spec, NotebookRepr):
         yield from check_targets(values, wrong)
         problems: list[Problem] = []
         for path, stage_values in iterate_targets(values):
-            problems += [
-                *check_corrections(stage_values),
-                *check_standalone_results(stage_values),
-                *check_append_only(stage_values, path),
-            ]
+            problems += [*check_corrections(stage_values), *check_append_only(stage_values, path)]
             problems += check_target_identifiers(stage_values, values.get("connections", {}), path)
-        yield from dict.fromkeys(problems)  # report a problem of a stage once, not once per target
+        yield from dict.fromkeys(problems)  # several targets of one stage have the same problems
         letters = {**values, "target": values.get("dead_letter"), "transform": None}
         yield from check_target_identifiers(letters, values.get("connections", {}), "dead_letter")
         yield from check_state_identifiers(values)
@@ -336,15 +345,16 @@ class Pipeline(Spec, NotebookRepr):
 
 
 def check_run_flags(available_now: bool, flush: bool) -> None:
-    """Raise ConfigError if these flags cannot be combined."""
+    """Raise ConfigError if `flush` is set without `available_now`."""
     if flush and not available_now:
-        raise ConfigError(
-            ["--flush: needs --available-now, because only bounded input has an end; add --available-now"]
-        )
+        raise ConfigError(["--flush: needs --available-now, because only bounded input has an end; add the option"])
 
 
 def _name_connections(values: Values) -> None:
-    """Replace connection objects with their names, so that Python and TOML describe equal pipelines."""
+    """Replace connection objects with names, so that pipelines from Python and TOML are equal.
+
+    A connection that is not in [connections] is added under a new name.
+    """
     connections: dict[str, Connection] = dict(values.get("connections", {}))
 
     def named(spec: _Connected) -> _Connected:
@@ -353,45 +363,37 @@ def _name_connections(values: Values) -> None:
             return spec
         name = next((n for n, c in connections.items() if c == connection), None)
         if name is None:
-            name = _unused_connection_name(connection.kind, connections)
+            name = _unused_name(connection.kind, connections, "_")
             connections[name] = connection
         return spec.model_copy(update={"connection": name})
 
-    def with_lookups(transform: _Transformed) -> _Transformed:
-        lookups = {name: named(lookup) for name, lookup in transform.lookups.items()}
-        return transform.model_copy(update={"lookups": lookups}) if lookups else transform
-
     values["sources"] = tuple(named(s) for s in values["sources"])
     if stages := values.get("stages"):
-        values["stages"] = tuple(with_lookups(s) for s in stages)
+        values["stages"] = tuple(s.map_lookups(named) for s in stages)
         first = values["transform"].name
         values["transform"] = next(s for s in values["stages"] if s.name == first)
     else:
-        values["transform"] = with_lookups(values["transform"])
+        values["transform"] = values["transform"].map_lookups(named)
     values["targets"] = tuple(_with_format(named(t), connections) for t in values.get("targets", ()))
     if values["targets"]:
         values["target"] = values["targets"][0]
-    for place in ("target", "dead_letter"):
-        if values.get(place) is not None:
-            values[place] = _with_format(named(values[place]), connections)
+    for key in ("target", "dead_letter"):
+        if values.get(key) is not None:
+            values[key] = _with_format(named(values[key]), connections)
     values["connections"] = connections
 
 
 def _with_format(target: Target, connections: Mapping[str, Connection]) -> Target:
-    """Set the default format of a files target, which is Parquet."""
+    """Set `format = "parquet"`, the default, for a target on a files connection."""
     connection = resolve_connection(target.connection, connections)
-    if connection is None or connection.kind != "files" or target.format is not None:
-        return target
-    return target.model_copy(update={"format": "parquet"})
+    uses_default = connection is not None and connection.kind == "files" and target.format is None
+    return target.model_copy(update={"format": "parquet"}) if uses_default else target
 
 
 def _hash(text: str) -> str:
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16]
 
 
-def _unused_name(name: str, taken: Collection[str | None]) -> str:
-    return next(n for n in (name, *(f"{name}-{i}" for i in range(2, len(taken) + 3))) if n not in taken)
-
-
-def _unused_connection_name(kind: str, connections: Mapping[str, Connection]) -> str:
-    return next(n for n in (kind, *(f"{kind}_{i}" for i in range(2, len(connections) + 3))) if n not in connections)
+def _unused_name(name: str, taken: Collection[str | None], separator: str = "-") -> str:
+    numbered = (f"{name}{separator}{i}" for i in range(2, len(taken) + 3))
+    return next(n for n in (name, *numbered) if n not in taken)

@@ -1,31 +1,23 @@
-"""Checks across a whole pipeline. They also handle drafts, which contain the readable parts of an invalid config.
+"""Checks that involve several tables of a config. They also work on drafts: the valid parts of an invalid config.
 
-Each check yields problems as (key, description). Keys that were already reported (`_wrong` of a draft) are not checked
-again.
+Each check yields problems as (config key, text). It ignores keys with problems that were already reported, which are in
+`_wrong` of a draft. The argument `values` contains the attributes of the pipeline, by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
-from slackwater.config.connector_description import CONNECTORS
-from slackwater.config.message_format import format_value, suggest_word_or_list
-from slackwater.config.spec_base import Problem, Values
-from slackwater.core.humanize import mismatch
-
-if TYPE_CHECKING:
-    from slackwater.config.join import Join
-    from slackwater.config.target import Target
-
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slackwater.config.connection import Connection, KafkaConnection
+from slackwater.config.connector_description import CONNECTORS
+from slackwater.config.message_format import format_value, suggest_word_or_list
 from slackwater.config.source import FRAMED, SCHEMA_FILES, Lookup, Source, parse_declared_columns
+from slackwater.config.spec_base import Problem, Values
 from slackwater.config.step_base import ROWS, KeyedStep
 from slackwater.core.column_names import find_reserved_collisions
+from slackwater.core.humanize import mismatch
 
 if TYPE_CHECKING:
     from slackwater.config.join import Join
@@ -35,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def _draft_step(values: Values) -> Window | Join | StatelessStep | None:
-    """Return the step of a draft, or None if no step could be read."""
+    """Return the step of a draft; None if the step is missing or invalid."""
     transform = values.get("transform")
     if transform is None:
         return None
@@ -43,26 +35,22 @@ def _draft_step(values: Values) -> Window | Join | StatelessStep | None:
 
 
 def resolve_connection(reference: object, connections: Mapping[str, Connection]) -> Connection | None:
-    """Return the connection that a name or an object refers to, or None if the name is unknown."""
+    """Return the connection with a name, or a connection object unchanged. Return None for an unknown name."""
     if isinstance(reference, Connection):
         return reference
     return connections.get(str(reference))
 
 
 def check_source_names(sources: tuple[Source, ...]) -> Iterator[Problem]:
-    """Yield a problem for sources with equal names.
-
-    Names identify sources in the state, in watermarks and in metrics.
-    """
+    """Yield a problem for each name that several sources share. The state and metrics identify sources by name."""
     names = [s.name for s in sources if s.name and "name" not in s._wrong]
     for name, times in Counter(names).items():
         if times > 1:
-            shown = format_value(next(n for n in names if n == name))
-            yield "sources", f"{times} sources are called {shown}; give each its own name"
+            yield "sources", f"{times} sources are called {format_value(name)}; give each source a unique name"
 
 
 def list_targets_with_keys(values: Values) -> list[tuple[str, Target]]:
-    """Return the targets of a draft, each with its key in the config."""
+    """Return the targets of a draft as (config key, target)."""
     several: Sequence[Target] = values.get("targets") or ()
     if several:
         return [(f"targets[{i}]", t) for i, t in enumerate(several)]
@@ -70,8 +58,8 @@ def list_targets_with_keys(values: Values) -> list[tuple[str, Target]]:
 
 
 def check_connections(values: Values) -> Iterator[Problem]:
-    """Yield a problem for each reference to a connection that does not exist or does not support this use."""
-    connections: Mapping[str, Any] = values.get("connections", {})  # None: exists, but is itself invalid
+    """Yield a problem for each reference to a connection that does not exist or has the wrong kind."""
+    connections: Mapping[str, Any] = values.get("connections", {})  # None for an invalid connection
     readers = [(f"sources[{i}]", s) for i, s in enumerate(values.get("sources", ())) if s.dataframe is None]
     stages = values.get("stages") or ()
     transforms = [(f"stages[{i}]", s) for i, s in enumerate(stages)] or [("transform", values.get("transform"))]
@@ -135,7 +123,7 @@ def _unknown_connection(key: str, reference: object, connections: Mapping[str, A
 
 
 def check_event_time(values: Values) -> Iterator[Problem]:
-    """Yield a problem for each source without an event time, and each column that conflicts with `_event_ts`."""
+    """Yield a problem for each source without an event time, and for each column with a reserved name."""
     step = _draft_step(values)
     if step is None:
         return
@@ -143,7 +131,7 @@ def check_event_time(values: Values) -> Iterator[Problem]:
     named = step.event_time_column != "_event_ts"
     undecided = bool({"event_time_column", "time_mode"} & step._wrong)
     connections: Mapping[str, Any] = values.get("connections", {})
-    stage_inputs = values.get("read")  # the sources of this stage, if there are several stages
+    stage_inputs = values.get("read")  # names of the sources of this stage; None for [transform]
     for i, source in enumerate(values.get("sources", ())):
         if undecided or "schema" in source._wrong or (stage_inputs is not None and source.name not in stage_inputs):
             continue
@@ -151,7 +139,7 @@ def check_event_time(values: Values) -> Iterator[Problem]:
         for name in find_reserved_collisions(declared, declared=True):
             yield (
                 f"sources[{i}].schema",
-                f"declares {format_value(name)}, a column name that Slackwater reserves; rename the column",
+                f"declares {format_value(name)}, which is a reserved column name; rename the column",
             )
         columns = [c.casefold() for c in declared]
         connection = resolve_connection(source.connection, connections) if source.connection is not None else None
@@ -159,10 +147,8 @@ def check_event_time(values: Values) -> Iterator[Problem]:
         if (processing or named or own_time) and "_event_ts" in columns:
             use = "" if own_time else ', or use it with event_time_column = "_event_ts"'
             yield f"sources[{i}].schema", f'declares "_event_ts", a column that Slackwater adds itself; rename it{use}'
-        files_keys = (
-            source.format is not None or "format" in source._wrong
-        )  # for an unknown connection, its keys decide
-        of_files = files_keys if connection is None else CONNECTORS[connection.kind].exposes_files
+        has_format = source.format is not None or "format" in source._wrong  # used if the connection is unknown
+        of_files = has_format if connection is None else CONNECTORS[connection.kind].exposes_files
         table = connection is not None and CONNECTORS[connection.kind].is_table
         needed = step is not ROWS and not (processing or named)
         if needed and source.dataframe is None and of_files and "_event_ts" not in columns:
@@ -181,57 +167,48 @@ def check_event_time(values: Values) -> Iterator[Problem]:
             if is_set:
                 yield (
                     f"{step.CONFIG_PATH}.{key}",
-                    'cannot be combined with time_mode = "processing", where the clock is the event time; remove one of them',
+                    'cannot be combined with time_mode = "processing", which uses the clock as the event time; remove one of them',
                 )
 
 
 def check_corrections(values: Values) -> Iterator[Problem]:
-    """Yield a problem if windows are emitted again to an append-only target without emit_metadata."""
-    window = values["transform"].window if "transform" in values else None
-    target: Target | None = values.get("target")
-    if window is None or target is None or {"emit", "emit_metadata", "late_data"} & window._wrong:
-        return
-    connection = resolve_connection(target.connection, values.get("connections", {}))
-    undecided = {"connection", "mode", "key_columns"} & target._wrong or {"kind", "group_by"} & window._wrong
-    if connection is None or not connection.WRITES or undecided or window.emit_metadata:
-        return
-    reopens = window.late_data == "reopen" and window.emit != "final"  # "final" writes a window only once
-    if not (reopens or window.emit == "updates") or target.upserts(connection.kind, window):
-        return
-    key = "emit" if window.emit == "updates" else "late_data"
-    target_text = CONNECTORS[connection.kind].append_only_text or f"a {connection.kind} target"
-    yield (
-        f"transform.window.{key}",
-        f"{format_value(getattr(window, key))} rewrites windows, but {target_text} is "
-        "append-only, so nothing would mark the earlier rows of a window as outdated; set emit_metadata = true "
-        "(_revision and _emit_reason then distinguish the rows), "
-        'use emit = "final", or write to postgres, delta or iceberg (mode = "merge"), or kafka (keyed by the identity)',
-    )
+    """Yield a problem if late or updated results of a window are not possible on its target.
 
-
-def check_standalone_results(values: Values) -> Iterator[Problem]:
-    """Yield a problem for late_data = "standalone" if the target replaces rows.
-
-    The result of a late row would replace the result of its window, because both have the same identity.
+    Updates on an append-only target need emit_metadata. late_data = "standalone" needs an append-only target, because
+    other targets would replace the result of the window.
     """
     window = values["transform"].window if "transform" in values else None
     target: Target | None = values.get("target")
-    if window is None or target is None or window.late_data != "standalone":
+    if window is None or target is None:
         return
     connection = resolve_connection(target.connection, values.get("connections", {}))
     if connection is None or not connection.WRITES or {"connection", "mode", "key_columns"} & target._wrong:
         return
-    if target.upserts(connection.kind, window):
+    kind = connection.kind
+    if window.late_data == "standalone" and target.upserts(kind, window):
         yield (
             "transform.window.late_data",
-            f'"standalone" needs an append-only target (files, console, delta or iceberg with mode = "append"): on this {connection.kind} target '
-            'late rows would replace the result of the window that they missed; use "reopen" to correct the result, '
-            'or "dlq" to keep the rows',
+            f'"standalone" needs an append-only target (files, console, delta or iceberg with mode = "append"). A {kind} target '
+            'would replace the result of the window with that of its late rows; use "reopen" to correct the result, '
+            'or "dlq" to keep the late rows',
+        )
+    if window.emit_metadata or {"emit", "emit_metadata", "late_data", "kind", "group_by"} & window._wrong:
+        return
+    reopens = window.late_data == "reopen" and window.emit != "final"  # "final" emits a window only once
+    if (reopens or window.emit == "updates") and not target.upserts(kind, window):
+        key = "emit" if window.emit == "updates" else "late_data"
+        target_text = CONNECTORS[kind].append_only_text or f"a {kind} target"
+        yield (
+            f"transform.window.{key}",
+            f"{format_value(getattr(window, key))} emits a window more than once, but {target_text} is append-only, "
+            "so that readers could not recognize outdated rows; set emit_metadata = true (_revision and _emit_reason "
+            'then distinguish the rows), use emit = "final", or write to postgres, to delta or iceberg with '
+            'mode = "merge", or to kafka keyed by the identity of a window',
         )
 
 
 def check_state_store(values: Values, wrong: set[str]) -> Iterator[Problem]:
-    """Yield a problem if sessions, joins or keyed steps lack a state store, or if a guarantee needs a durable one."""
+    """Yield a problem if the step, or its delivery guarantee, needs a state store that the config does not define."""
     step = _draft_step(values)
     if step is None or "state_store" in wrong:
         return
@@ -262,7 +239,7 @@ def check_state_store(values: Values, wrong: set[str]) -> Iterator[Problem]:
 
 
 def check_dead_letters(values: Values, wrong: set[str]) -> Iterator[Problem]:
-    """Yield a problem if [dead_letter] is missing, or if nothing would be written to it."""
+    """Yield a problem if [dead_letter] is needed but missing, or if it is defined but unused."""
     transforms = values.get("stages") or [values.get("transform")]
     if any(t is None for t in transforms) or "dead_letter" in wrong:
         return
@@ -275,7 +252,7 @@ def check_dead_letters(values: Values, wrong: set[str]) -> Iterator[Problem]:
     policy_by_key = (("on_error", on_error), ("late_data", late_data))
     keys_to_letters = [key for key, value in policy_by_key if value == "dlq"]
     has_target = values.get("dead_letter") is not None
-    # with "reopen", rows that are too late to correct anything go to [dead_letter] if it exists
+    # with "reopen", rows that are too late for a correction are written to [dead_letter] if it is defined
     if has_target and not keys_to_letters and late_data != "reopen" and not undecided:
         yield (
             "dead_letter",
@@ -294,7 +271,7 @@ def _join(values: Values) -> Join | None:
 
 
 def check_join(values: Values) -> Iterator[Problem]:
-    """Yield a problem for each nonexistent source that the join names, and each source that it does not read."""
+    """Yield a problem for each side of the join that is not a source, and for each source that is not a side."""
     join, sources = _join(values), values.get("sources", ())
     if join is None or not sources:
         return
@@ -322,9 +299,9 @@ def check_join(values: Values) -> Iterator[Problem]:
 
 
 def check_append_only(values: Values, path: str = "target") -> Iterator[Problem]:
-    """Yield a problem for each target with mode = "merge" that receives joined rows, or rows of a stage with only SQL.
+    """Yield a problem if the target has mode = "merge" but the stage is not a window.
 
-    Such rows have no identity and cannot replace others.
+    Only results of windows have an identity, by which they replace earlier results. `path`: the key of the target.
     """
     target: Target | None = values.get("target")
     transform = values.get("transform")

@@ -1,4 +1,4 @@
-"""Resolve relative paths. Paths in a config file are relative to the directory of the file."""
+"""Resolve the relative paths of a config file against the directory of the file, and list the paths of a run."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ from slackwater.config.message_format import EnvString
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.pipeline_checks import resolve_connection
 from slackwater.config.source import SCHEMA_FILES, Lookup, Source
-from slackwater.config.stage import Stage, Transform
 from slackwater.config.target import StateStore, Target
 from slackwater.core.paths import is_local
 
 _S = TypeVar("_S", Source, Lookup, Target, StateStore)
-_T = TypeVar("_T", Transform, Stage)
 
 
 class ResolvedPath(str):
-    """An absolute path. `written` is the relative path in the config."""
+    """Absolute path that was resolved. `written` is the relative path in the config."""
 
     written: str
 
@@ -34,17 +32,17 @@ class ResolvedPath(str):
 
 
 class InterpolatedPath(EnvString):
-    """An absolute path from the environment. `written` is the relative path in the environment variable."""
+    """Absolute path from the environment. `written` is the relative path in the environment variable."""
 
     written: str
 
 
 def restore_written_path(path: str) -> str:
-    """Return a path as it is written in the config."""
+    """Return the relative path from which a path was resolved; any other path unchanged."""
     return path.written if isinstance(path, ResolvedPath | InterpolatedPath) else path
 
 
-SPARK_CONNECTORS = {  # the Maven artifact that Spark needs for an object store, by scheme
+SPARK_CONNECTORS = {  # URI scheme of an object store -> the Maven artifact that Spark needs
     "s3a": "org.apache.hadoop:hadoop-aws",
     "abfss": "org.apache.hadoop:hadoop-azure",
     "gs": "com.google.cloud.bigdataoss:gcs-connector",
@@ -53,18 +51,18 @@ _AS_SPARK = {"s3": "s3a", "s3n": "s3a", "az": "abfss", "adl": "abfss", "gcs": "g
 
 
 def spark_scheme(scheme: str) -> str:
-    """Return the URI scheme under which Spark opens addresses with this scheme, such as those in a table's log."""
+    """Return the URI scheme that Spark uses for this one: `s3` -> `s3a`."""
     return _AS_SPARK.get(scheme, scheme)
 
 
 def spark_address(address: str) -> str:
-    """Return an address with the URI scheme under which Spark opens it. A path without a scheme is unchanged."""
+    """Return an address with the URI scheme that Spark uses: `s3://…` -> `s3a://…`. A local path is unchanged."""
     scheme, colon, rest = address.partition("://")
     return f"{spark_scheme(scheme)}{colon}{rest}" if colon else address
 
 
 def resolve_paths(pipeline: Pipeline, folder: PurePath) -> Pipeline:
-    """Return the pipeline with absolute paths. Relative ones are resolved against `folder`."""
+    """Return a copy of a pipeline in which all paths are absolute. `folder`: the directory of relative paths."""
 
     def resolve(spec: _S, *keys: str) -> _S:
         absolute = {key: _absolute(folder, value) for key in keys if (value := getattr(spec, key)) is not None}
@@ -75,17 +73,16 @@ def resolve_paths(pipeline: Pipeline, folder: PurePath) -> Pipeline:
         path = connection is not None and CONNECTORS[connection.kind].query_is_path
         return resolve(spec, *(("query",) if path else ()), *SCHEMA_FILES.values())
 
-    def with_lookups(transform: _T) -> _T:
-        lookups = {name: resolve(lookup, "query") for name, lookup in transform.lookups.items()}
-        return transform.model_copy(update={"lookups": lookups}) if lookups else transform
+    def lookup(spec: Lookup) -> Lookup:
+        return resolve(spec, "query")
 
-    stages = tuple(with_lookups(s) for s in pipeline.stages)
+    stages = tuple(s.map_lookups(lookup) for s in pipeline.stages)
     first = next((s for s in stages if s.name == getattr(pipeline.transform, "name", None)), None)
     store, letters = pipeline.state_store, pipeline.dead_letter
     return pipeline.model_copy(
         update={
             "sources": tuple(map(source, pipeline.sources)),
-            "transform": first or with_lookups(pipeline.transform),
+            "transform": first or pipeline.transform.map_lookups(lookup),
             "stages": stages,
             "target": resolve(pipeline.target, "path"),
             "targets": tuple(resolve(t, "path") for t in pipeline.targets),
@@ -107,7 +104,7 @@ def _absolute(folder: PurePath, path: str) -> str:
 
 
 def list_written_directories(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
-    """Yield the local directories that a run writes to, each with the config key that names it."""
+    """Yield the local directories to which a run writes, as (config key, path)."""
     paths: list[tuple[str, Any]] = [("state_store.path", pipeline.state_store and pipeline.state_store.path)]
     paths += [(f"targets[{i}].path", t.path) for i, t in enumerate(pipeline.targets)]
     if not pipeline.targets:

@@ -17,7 +17,6 @@ from slackwater.config.connector_description import (
     kinds_with_source_key,
     metadata_columns,
 )
-from slackwater.config.groupable_columns import ROW_BY_ROW, GroupableColumns
 from slackwater.config.key import (
     Converted,
     Milliseconds,
@@ -30,6 +29,7 @@ from slackwater.config.key import (
 from slackwater.config.message_format import EnvString, format_key, format_value, value_mismatch
 from slackwater.config.spec_base import Problem, Spec, Values
 from slackwater.config.sql import ddl
+from slackwater.config.sql.select_scope import ROW_BY_ROW, GroupableColumns
 from slackwater.config.value_parsers import (
     InvalidTableError,
     InvalidValueError,
@@ -45,8 +45,11 @@ from slackwater.core.humanize import mismatch
 
 FORMATS = ("json", "csv", "parquet", "text")
 PAYLOADS = ("json", "avro", "json_schema", "protobuf", "raw")
-FRAMED = ("avro", "json_schema", "protobuf")  # their schemas may come from a registry
-SCHEMA_FILES = {"avro": "avro_schema_file", "protobuf": "protobuf_schema_file"}  # instead of a registry
+FRAMED = ("avro", "json_schema", "protobuf")  # formats whose schemas may come from a schema registry
+SCHEMA_FILES = {
+    "avro": "avro_schema_file",
+    "protobuf": "protobuf_schema_file",
+}  # payload format -> the key of a schema file, which replaces the registry
 OF_PAYLOADS = {**{key: payload for payload, key in SCHEMA_FILES.items()}, "protobuf_message": "protobuf"}
 _PROTOBUF = {"ptars": "ptars", "grpc_tools": "grpcio-tools"}  # module -> package
 
@@ -65,7 +68,7 @@ _PROTOBUF = {"ptars": "ptars", "grpc_tools": "grpcio-tools"}  # module -> packag
     },
 )
 def parse_offsets(value: Any) -> Any:
-    """Parse "earliest", "latest", or offsets by topic and partition."""
+    """Parse starting offsets: "earliest", "latest", or a mapping of topics to offsets by partition."""
     if value in ("earliest", "latest"):
         return value
     if not isinstance(value, Mapping) or not value:
@@ -93,7 +96,7 @@ _QUOTED = re.compile(r"`[^`]*`|'[^']*'|[^`'<>(),]+|.", re.DOTALL)
 
 
 def parse_declared_columns(ddl: str) -> list[str]:
-    """Return the column names of a DDL string without parsing its types: `a STRING, b MAP<STRING, INT>` -> [a, b]."""
+    """Return the column names in a DDL string: `a STRING, b MAP<STRING, INT>` -> [a, b]. Types are not checked."""
     depth, fields = 0, [""]
     for token in _QUOTED.findall(ddl):
         depth += (token in ("<", "(")) - (token in (">", ")"))
@@ -107,26 +110,26 @@ def parse_declared_columns(ddl: str) -> list[str]:
 
 @dataclass(frozen=True)
 class StageOutputRef:
-    """Represents the output of a stage, where a source would have a DataFrame.
+    """Placeholder for a DataFrame in a source that stands for the output of a stage.
 
-    `groupable_columns`: the columns by which the SQL may group these rows.
+    `groupable_columns`: the columns by which SQL may group the rows.
     """
 
     groupable_columns: GroupableColumns
 
 
 class Source(Spec):
-    """A stream of rows from a connection, or any streaming DataFrame (`dataframe=`, Python only)."""
+    """Input of a pipeline: rows from a connection or, in Python, a streaming DataFrame (`dataframe=`)."""
 
     name: str = declare_key(
-        parse_text, "The name of the source in joins, metrics and state; by default, its query.", default=""
+        parse_text, "The name of the source in joins, metrics and the state. By default, the query.", default=""
     )
     connection: str | Connection | None = declare_key(
-        connection_or_name, "The name of one of the [connections].", default=None
+        connection_or_name, "The connection to read from: the name of one of the [connections].", default=None
     )
     query: str | None = declare_key(
         parse_text,
-        'What to read: a path or glob; Kafka topics, separated by commas, or "pattern:…"; a queue, stream or subscription; a table.',
+        'What to read: a path or glob, Kafka topics separated by commas or "pattern:…", a queue, stream, subscription or table.',
         default=None,
         elsewhere=("topic", "topics", "queue", "stream", "subscription", "path", "table"),
     )
@@ -135,15 +138,15 @@ class Source(Spec):
     )
     schema_: str | None = declare_key(
         parse_text,
-        "The columns and their types, as Spark DDL: user_id STRING, ts TIMESTAMP. Without it, the schema is inferred once.",
+        "The columns and their types in Spark DDL, as in user_id STRING, ts TIMESTAMP. By default, the schema is inferred once.",
         default=None,
         alias="schema",
         of_connectors=True,
     )
-    options: Settings = declare_key(reader_options, "Options of Spark's reader.", default_factory=dict)
+    options: Settings = declare_key(reader_options, "Options for Spark's reader.", default_factory=dict)
     max_files_per_trigger: int | None = declare_key(
         integer_parser(1),
-        "The maximum number of files per epoch, in order of modification time; for Delta and Iceberg, in order of version.",
+        "The maximum number of files per epoch. Files are read by modification time, those of Delta and Iceberg by version.",
         default=None,
         of_connectors=True,
     )
@@ -154,20 +157,14 @@ class Source(Spec):
         parse_text, "A file with the Avro schema of the payload.", default=None, of_connectors=True
     )
     protobuf_schema_file: str | None = declare_key(
-        parse_text,
-        "A .proto file, or a descriptor set, with the message of the payload.",
-        default=None,
-        of_connectors=True,
+        parse_text, "A .proto file or descriptor set with the Protobuf message.", default=None, of_connectors=True
     )
     protobuf_message: str | None = declare_key(
-        parse_text,
-        "The full name of the message; by default, the first message in its file.",
-        default=None,
-        of_connectors=True,
+        parse_text, "The Protobuf message. By default, the first one in the file.", default=None, of_connectors=True
     )
     starting_offsets: str | Mapping[str, Mapping[str, int]] | None = declare_key(
         parse_offsets,
-        "Where a new pipeline begins: earliest, latest, or offsets by topic and partition.",
+        "Where a new pipeline begins to read: earliest, latest, or offsets by topic and partition.",
         default=None,
         of_connectors=True,
     )
@@ -179,13 +176,13 @@ class Source(Spec):
     )
     on_rewrite: str | None = declare_key(
         choice_parser("fail", "skip"),
-        "What to do with versions that remove or rewrite rows (Delta, Iceberg): fail stops the pipeline, skip does not read them.",
+        "What to do with table versions that remove or rewrite rows (Delta, Iceberg): stop the pipeline, or skip them.",
         default=None,
         of_connectors=True,
     )
     schema_changes: str | None = declare_key(
         choice_parser("fail", "add", "ignore"),
-        "What to do with new columns (Delta, Iceberg): fail stops the pipeline, add passes them to joins and targets, ignore does not read them.",
+        "What to do with new table columns (Delta, Iceberg): stop the pipeline, add them to joins and targets, or ignore them.",
         default=None,
         of_connectors=True,
     )
@@ -194,13 +191,13 @@ class Source(Spec):
     )
     on_data_loss: str | None = declare_key(
         choice_parser("fail", "skip"),
-        "What to do if the next offsets no longer exist: fail, or skip to the oldest offsets that exist.",
+        "What to do if the next offsets no longer exist: stop the pipeline, or skip to the oldest existing offsets.",
         default=None,
         of_connectors=True,
     )
     commit_group: str | None = declare_key(
         parse_text,
-        "A consumer group that receives the offsets after each commit, for lag monitors.",
+        "A consumer group to which each commit writes its offsets, so that lag monitors can read them.",
         default=None,
         of_connectors=True,
     )
@@ -208,7 +205,9 @@ class Source(Spec):
         integer_parser(1), "The maximum number of messages per epoch.", default=None, of_connectors=True
     )
     lateness_ms: Milliseconds[int | None] = declare_key(
-        duration_parser(0), "Overrides the lateness of the window or join for this source.", default=None
+        duration_parser(0),
+        "The lateness of this source. It overrides that of the window, join or other step.",
+        default=None,
     )
     lateness: WithUnit = declare_with_unit(default=None)
     dataframe: Any = declare_key(accept_anything, default=None, python_only="give a connection, a query and a format")
@@ -225,7 +224,7 @@ class Source(Spec):
 
     @property
     def groupable_columns(self) -> GroupableColumns:
-        """The columns by which SQL may group rows, although each epoch sees only its own rows."""
+        """The columns by which SQL may group rows within an epoch; none for the rows of a real source."""
         return self.dataframe.groupable_columns if isinstance(self.dataframe, StageOutputRef) else ROW_BY_ROW
 
     @property
@@ -347,25 +346,25 @@ def _schema_problems(schema: str) -> Iterator[Problem]:
 
 
 class Lookup(Spec):
-    """A small table that the SQL may join by name. It is read again every `refresh_interval`."""
+    """Small table in files, which SQL can join by name. It is read again at every `refresh_interval`."""
 
     connection: str | Connection = declare_key(
-        connection_or_name,
-        "The name of one of the [connections] of kind files.",
-        required="name one of the [connections]",
+        connection_or_name, "The name of a connection of kind files.", required="name one of the [connections]"
     )
-    query: str = declare_key(parse_text, "A path or glob.", required='name a path or glob, as in "data/users.parquet"')
+    query: str = declare_key(
+        parse_text, "The files to read: a path or glob.", required='name a path or glob, as in "data/users.parquet"'
+    )
     format: Converted[str | None, str] = declare_key(
         choice_parser(*FORMATS),
-        "The format of the files; by default, it is derived from the file extension.",
+        "The format of the files. By default, it is derived from the file extension.",
         default=None,
     )
     schema_: str | None = declare_key(
-        parse_text, "The columns and their types, as Spark DDL.", default=None, alias="schema"
+        parse_text, "The columns and types in Spark DDL. By default, inferred.", default=None, alias="schema"
     )
-    options: Settings = declare_key(reader_options, "Options of Spark's reader.", default_factory=dict)
+    options: Settings = declare_key(reader_options, "Options for Spark's reader.", default_factory=dict)
     refresh_interval_ms: Milliseconds[int] = declare_key(
-        duration_parser(1), "How often the files are read again.", default=60_000
+        duration_parser(1), "The interval at which the files are read again.", default=60_000
     )
     refresh_interval: WithUnit = declare_with_unit(default=None)
 
@@ -386,13 +385,16 @@ class Lookup(Spec):
     def check(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:
         if "format" not in values and "format" not in wrong and "query" in values:
             expected = " or ".join(format_value(f) for f in FORMATS)
-            yield "format", f"missing, and {format_value(values['query'])} has no known suffix; expected {expected}"
+            yield (
+                "format",
+                f"missing, and {format_value(values['query'])} has no known file extension; expected {expected}",
+            )
         if "schema_" in values:
             yield from _schema_problems(values["schema_"])
 
 
 def _guess_format(query: str) -> str | None:
-    """Return the format implied by a file's suffix: `data/users.jsonl.gz` -> `json`; None if the suffix is unknown."""
+    """Return the format for a file extension: `data/users.jsonl.gz` -> `json`; None for an unknown extension."""
     spelled = {**{f: f for f in FORMATS}, "jsonl": "json", "txt": "text"}
     formats = [spelled[suffix[1:]] for suffix in PurePath(query).suffixes if suffix[1:] in spelled]
     return formats[-1] if formats else None

@@ -1,7 +1,7 @@
 """Base class of all specs: immutable values that validate themselves and report each mistake on one line.
 
-A line is `<file or class>: <key>: <problem>; <what to do>`. All problems of a config are collected before an error is
-raised.
+Each line has the form `<file or class>: <key>: <problem>; <what to do>`. All problems of a config are collected before
+an error is raised.
 """
 
 from __future__ import annotations
@@ -33,35 +33,35 @@ Problem = tuple[str, str]  # (key, what is wrong with it)
 
 @cache
 def find_duration_keys(cls: type[Spec]) -> Mapping[str, str]:
-    """Return the keys that take a duration with its unit, each with the key that takes milliseconds: `gap` -> `gap_ms`."""
+    """Return the duration keys of a spec: the name that takes a unit -> the name in ms (`gap` -> `gap_ms`)."""
     durations = (key for key, declared in cls.KEYS.items() if "duration" in declared.shape)
     names = {key.removesuffix("_ms"): key for key in durations if key.endswith("_ms")}
     return {name: key for name, key in names.items() if name not in cls.KEYS}
 
 
 def _under_key(line: str) -> str:
-    """Return an error line of a nested table (`: key: problem`, without a file) for appending to the table's key."""
+    """Convert an error line of a nested table (`: key: problem`) to the text that follows the key of the table."""
     rest = line.removeprefix(": ")
     return rest if rest.startswith("[") else f".{rest}"
 
 
 def _respell(line: str, spelled: Mapping[str, str]) -> str:
-    """Replace the names of keys in a line with the user's spelling."""
+    """Replace the names of keys in an error line with the spellings in the config."""
     if not spelled:
         return line
     return re.sub(rf"\b({'|'.join(spelled)})\b", lambda match: spelled[match[1]], line)
 
 
 class Spec(BaseModel, metaclass=SpecMeta):
-    """An immutable spec. Constructing one with a mistake raises ConfigError."""
+    """Base class of all specs: immutable and validated. The constructor raises ConfigError for invalid values."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, populate_by_name=True)
 
-    KEYS: ClassVar[Mapping[str, Key]] = {}  # derived from the declared keys, as the next three
+    KEYS: ClassVar[Mapping[str, Key]] = {}  # these four are derived from the declared keys
     ALIASES: ClassVar[Mapping[str, str]] = {}  # older spelling -> key
     SUGGESTIONS: ClassVar[Mapping[str, str]] = {}  # word of another system -> key, for "did you mean"
     REQUIRED: ClassVar[tuple[str, ...]] = ()
-    DOC_LINK: ClassVar[str] = ""  # a page and the heading that describes the keys: "docs/configuration.md#windows"
+    DOC_LINK: ClassVar[str] = ""  # page and heading that describe the keys, as in "docs/configuration.md#windows"
 
     _wrong: frozenset[str] = PrivateAttr(default=frozenset())  # keys with reported problems, in a partially parsed spec
 
@@ -69,7 +69,7 @@ class Spec(BaseModel, metaclass=SpecMeta):
     def __pydantic_init_subclass__(cls, **further: Any) -> None:
         super().__pydantic_init_subclass__(**further)
         for name in [name for name in vars(cls) if f"{name}_ms" in cls.model_fields]:
-            delattr(cls, name)  # an argument of the constructor (`declare_with_unit`), but no attribute
+            delattr(cls, name)  # an argument of the constructor (`declare_with_unit`), but not an attribute
         cls.KEYS = cls.declared_keys()
         cls.ALIASES = {old: name for name, declared in cls.KEYS.items() for old in declared.aliases}
         words = {word: name for name, k in cls.KEYS.items() for word in k.elsewhere if word not in cls.KEYS}
@@ -78,9 +78,9 @@ class Spec(BaseModel, metaclass=SpecMeta):
 
     @classmethod
     def declared_keys(cls) -> Mapping[str, Key]:
-        """Return the declared keys by name: `kind`, those that this class adds or changes, and the inherited ones.
+        """Return the declared keys by name: first `kind`, then keys that this class declares, then inherited keys.
 
-        The name of a key is that of its attribute. If it is a word of Python, the attribute ends in "_".
+        A key has the name of its attribute. If the name is a Python keyword, the attribute ends with "_".
         """
         declared = {
             attribute.rstrip("_"): part
@@ -93,7 +93,7 @@ class Spec(BaseModel, metaclass=SpecMeta):
 
     @classmethod
     def attribute_of(cls, key: str) -> str:
-        """Return the attribute of a key."""
+        """Return the name of the attribute that holds the value of a key: `from` -> `from_`."""
         return key if key in cls.model_fields else f"{key}_"
 
     def __init__(self, **data: Any) -> None:
@@ -106,24 +106,31 @@ class Spec(BaseModel, metaclass=SpecMeta):
 
     @classmethod
     def label(cls, data: Values) -> str:
-        """Return the name that error lines start with for a spec created in Python.
+        """Return the prefix of error lines for a spec created in Python.
 
-        The lines of a config file start with the name of the file instead.
+        For a config file, the prefix is the name of the file.
         """
         return cls.__name__
 
     @classmethod
     def parse(cls, data: Any, file: str, path: str, problems: list[str]) -> Self | None:
-        """Parse a table of a config. If it has problems, append one line for each to `problems` and return None."""
+        """Parse a config table. If it is invalid, return None.
+
+        Args:
+            data: The table, or a finished spec.
+            file: The name of the file, for error lines.
+            path: The path of the table in the config, such as "transform.window"; "" for the top level.
+            problems: A list to which one line per problem is appended.
+        """
         count = len(problems)
         draft = cls.parse_partial(data, file, path, problems)
         return draft if len(problems) == count else None
 
     @classmethod
     def parse_partial(cls, data: Any, file: str, path: str, problems: list[str]) -> Self:
-        """Parse a table of a config, but return its readable parts even if it has problems.
+        """Parse a config table, and return a draft with the valid parts if it is invalid.
 
-        Missing attributes are None. One line for each problem is appended to `problems`.
+        Required attributes without a valid value are None in a draft. The arguments are described at `parse`.
         """
         if isinstance(data, cls):
             return data
@@ -145,7 +152,10 @@ class Spec(BaseModel, metaclass=SpecMeta):
 
     @classmethod
     def read(cls, data: Values, file: str, path: str, problems: list[str]) -> tuple[Values, set[str]]:
-        """Check keys and values one by one, then together. Return attribute values and the keys with reported problems."""
+        """Validate each key of a table, then the combination of keys. The arguments are described at `parse`.
+
+        Returns the values of the attributes, and the keys with problems.
+        """
         prefix = f"{file}: {path}." if path else f"{file}: "
         data = {k: v for k, v in data.items() if v is not None}
         written: dict[str, str] = {}  # key -> the spelling that the user chose
@@ -167,7 +177,7 @@ class Spec(BaseModel, metaclass=SpecMeta):
                 data[key] = data.pop(name)
                 written[key] = name
             elif key not in data and not in_ms:
-                written[key] = name  # how messages name a missing key
+                written[key] = name  # messages about a missing key use this spelling
         for key, value in data.items():
             if key in cls.KEYS:
                 at_key = f"{prefix}{written.get(key, key)}"
@@ -222,7 +232,7 @@ class Spec(BaseModel, metaclass=SpecMeta):
 
     @classmethod
     def connector_attributes(cls) -> list[str]:
-        """Return the attributes of the keys that only some connectors have."""
+        """Return the attributes of keys that only some connectors support."""
         return [cls.attribute_of(name) for name, declared in cls.KEYS.items() if declared.of_connectors]
 
     @classmethod
@@ -231,14 +241,14 @@ class Spec(BaseModel, metaclass=SpecMeta):
         return False
 
     def derived(self) -> Values:
-        """Return attribute values that are derived from other keys if the config does not set them.
+        """Return the defaults that depend on the values of other keys.
 
-        `to_toml` omits them.
+        `to_toml` omits keys whose values equal these defaults.
         """
         return {}
 
     def non_defaults(self) -> Values:
-        """Return the keys whose value differs from the default or comes from the environment, with their values."""
+        """Return the keys and values that differ from the defaults or come from the environment."""
         cls, implied = type(self), self.derived()
         changed: Values = {}
         for key in cls.KEYS:
@@ -252,20 +262,20 @@ class Spec(BaseModel, metaclass=SpecMeta):
 
     @classmethod
     def unsupported_value(cls, key: str, value: Any) -> str | None:
-        """Return the problem with a value that this version does not support; None if the value is simply wrong."""
+        """Return the problem with a value that is meaningful but not supported; None if the value is simply invalid."""
         return None
 
     @classmethod
     def check(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:
         """Yield problems that involve several keys.
 
-        `wrong`: keys whose problems have already been reported. Their values may be incomplete.
+        `wrong`: keys whose problems have already been reported. Their values may be missing or incomplete.
         """
         yield from ()
 
 
 def table_parser(cls: type[Spec], expected: str = "a table") -> ValueParser:
-    """Return the parser of a nested table. `expected`: what an error says was expected."""
+    """Return a parser for a nested table. `expected`: the valid values, for its error message."""
 
     @attach_json_schema(of=cls)
     def build(value: Any) -> Any:
@@ -281,7 +291,7 @@ def table_parser(cls: type[Spec], expected: str = "a table") -> ValueParser:
 
 
 def table_list_parser(cls: type[Spec], expected: str) -> ValueParser:
-    """Return the parser of a list of tables. `expected`: what an error says was expected."""
+    """Return a parser for a list of tables. `expected`: the valid values, for its error message."""
 
     @attach_json_schema(type="array", of=cls)
     def build(value: Any) -> tuple[Any, ...]:
@@ -297,7 +307,7 @@ def table_list_parser(cls: type[Spec], expected: str) -> ValueParser:
 
 
 def iterate_specs(spec: type[Spec]) -> Iterator[type[Spec]]:
-    """Yield a spec, and the specs of all tables that its keys contain."""
+    """Yield a spec and, recursively, the specs of all tables nested in it."""
     yield spec
     for declared in spec.KEYS.values():
         if "of" in declared.shape:
@@ -305,9 +315,9 @@ def iterate_specs(spec: type[Spec]) -> Iterator[type[Spec]]:
 
 
 def find_doc_link(spec: type[Spec], key: str) -> str:
-    """Return the page and heading that describe a key, spelled as in errors: `stage.window.aggregations[0].as`.
+    """Return the page and heading that describe a key of a spec, or the table of an unknown key.
 
-    For an unknown key, this is the link of its table.
+    `key`: the path of the key as errors show it, such as "transform.window.aggregations[0].as".
     """
     steps = re.findall(r'"(?:[^"\\]|\\.)*"|[^.\[\]"]+|\[\d+\]', key)
     table = 0
@@ -326,9 +336,9 @@ S = TypeVar("S", bound=Spec)
 
 
 def spec_to_data(spec: Spec) -> dict[str, Any] | None:
-    """Return the keys of a spec that differ from their defaults, as plain data.
+    """Return the keys of a spec that differ from their defaults, as JSON-compatible data.
 
-    None if it contains something without a name, such as a class defined in a function.
+    Return None if a value has no import path, such as a class defined in a function.
     """
     try:
         return {key: _value(value) for key, value in spec.non_defaults().items()}
@@ -337,7 +347,7 @@ def spec_to_data(spec: Spec) -> dict[str, Any] | None:
 
 
 class _UnnamedError(Exception):
-    """Raised for a value that exists only in Python."""
+    """A value has no import path, so that it exists only in this process."""
 
 
 def _value(value: Any) -> Any:
@@ -354,14 +364,22 @@ def _value(value: Any) -> Any:
         return value
     if isinstance(value, type) and issubclass(value, Aggregator) and "<" not in value.__qualname__:
         return f"{value.__module__}:{value.__qualname__}"
-    for plain in (str, int, float):  # a plain value, without the spelling of the config
+    for plain in (str, int, float):  # convert subclasses such as EnvString to plain values
         if isinstance(value, plain):
             return plain.__str__(value) if plain is str else plain(value)
     raise _UnnamedError
 
 
 def spec_from_data(cls: type[S], data: Mapping[str, Any], where: str) -> S:
-    """Return the spec written by `spec_to_data`. Raises ConfigError if the data is not a valid spec."""
+    """Rebuild a spec from the data that `spec_to_data` returned.
+
+    Args:
+        cls: The class of the spec.
+        data: The keys and their values.
+        where: The prefix of error lines.
+
+    Raises ConfigError if the data is invalid.
+    """
     problems: list[str] = []
     spec = cls.parse(dict(data), where, "", problems)
     if spec is None or problems:

@@ -12,9 +12,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from slackwater.config.check_result import CheckResult
+from slackwater.config.column_checks import CheckResult, WindowColumns, check_same_columns, check_scalar_column
 from slackwater.config.connector_description import CONNECTORS, metadata_columns
-from slackwater.config.groupable_columns import GroupableColumns
 from slackwater.config.join import EVENT_TIME, SIDES, Join, joined_column_names
 from slackwater.config.message_format import EnvString, format_value, suggest_word_or_list
 from slackwater.config.pipeline import Pipeline
@@ -23,11 +22,10 @@ from slackwater.config.source import FRAMED, Lookup, Source
 from slackwater.config.sql import ddl
 from slackwater.config.sql.ddl import INTEGERS, NO_KEYS, find_event_time_type_problems, strip_type_parameters
 from slackwater.config.sql.query import resolve_expression, resolve_query
-from slackwater.config.sql.select_scope import UNKNOWN, ColumnTypes, SqlFindings
+from slackwater.config.sql.select_scope import UNKNOWN, ColumnTypes, GroupableColumns, SqlFindings
 from slackwater.config.stage import Stage
 from slackwater.config.step_base import KeyedStep, StatelessStep
 from slackwater.config.window import Window
-from slackwater.config.window_columns_check import WindowColumns, check_same_columns, check_scalar_column
 from slackwater.errors import StartError
 
 ORIGIN = "_origin"

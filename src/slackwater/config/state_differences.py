@@ -1,8 +1,8 @@
-"""Differences between a state and a config, their verdicts, and what they mean for the next start.
+"""Differences between a state and a config, each with a verdict about the next start.
 
-compatible   the state is not changed: the next start continues with the new config
-migrated     the next start rewrites the state, in a separate epoch (`evolution.state_migration`)
-rebuild      the state lacks what the new config needs: only a start from scratch (`run --rebuild`) works
+compatible   the next start continues with the unchanged state
+migrated     the next start rewrites the state in a separate epoch (`evolution.state_migration`)
+rebuild      the state cannot be used: only a start from scratch (`run --rebuild`) works
 """
 
 from __future__ import annotations
@@ -18,10 +18,16 @@ COMPATIBLE, MIGRATED, REBUILD = "compatible", "migrated", "rebuild"
 
 @dataclass(frozen=True)
 class KeyChange:
-    """One difference. `before` and `after`: the value in the state and in the config; None if there is no value.
+    """Difference between a state and a config.
 
-    `how`: what a start does with the state, or why it cannot use it. `level`: the log level of a start's message.
-    `location`: where the new value is, for messages.
+    Args:
+        key: The config key that differs.
+        before: The value in the state; None if it has none.
+        after: The value in the config; None if it has none.
+        verdict: COMPATIBLE, MIGRATED or REBUILD.
+        how: What the next start does with the state, or why the state cannot be used.
+        level: The log level of the message about the change.
+        location: The place of the new value, for messages.
     """
 
     key: str
@@ -34,20 +40,26 @@ class KeyChange:
 
     @property
     def name(self) -> str:
-        """Return the user-facing name of what changed; for a duration, the key that takes a unit, such as `gap`."""
+        """The name of the key, for messages. For a duration, it is the key that takes a unit, such as `gap`."""
         return self.key.removesuffix("_ms")
 
     @property
     def line(self) -> str:
-        """Return the change in one line, without its verdict."""
+        """A line that describes the change, without the verdict."""
         return f"{self.name}: state has {format_key_value(self.key, self.before)}, {self.location} has {format_key_value(self.key, self.after)}: {self.how}"
 
 
 @dataclass(frozen=True)
 class StateComparison:
-    """All differences between a state and a config. `kind`: what the state is for, such as a "window" or a "join".
+    """All differences between a state and a config.
 
-    `waits`: why the start must be postponed. `unknown`: what could not be compared, one line each.
+    Args:
+        pipeline: The name of the pipeline.
+        epoch: The epoch of the state.
+        kind: The step to which the state belongs, such as "window" or "join".
+        changes: The differences.
+        waits: Why the next start must be postponed; None if it can proceed.
+        unknown: Comparisons that were not possible, one line each.
     """
 
     pipeline: str
@@ -58,7 +70,7 @@ class StateComparison:
     unknown: tuple[str, ...] = ()
 
     def with_verdict(self, verdict: str) -> list[KeyChange]:
-        """Return the changes with this verdict."""
+        """Return the changes that have this verdict."""
         return [c for c in self.changes if c.verdict == verdict]
 
     @property
@@ -72,7 +84,7 @@ class StateComparison:
 
     @property
     def sum(self) -> str:
-        """Describe in one line what happens to the state."""
+        """A line that describes what the next start does with the state."""
         state, count = f"state in epoch {self.epoch}", len(self.changes)
         if reasons := self.with_verdict(REBUILD):
             return f"{state} needs a rebuild because of {', '.join(c.name for c in reasons)}: slackwater run FILE --rebuild"
@@ -87,7 +99,7 @@ class StateComparison:
         return f"{state}: {count} change{'s' if count > 1 else ''}, {how}: the next start applies {'them' if count > 1 else 'it'}"
 
     def check(self) -> None:
-        """Raise StateError if the state cannot be used with this config."""
+        """Raise StateError if a change has the verdict REBUILD."""
         reasons = self.with_verdict(REBUILD)
         if reasons:
             raise StateError(
@@ -98,7 +110,7 @@ class StateComparison:
 
 
 def format_key_value(key: str, value: Any) -> str:
-    """Format a value as users write it."""
+    """Format the value of a key as in a config. A key that ends with `_ms` is a duration."""
     if value is None:
         return "none"
     if key.endswith("_ms") and isinstance(value, int) and not isinstance(value, bool):

@@ -41,62 +41,66 @@ OBJECTS = ("s3", "gs", "abfss")  # URL schemes of object stores
 
 
 class Target(Spec):
-    """Where rows go: files or a Delta table (`path`), a Postgres or Iceberg `table`, a Kafka `topic`, or the console."""
+    """Destination of rows: a `path` (files, Delta), a `table` (Postgres, Iceberg), a Kafka `topic`, or the console."""
 
     name: str | None = declare_key(
         parse_text,
-        "The name of the target in errors, commands and metrics; by default, the name of its stage.",
+        "The name of the target in errors, commands and metrics. By default, the name of its stage.",
         default=None,
     )
     from_: str | None = declare_key(
-        parse_text, "The stage whose results are written; by default, the last stage.", default=None
+        parse_text, "The stage whose results are written. By default, the last stage.", default=None
     )
     connection: str | Connection = declare_key(
-        connection_or_name, "The name of one of the [connections].", required="name one of the [connections]"
+        connection_or_name,
+        "The connection to write to: the name of one of the [connections].",
+        required="name one of the [connections]",
     )
     path: str | None = declare_key(
-        parse_text, "The directory to write to (files, Delta).", default=None, of_connectors=True
+        parse_text, "The directory to which results are written (files, Delta).", default=None, of_connectors=True
     )
     format: str | None = declare_key(
         choice_parser("parquet", "json", "csv"), "The format of the files to write.", default=None, of_connectors=True
     )
     table: str | None = declare_key(
         parse_text,
-        "The table: name or schema.name (Postgres), namespace.name (Iceberg). It is created if it does not exist.",
+        "The table, as name or schema.name (Postgres), or namespace.name (Iceberg). It is created if it does not exist.",
         default=None,
         of_connectors=True,
     )
-    topic: str | None = declare_key(parse_text, "The topic to write to (Kafka).", default=None, of_connectors=True)
+    topic: str | None = declare_key(
+        parse_text, "The topic to which results are written (Kafka).", default=None, of_connectors=True
+    )
     mode: str | None = declare_key(
         choice_parser("merge", "append"),
-        "merge replaces the rows of a window, append only appends rows (Delta, Iceberg).",
+        "merge replaces earlier results of a window, append only appends rows (Delta, Iceberg).",
         default=None,
         of_connectors=True,
     )
     delivery: str | None = declare_key(
         choice_parser("at_least_once", "exactly_once"),
-        "exactly_once writes in Kafka transactions.",
+        "The delivery guarantee (Kafka). exactly_once writes in transactions.",
         default=None,
         of_connectors=True,
     )
     value_format: str | None = declare_key(
-        choice_parser("json", "avro"), "The encoding of the values (Kafka).", default=None, of_connectors=True
+        choice_parser("json", "avro"), "The encoding of record values (Kafka).", default=None, of_connectors=True
     )
     key_columns: OptionalTexts = declare_key(
         parse_texts,
-        "The columns of the record key (Kafka); by default, the identity of a window.",
+        "The columns of the record key (Kafka). By default, the columns that identify a window.",
         default=None,
         of_connectors=True,
     )
     create: bool | None = declare_key(
         parse_flag,
-        "Whether a start creates a missing topic (Kafka); true by default.",
+        "Whether a start creates the topic if it does not exist (Kafka). By default, true.",
         default=None,
         of_connectors=True,
     )
     partitions: int | None = declare_key(
         integer_parser(1, 100_000),
-        "The number of partitions of a topic that is created at startup (Kafka); by default, the broker decides.",
+        "The number of partitions of a topic that a start creates (Kafka). By default, the broker decides.",
         default=None,
         of_connectors=True,
     )
@@ -108,9 +112,9 @@ class Target(Spec):
         return {"format": "parquet"} if self.format == "parquet" else {}
 
     def upserts(self, kind: str, step: StepBase | None) -> bool:
-        """Return whether a target on a connection of this kind replaces the rows of a window.
+        """Return whether the target replaces earlier results of a window; False if it is append-only.
 
-        Other targets are append-only. Every target of a join is append-only too.
+        `kind`: the kind of its connection. `step`: the step of its stage; only windows have results to replace.
         """
         return isinstance(step, Window) and CONNECTORS[kind].upserts(self, step)
 
@@ -149,20 +153,20 @@ class Target(Spec):
 
 
 class StateStore(Spec):
-    """Where the state is stored: `files`, `postgres` or `in_memory`.
+    """Store of the state: files, Postgres or memory.
 
-    `path` in Postgres: the directory for Spark's checkpoints, which only sources that cannot seek need; a temporary
-    directory by default. Missing `options` come from the environment or the role of the machine.
+    Postgres stores need a `path` only for Spark's checkpoints of sources that cannot seek. It defaults to a temporary
+    directory. Object stores take missing `options` from the environment or the role of the machine.
     """
 
     kind: str = declare_key(
         choice_parser("files", "postgres", "in_memory"),
-        "The kind of store: a directory or bucket, a database, or memory, which is lost when the process ends.",
+        "The kind of store: a directory or bucket, a database, or memory (lost when the process ends).",
         required='expected "files", "postgres" or "in_memory"',
     )
     path: str | None = declare_key(
         parse_text,
-        "A directory, or s3://…, gs://…, abfss://… (files); the directory of Spark's checkpoints (Postgres).",
+        "The directory or URL (s3://…, gs://…, abfss://…) of a files store, or the directory for Spark's checkpoints (Postgres).",
         default=None,
     )
     url: str | None = declare_key(
@@ -173,17 +177,17 @@ class StateStore(Spec):
     )
     schema_: str = declare_key(parse_text, "The schema of the tables (Postgres).", default="public", alias="schema")
     checkpoint_interval_ms: Milliseconds[int] = declare_key(
-        duration_parser(1), "How long an idle pipeline may go without a commit.", default=60_000
+        duration_parser(1), "The maximum time between commits of an idle pipeline.", default=60_000
     )
     checkpoint_interval: WithUnit = declare_with_unit(default=None)
     shards: int | None = declare_key(
         integer_parser(1, 4096),
-        "The number of shards of the state; by default, one per core. It can change between runs.",
+        "The number of shards of the state. By default, one per core. It can change between runs.",
         default=None,
     )
     options: Settings = declare_key(
         settings_parser('a table of settings ({ region = "eu-central-1" })'),
-        'Options of obstore, for files in an object store: region, endpoint, access_key_id = "${KEY}", ….',
+        'Settings of obstore for a files store in an object store, such as region, endpoint and access_key_id = "${KEY}".',
         default_factory=dict,
         repr=False,
     )
@@ -207,7 +211,7 @@ class StateStore(Spec):
         if kind == "in_memory" and "path" in values:
             yield (
                 "path",
-                'does not apply to kind = "in_memory", because such a store has no directory; remove it',
+                'does not apply to kind = "in_memory", because this store has no directory; remove it',
             )
         for key, attribute in (("url", "url"), ("schema", "schema_")):
             if attribute in values and kind not in (None, "postgres"):
@@ -215,7 +219,7 @@ class StateStore(Spec):
 
 
 def _object_store_problems(values: Values, wrong: set[str]) -> Iterator[Problem]:
-    """Yield problems with a path that is a URL, and with options that only a URL may have."""
+    """Yield problems with `path` if it is a URL, and with `options`, which apply only to an object store."""
     kind, path, options = values.get("kind"), values.get("path"), values.get("options")
     if isinstance(options, Mapping):
         remember_settings(options)
@@ -229,7 +233,7 @@ def _object_store_problems(values: Values, wrong: set[str]) -> Iterator[Problem]
 
 
 def _url_problems(path: str, content: str) -> Iterator[Problem]:
-    """Yield the problems of a files path that is a URL."""
+    """Yield the problems of a path if it is a URL. `content`: what is stored there, for messages."""
     scheme, is_url, _ = path.partition("://")
     if not is_url or scheme == "file":
         return

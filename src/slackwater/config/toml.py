@@ -1,4 +1,4 @@
-"""Read pipelines from TOML, with `${ENV}` interpolation, and write them as TOML."""
+"""Reading of pipelines from TOML, with interpolation of `${ENV}`, and writing of pipelines as TOML."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from slackwater.errors import ConfigError
 from slackwater.secrets import remember_secret, remember_url
 
 DEPTH = 32  # maximum depth of tables and lists; a pipeline needs six
-# "$${" is an escaped "${"; ${NAME:-default}
+# ${NAME} or ${NAME:-default}; "$${" is an escaped "${"
 _VARIABLE = re.compile(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
-_NAMES = frozenset(  # keys whose values appear in tables, directories and query results; they are not secrets
+_NAMES = frozenset(  # keys whose values are not secrets, because they appear in tables, paths and results
     [
         "name",
         "kind",
@@ -38,7 +38,7 @@ _NAMES = frozenset(  # keys whose values appear in tables, directories and query
         "left_keys",
         "right_keys",
         "key_columns",
-        "path",  # locations must be readable
+        "path",  # messages must show locations
         "table",
         "bootstrap_servers",
     ]
@@ -57,9 +57,10 @@ def load(path: str | Path, env: Mapping[str, str] | None = None) -> Pipeline:
 
 
 def load_draft(path: str | Path, env: Mapping[str, str] | None = None) -> tuple[Pipeline, list[str]]:
-    """Read a TOML file as `load` does, but return the readable parts of an invalid one, and the problems.
+    """Read a TOML file. Return a draft with the valid parts of the pipeline, and the problems, one line each.
 
-    Raises ConfigError if the file cannot be read at all.
+    `env`: the environment variables; by default, those of the process. Raises ConfigError if the file is not
+    readable TOML.
     """
     file = str(path)
     try:
@@ -103,7 +104,7 @@ def _parse_partial(content: str, file: str, env: Mapping[str, str] | None) -> tu
 
 
 def _too_large(value: Any, path: str = "") -> str | None:
-    """Return the key of an integer that exceeds 64 bits, which TOML does not allow; None if all integers fit."""
+    """Return the key of an integer with more than 64 bits, which TOML does not allow; None if there is none."""
     if isinstance(value, dict):
         items = [(f"{path}.{format_key(k)}" if path else format_key(k), v) for k, v in value.items()]
     elif isinstance(value, list):
@@ -114,7 +115,7 @@ def _too_large(value: Any, path: str = "") -> str | None:
 
 
 def _too_deep(data: Mapping[str, Any]) -> str | None:
-    """Return the key below which tables and lists are nested too deeply; None if the nesting is allowed."""
+    """Return the top-level key whose tables and lists are nested too deeply; None if there is none."""
     for key, value in data.items():
         level = [value]
         for _ in range(DEPTH):
@@ -143,7 +144,7 @@ def _interpolate(value: Any, env: Mapping[str, str], file: str, path: str, probl
         text = env.get(match[1], "")
         if not text and match[2] is not None:
             defaults.append(match[1])
-            remember_url(match[2])  # a default is part of the file
+            remember_url(match[2])  # the default is in the file, so only a password in a URL is secret
             return match[2]
         used.append(match[1])
         if re.sub(r"\[\d+\]$", "", path.rpartition(".")[2]) not in _NAMES:
@@ -164,8 +165,7 @@ def _interpolate(value: Any, env: Mapping[str, str], file: str, path: str, probl
 def to_toml(pipeline: Pipeline) -> str:
     """Write a pipeline as TOML, so that `loads(to_toml(p)) == p`. Interpolated strings keep their `${ENV}` spelling.
 
-    Raises ConfigError for anything that exists only in Python: a DataFrame source, or an aggregation that is a
-    class.
+    Raises ConfigError for a DataFrame source and for an aggregation that is a class, which exist only in Python.
     """
     import tomlkit
 
@@ -189,7 +189,7 @@ def to_toml(pipeline: Pipeline) -> str:
 
 
 def _plain(spec: Spec) -> dict[str, Any]:
-    """Return the keys of a spec that differ from their defaults, as TOML values."""
+    """Return the TOML values of the keys that differ from their defaults."""
     units = {key: name for name, key in find_duration_keys(type(spec)).items()}
     return {
         units.get(key, key): _duration(value)
@@ -200,7 +200,7 @@ def _plain(spec: Spec) -> dict[str, Any]:
 
 
 def _duration(value: Any) -> Any:
-    """Format a duration as a string with its unit. The gap of a session may also be a SQL expression."""
+    """Format a duration (ms) as a string with its unit. A SQL expression, as in `gap`, is returned unchanged."""
     is_number = isinstance(value, int) and not isinstance(value, EnvDuration)
     return format_ms(value) if is_number else _value(value)
 
@@ -228,7 +228,7 @@ def _value(value: Any, inline: bool = False) -> Any:
 
 
 def _text(value: str) -> Any:
-    """Return a TOML item for a string: for SQL of several lines, a multi-line string if TOML reads it back unchanged."""
+    """Return a TOML item for a string. A string with line breaks becomes a multi-line string, if that preserves it."""
     import tomlkit
 
     if "\n" not in value:

@@ -1,6 +1,6 @@
-"""Parsers for the values of keys. Each returns the parsed value or raises InvalidValueError with what was expected.
+"""Parsers for the values of config keys. A parser returns the parsed value or raises InvalidValueError.
 
-A parser carries its JSON Schema in the attribute `shape` (see `attach_json_schema`).
+The attribute `shape` of a parser is the JSON Schema of its values (see `attach_json_schema`).
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from slackwater.config.message_format import (
 from slackwater.core.time import parse_duration_ms
 from slackwater.errors import ConfigError
 
-Duration = int | str  # milliseconds, or a text such as "30s"
+Duration = int | str  # milliseconds, or a string such as "30s"
 
 
 class InvalidValueError(Exception):
-    """A value is invalid. The message says what was expected."""
+    """A value is invalid. The message describes the valid values."""
 
 
 class InvalidTableError(ConfigError):
-    """A nested table is invalid. `draft` contains its readable parts, so that checks of those parts can still run."""
+    """A nested table is invalid. `draft` contains the valid parts of the table, which can still be checked."""
 
     def __init__(self, problems: list[str], draft: Any) -> None:
         super().__init__(problems)
@@ -41,7 +41,11 @@ _K = TypeVar("_K", bound=ValueParser)
 
 
 def attach_json_schema(**keywords: Any) -> Callable[[_K], _K]:
-    """Attach a JSON Schema to a parser. `of`: the spec of the tables that it parses (see `json_schema`)."""
+    """Return a decorator that stores a JSON Schema in a parser's attribute `shape`.
+
+    `keywords`: the keywords of the schema. Two more are expanded by `config.json_schema`: `of`, the spec of a nested
+    table, and `duration`, the minimum of a duration.
+    """
 
     def mark(kind: _K) -> _K:
         vars(kind)["shape"] = keywords
@@ -51,8 +55,8 @@ def attach_json_schema(**keywords: Any) -> Callable[[_K], _K]:
 
 
 _MOST = 2**63 - 1
-HIDDEN = "__"  # prefix of Slackwater's own columns in frames of rows
-_TEN_THOUSAND_YEARS_MS = 315_576_000_000_000  # still fits 64 bits in microseconds
+HIDDEN = "__"  # prefix of the columns that Slackwater adds internally
+_TEN_THOUSAND_YEARS_MS = 315_576_000_000_000  # in microseconds, this still fits into 64 bits
 
 
 @attach_json_schema(type="string", minLength=1)
@@ -63,7 +67,7 @@ def parse_text(value: Any) -> str:
 
 
 def find_name_problem(name: str) -> str | None:
-    """Return why a column must not have this name; None if it may."""
+    """Return why a column cannot have this name; None if the name is allowed."""
     if "\0" in name:
         return f"found {format_value(name)}; a column name cannot contain U+0000; rename it in the SQL"
     if name.startswith(HIDDEN) and name != HIDDEN:  # "__" alone means "no aggregation" in a state
@@ -101,9 +105,9 @@ def choice_parser(*options: str) -> ValueParser:
 
 
 def duration_parser(minimum: int | None = None) -> ValueParser:
-    """Return a parser of durations, in milliseconds.
+    """Return a parser that converts durations ("30s", or an integer in ms) to milliseconds.
 
-    `minimum`: 1 accepts durations above 0, 0 also accepts a duration of 0, and None accepts any duration.
+    `minimum`: the shortest valid duration, which is 1 or 0 (ms); None also allows negative durations.
     """
 
     expected = {1: "a duration greater than 0", 0: "a duration of 0 or more", None: "a duration"}[minimum]
@@ -147,9 +151,9 @@ def parse_names(value: Any) -> tuple[str, ...]:
 
 
 def settings_parser(expected: str) -> ValueParser:
-    """Return the parser of a table whose keys belong to another system: Spark, a client or a reader.
+    """Return a parser for a table of settings that another system defines, such as Spark or a Kafka client.
 
-    `expected`: what an error says was expected.
+    `expected`: the valid values, for its error message.
     """
 
     @attach_json_schema(type="object", additionalProperties={"type": ["string", "number", "boolean"]})
@@ -177,7 +181,7 @@ def settings_parser(expected: str) -> ValueParser:
 
 
 def _dotted_key(key: str, value: Any) -> str:
-    """Return the dotted key that was meant, if TOML parsed its dots as nested tables: the path to the first value."""
+    """Return the path to the first value of a nested table: the dotted key that the user meant but did not quote."""
     while isinstance(value, Mapping) and value:
         inner, value = next(iter(value.items()))
         key = f"{key}.{inner}"

@@ -1,4 +1,4 @@
-"""The spec of a window. Its aggregations are in `aggregation`."""
+"""The spec of a window. `config.aggregation` has the spec of its aggregations."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _fixed_gap = duration_parser(1)
 
 @attach_json_schema(duration=1, otherwise={"type": "string", "pattern": "^[^0-9+. -]"})
 def _gap(value: Any) -> int | str:
-    """Parse the gap of a session: a duration, or a SQL expression over the row.
+    """Parse the gap of a session: a duration (returned in ms), or a SQL expression over the row.
 
-    Any text that does not begin like a number is a SQL expression.
+    Any string that does not begin like a number is a SQL expression.
     """
     if isinstance(value, str) and not isinstance(value, EnvString) and value[:1] not in (*"0123456789-+. ", ""):
         return value
@@ -45,19 +45,19 @@ def _gap(value: Any) -> int | str:
     return gap_ms
 
 
-MOST_WINDOWS = 100_000  # per row; emitting the windows of one such row takes about a second
+MOST_WINDOWS = 100_000  # per row; emitting this many windows takes about a second
 
 
 class Window(StepBase):
     """A window: `Window(kind="session", gap="30m", max_session_duration="1d", group_by=["user"], …)`.
 
-    Durations are strings with a unit ("30s", "5m", "2h", "30d"): `gap="30m"`. `gap_ms` also takes milliseconds. The
-    keys of each kind and their meaning are in docs/semantics.md. Raises ConfigError with one line per mistake.
+    A duration is a string with a unit, as in `gap="30m"`, or a number of milliseconds, as in `gap_ms=1_800_000`.
+    docs/semantics.md describes the kinds of window. Raises ConfigError with one line per mistake.
     """
 
     kind: str = declare_key(
         choice_parser(*KINDS_OF_WINDOW),
-        "The kind of window. tumbling: adjacent; hopping: overlapping; session: lasts as long as rows of a key arrive within the gap.",
+        "The kind of window. Tumbling windows are adjacent, hopping windows overlap, and a session ends after a gap without rows of its key.",
         required=f"expected {' or '.join(map(format_value, KINDS_OF_WINDOW))}",
     )
     duration_ms: Milliseconds[int | None] = declare_key(
@@ -79,14 +79,14 @@ class Window(StepBase):
     hop: WithUnit = declare_with_unit(default=None)
     offset_ms: Milliseconds[int] = declare_key(
         duration_parser(),
-        "Shifts the starts of tumbling and hopping windows.",
+        "The time by which the starts of tumbling and hopping windows are shifted.",
         default=0,
         kinds={"tumbling": "", "hopping": ""},
     )
     offset: WithUnit = declare_with_unit(default=None)
     gap_ms: Milliseconds[int | str | None] = declare_key(
         _gap,
-        "A session ends after this much time without rows of its key. May be a SQL expression over the row.",
+        "The time without rows of a key after which its session ends: a duration, or a SQL expression over the row.",
         default=None,
         elsewhere=("timeout_ms", "inactivity_ms", "gap_duration_ms", "timeout", "inactivity"),
         kinds={"session": 'needs the silence after which a session ends, as in "30m"'},
@@ -94,29 +94,31 @@ class Window(StepBase):
     gap: WithUnit = declare_with_unit(default=None)
     max_session_duration_ms: Milliseconds[int | None] = declare_key(
         duration_parser(1),
-        "A session that would last this long or longer is cut.",
+        "The limit on the length of a session. A session that would last this long or longer is cut.",
         default=None,
         kinds={"session": 'needs a limit on its length, as in "12h"'},
     )
     max_session_duration: WithUnit = declare_with_unit(default=None)
     group_by: Texts = declare_key(
         parse_texts,
-        "The key columns, from the result of the SQL. A session needs at least one.",
+        "The key columns, which the SQL must select. A session window needs at least one.",
         default=(),
         elsewhere=("keys", "key", "key_by", "partition_by"),
     )
     late_data: str = declare_key(
         choice_parser("drop", "dlq", "reopen", "standalone"),
-        "What happens to late rows: drop and count them, write dead letters, correct retained windows, or emit separate results.",
+        "What to do with late rows: drop and count them, write dead letters, correct retained windows, or emit separate results.",
         default="drop",
     )
     allowed_lateness_ms: Milliseconds[int | None] = declare_key(
-        duration_parser(0), 'With late_data = "reopen": how long a closed window can still be corrected.', default=None
+        duration_parser(0),
+        'With late_data = "reopen": the time for which a closed window can still be corrected.',
+        default=None,
     )
     allowed_lateness: WithUnit = declare_with_unit(default=None)
     emit: str = declare_key(
         choice_parser("on_close", "final", "updates"),
-        "When a window is emitted. on_close: when it closes; final: once, when it can no longer change; updates: in every epoch that changes it.",
+        "When a window is emitted: when it closes, once when it can no longer change (final), or in every epoch that changes it (updates).",
         default="on_close",
         elsewhere=("output_mode", "outputMode"),
     )
@@ -125,27 +127,29 @@ class Window(StepBase):
     )
     emit_interval: WithUnit = declare_with_unit(default=None)
     emit_metadata: bool = declare_key(
-        parse_flag, "Adds _revision, _final_at and _emit_reason to the results.", default=False
+        parse_flag,
+        "Whether the results have the additional columns _revision, _final_at and _emit_reason.",
+        default=False,
     )
     max_groups_per_window: int | None = declare_key(
         integer_parser(1),
-        "The maximum number of keys of a window (for sessions: keys open at once); 1,000,000 by default.",
+        "The maximum number of keys in a window or, for sessions, of keys with open sessions. By default, 1,000,000.",
         default=None,
     )
     on_state_cap: str = declare_key(
         choice_parser("fail", "drop_new_groups"),
-        "What to do at the limit: stop the pipeline, or refuse and count rows of new keys.",
+        "What to do when max_groups_per_window is reached: stop the pipeline, or drop and count rows of new keys.",
         default="fail",
     )
     window_start_column: str = declare_key(
-        parse_text, "The name of the column for the start of the window.", default="window_start"
+        parse_text, "The name of the result column with the start of the window.", default="window_start"
     )
     window_end_column: str = declare_key(
-        parse_text, "The name of the column for the end of the window.", default="window_end"
+        parse_text, "The name of the result column with the end of the window.", default="window_end"
     )
     aggregations: Tables[Aggregation] = declare_key(
         table_list_parser(Aggregation, "a list of aggregations ([[transform.window.aggregations]])"),
-        "What is computed per window and key: [[transform.window.aggregations]].",
+        "The values to compute per window and key: one [[transform.window.aggregations]] table per value.",
         default=(),
     )
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from slackwater.config.connection import ConsoleConnection
 from slackwater.config.connector_description import CONNECTORS
-from slackwater.config.lineage import InputPath
 from slackwater.config.message_format import format_value
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.source import Source
+from slackwater.config.stage import InputPath
 from slackwater.config.target import Target as TargetSpec
 from slackwater.connectors.batch_planning import AnySource, DataFrameSource
 from slackwater.connectors.connector import Connector, connector_for

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from slackwater.config import late_row_replay_check
+from slackwater.config import config_warnings
 from slackwater.config.pipeline import Pipeline
 from slackwater.connectors import dead_letter_source_rows
 from slackwater.core.dead_letter_schema import LetterFilter
@@ -88,7 +88,7 @@ def replay_dead_letters(
 
 def _check_late(pipeline: Pipeline, choose: Callable[[pl.DataFrame], pl.DataFrame], limit: int | None) -> None:
     """Raise StartError, before Spark starts, if dead letters of late rows exist but the target cannot be corrected."""
-    refusal = late_row_replay_check.find_replay_obstacle(pipeline)
+    refusal = config_warnings.find_replay_obstacle(pipeline)
     if refusal is None:
         return
     letters = choose(letter_reader.read_newest(pipeline, LetterFilter()))

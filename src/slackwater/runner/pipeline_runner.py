@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from slackwater.config import state_size
+from slackwater.config import config_warnings
 from slackwater.config.pipeline import Pipeline
 from slackwater.connectors import batch_planning, spark_connect
 from slackwater.connectors.batch_planning import SourceSet
@@ -214,7 +214,7 @@ class PipelineRunner:
             for line in added_columns.check_schema(name, stored_columns.get(name), schema):
                 self.reporter.notice("warning", line)
         for stage_pipeline in self.pipeline.stage_pipelines.values():
-            for line in state_size.size_warnings(stage_pipeline.transform.step):
+            for line in config_warnings.size_warnings(stage_pipeline.transform.step):
                 self.reporter.notice("warning", line)
 
 

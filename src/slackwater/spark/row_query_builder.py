@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from slackwater.config.connector_description import CONNECTORS
-from slackwater.config.lineage import InputPath
 from slackwater.config.pipeline import Pipeline, resolve_connection
+from slackwater.config.stage import InputPath
 from slackwater.core.column_names import CORRUPT, quote_identifier
 from slackwater.core.schema import Field, ValueLimits
 from slackwater.operators import unstorable_rows

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 import pyarrow as pa
 
-from slackwater.config.lineage import InputPath
 from slackwater.config.pipeline import Pipeline
+from slackwater.config.stage import InputPath
 from slackwater.connectors.lookup_views import LookupViews
 from slackwater.connectors.source import Batch, spark_error_reason
 from slackwater.core.column_names import CORRUPT, quote_identifier

@@ -15,7 +15,7 @@ from typing import Any
 from tests.laws.oracles import window_oracle
 
 import slackwater as sw
-from slackwater.config.lineage import stage_inputs
+from slackwater.config.stage import stage_inputs
 from slackwater.engine.kill_points import KILL_POINTS
 from slackwater.testing.pipeline import LocalPipeline
 

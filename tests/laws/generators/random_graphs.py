@@ -18,7 +18,7 @@ from tests.laws.generators.fixed_graphs import _us, join_rows
 from tests.laws.oracles import window_oracle
 
 import slackwater as sw
-from slackwater.config.lineage import stage_inputs
+from slackwater.config.stage import stage_inputs
 from slackwater.engine.kill_points import KILL_POINTS
 from slackwater.testing.pipeline import LocalPipeline
 

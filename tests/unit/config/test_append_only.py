@@ -34,7 +34,7 @@ CONNECTIONS: dict[str, Connection] = {
 }
 HOW = (
     'set emit_metadata = true (_revision and _emit_reason then distinguish the rows), use emit = "final", or write to postgres, '
-    'delta or iceberg (mode = "merge"), or kafka (keyed by the identity)'
+    'to delta or iceberg with mode = "merge", or to kafka keyed by the identity of a window'
 )
 
 
@@ -72,7 +72,7 @@ def test_corrections_next_to_the_rows_they_replace_are_refused(
     kind: str, target_settings: dict[str, Any], which: str
 ) -> None:
     """Without `emit_metadata`, a config that writes corrected windows to an append-only target is refused."""
-    line = f"rewrites windows, but {which} is append-only, so nothing would mark the earlier rows of a window as outdated; {HOW}"
+    line = f"emits a window more than once, but {which} is append-only, so that readers could not recognize outdated rows; {HOW}"
     assert problems(kind, target_settings=target_settings, **REOPEN) == [
         ("transform.window.late_data", f'"reopen" {line}')
     ]

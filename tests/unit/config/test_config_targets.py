@@ -115,14 +115,14 @@ def test_a_stage_name_may_be_an_invalid_file_name() -> None:
 @pytest.mark.parametrize(
     ("targets", "more", "lines"),
     [
-        ([], "", ["target: missing; set where results are written in [target]"]),
-        ([], "[target]\n" + LAKE + "\n[[targets]]\n" + TABLE, ["targets: cannot be combined with [target]; a pipeline has one target, or several in [[targets]]; remove one of them"]),
+        ([], "", ["target: missing; define the destination of the results in [target]"]),
+        ([], "[target]\n" + LAKE + "\n[[targets]]\n" + TABLE, ["targets: cannot be combined with [target]; a pipeline has either [target] or [[targets]]; remove one of them"]),
         ([LAKE + '\nfrom = "hour"'], "", ['targets[0].from: found "hour", which is not a stage; did you mean "hours"?']),
         ([TABLE], "", ['stages[1]: stage "hours" is unused; name it in the `from` of a later stage or of a target, or remove it']),
         ([], "[target]\n" + TABLE, ['stages[1]: stage "hours" is unused; name it in the `from` of a later stage or of a target, or remove it']),
-        ([LAKE, LAKE.replace('"out"', '"./out"')], "", ['targets[1]: writes to the same location as targets[0] ("out"); give each target its own location']),
-        ([LAKE, TABLE, TABLE.replace('"visits"', '"public.visits"', 1)], "", ['targets[2]: writes to the same location as targets[1] ("public.visits"); give each target its own location']),
-        ([LAKE + '\nname = "a"', TABLE + '\nname = "a"'], "", ['targets: 2 targets are called "a"; give each its own name']),
+        ([LAKE, LAKE.replace('"out"', '"./out"')], "", ['targets[1]: writes to the same location as targets[0] ("out"); choose another location']),
+        ([LAKE, TABLE, TABLE.replace('"visits"', '"public.visits"', 1)], "", ['targets[2]: writes to the same location as targets[1] ("public.visits"); choose another location']),
+        ([LAKE + '\nname = "a"', TABLE + '\nname = "a"'], "", ['targets: 2 targets are called "a"; give each target a unique name']),
         ([LAKE + '\nname = "a b"'], "", ['targets[0].name: found "a b", expected at most 100 letters, digits, ".", "_" and "-"']),
         ([LAKE + '\nfrm = "hours"'], "", ['targets[0].frm: unknown key; did you mean "from"?']),
         ([LAKE.replace("lake", "lak")], "", ['targets[0].connection: found "lak", which is not a connection; did you mean "lake"?']),
@@ -166,7 +166,7 @@ def test_dead_letter_takes_no_stage() -> None:
         toml.loads(text)
 
 
-@pytest.mark.parametrize(("name", "line"), [(None, r"p has 2 targets \(hours, visits\); choose one with --target NAME"), ("visit", 'found "visit", which is not a target; did you mean "visits"')])  # fmt: skip
+@pytest.mark.parametrize(("name", "line"), [(None, r"p has 2 targets \(hours, visits\); choose one of them with --target NAME"), ("visit", 'found "visit", which is not a target; did you mean "visits"')])  # fmt: skip
 def test_a_command_that_needs_one_target_lists_the_targets(name: str | None, line: str) -> None:
     with pytest.raises(StartError, match=line):
         toml.loads(config_text(LAKE, TABLE)).one_target(name)

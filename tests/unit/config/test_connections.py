@@ -164,7 +164,7 @@ def test_a_missing_variable_is_one_line() -> None:
         ('["user_id"]', '["${S}", "${S}"]', "hunter2",
          'transform.window.group_by: "${S}" is listed 2 times; list it once'),
         ("data/users.parquet", "${S}", "hunter2",
-         'transform.lookups.users.format: missing, and "${S}" has no known suffix; expected "json" or "csv" or "parquet" or "text"'),
+         'transform.lookups.users.format: missing, and "${S}" has no known file extension; expected "json" or "csv" or "parquet" or "text"'),
         ("= 30000 ", '= "${S}" ', "77d",
          'transform.window.max_session_duration_ms: found 2h, expected more than gap_ms ("${S}")'),
         ('"user_id STRING, amount', '"${S}, amount', "amount INT",

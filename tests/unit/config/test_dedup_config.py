@@ -67,11 +67,11 @@ def test_each_mistake_is_one_line() -> None:
     assert mistakes(within="1m") == ['keys: missing; name columns, as in ["user"]']
     assert mistakes(keys=[], within="0s") == [
         'within: found "0s", expected a duration greater than 0 ("30s", "5m", "2h")',
-        'keys: empty; expected at least one column that groups the rows, as in ["user"]',
+        'keys: empty; expected at least one key column, as in ["user"]',
     ]
     assert mistakes(keys=["a", "a", "_event_ts"], within="1s") == [
-        'keys: "_event_ts" is the event time; it cannot be a key',
-        'keys: contains column "a" more than once; name each column once',
+        'keys: "_event_ts" is the event time, which cannot be a key; remove it',
+        'keys: contains column "a" more than once; list it once',
     ]
     assert mistakes(keys=["a"], within="1s", keep="newest") == ['keep: found "newest", expected "first" or "last"']
     assert mistakes(keys=["a"], within="1s", late_data="reopen") == [

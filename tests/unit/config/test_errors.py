@@ -59,8 +59,8 @@ def test_standalone_late_rows_need_an_append_only_target() -> None:
         swap(standalone, LAKE, LAKE + '[connections.table]\nkind = "delta"\n'), OUT, OUT.replace("lake", "table")
     )
     assert problems(table) == [
-        f'{W}.late_data: "standalone" needs an append-only target (files, console, delta or iceberg with mode = "append"): on this '
-        'delta target late rows would replace the result of the window that they missed; use "reopen" to correct the result, or "dlq" to keep the rows'
+        f'{W}.late_data: "standalone" needs an append-only target (files, console, delta or iceberg with mode = "append"). A '
+        'delta target would replace the result of the window with that of its late rows; use "reopen" to correct the result, or "dlq" to keep the late rows'
     ]
     loads(swap(table, 'path = "out"\n', 'path = "out"\nmode = "append"\n'), "p.toml", {})
 
@@ -107,7 +107,7 @@ def test_flush_needs_an_end() -> None:
     with pytest.raises(ConfigError) as caught:
         check_run_flags(False, True)
     assert caught.value.problems == (
-        "--flush: needs --available-now, because only bounded input has an end; add --available-now",
+        "--flush: needs --available-now, because only bounded input has an end; add the option",
     )
 
 

@@ -337,7 +337,7 @@ def test_files_have_no_record_timestamps() -> None:
 def test_a_transform_in_python_needs_a_window_or_a_join() -> None:
     with pytest.raises(ConfigError, match=r"Transform: window: missing; describe the window"):
         sw.Transform()
-    with pytest.raises(ConfigError, match=r"Transform: sql: applies only to windows"):
+    with pytest.raises(ConfigError, match=r"Transform: sql: does not apply to a join"):
         sw.Transform(sql="SELECT 1", join=join())
 
 

@@ -35,7 +35,7 @@ BEYOND = {
     r"windows \(duration_ms / hop_ms\), but at most": "two values are compared",
     r"expected one key for each of left_keys": "two lists are compared",
     r"is already the name of|is a column that emit_metadata adds|is the name of the session's id|a name other than that of": "names are compared",
-    r"is the same name as|declared twice|that Slackwater adds itself|are called": "names are compared",
+    r"which ignores case|declared twice|that Slackwater adds itself|are called": "names are compared",
     r"which is not a connection|which is not a source|which is also left_source": "a name refers to another table",
     r"(applies only to connections|needs a connection) of kind|of kind \"\w+\"; |\"merge\" replaces rows": "the kind is in another table",
     r"sources\[0\].format: missing": "whether files are read is in another table",

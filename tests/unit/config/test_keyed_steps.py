@@ -46,13 +46,13 @@ def test_mistakes_of_a_keyed_step_name_their_key() -> None:
         '.nth.keys: missing; name columns, as in ["user"]',
     ]
     assert draft_problems(nth={"every": 1, "keys": []})[0].startswith(
-        ".nth.keys: empty; expected at least one column that groups the rows"
+        ".nth.keys: empty; expected at least one key column"
     )
     assert draft_problems(nth={"every": 1, "keys": ["u"], "evry": 2}) == [
         '.nth.evry: unknown key; did you mean "every"?'
     ]
     beside = draft_problems(nth={"every": 1, "keys": ["u"]}, window={"kind": "tumbling"})
-    assert ".nth: cannot be combined with [transform.window]; a stage is one or the other; remove one of them" in beside
+    assert ".nth: cannot be combined with [transform.window]; a stage has only one of them; remove the other" in beside
     assert draft_problems(on_error="drop")[0].startswith(
         ".window: missing; describe the window in [transform.window], or the join"
     )

@@ -11,9 +11,9 @@ import slackwater as sw
 from slackwater import explain
 from slackwater.cli import check
 from slackwater.config import sql_check, toml
-from slackwater.config.groupable_columns import ROW_BY_ROW, find_groupable_columns
 from slackwater.config.sql.query import resolve_query
-from slackwater.config.sql.select_scope import ColumnTypes, SqlFindings
+from slackwater.config.sql.select_scope import ROW_BY_ROW, ColumnTypes, SqlFindings
+from slackwater.config.stage import find_groupable_columns
 from slackwater.config.step_base import ROWS
 from slackwater.errors import ConfigError
 
@@ -146,7 +146,7 @@ def test_several_sources_make_one_table() -> None:
     (line,) = problems(config(same, sql="SELECT user, n FROM source WHERE true"))
     assert line == (
         'transform.sql: column "n" is int in source "clicks" and bigint in source "views"; expected the same columns from every '
-        "source; cast or rename in the SQL"
+        "source; cast or rename the column in the SQL"
     )
     (line,) = problems(
         config(SECOND.replace("SCHEMA", "user STRING, page STRING, n INT, m INT"), sql="SELECT * FROM source")
@@ -175,7 +175,7 @@ def test_check_and_explain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert f"{file}: ok — SQL over 1 source, state in files at" in capsys.readouterr().out
     check.explain_file(file)
     output = capsys.readouterr().out
-    assert "what the SQL selects, in the epoch that reads it" in output
+    assert "the result of the SQL, in the epoch that reads the row" in output
     assert "no state except offsets" in output
     assert "SELECT user, n + 1 AS n FROM source" in output
     plan = explain.build_plan(toml.load(file))
@@ -329,7 +329,7 @@ def test_sql_may_rank_the_rows_of_each_window() -> None:
     assert problems(STAGES.replace("WINDOW", f'{TUMBLING}\nemit = "final"\nlate_data = "reopen"')) == []
     (line,) = problems(STAGES.replace("WINDOW", SESSION))
     assert line.startswith("stages[1].sql: must be row-wise, but it uses a window function (OVER)")
-    assert line.endswith("one that is cut at max_session_duration closes before one that ends there")
+    assert line.endswith("a session that is cut at max_session_duration closes before a session that ends there")
     (line,) = problems(STAGES.replace("WINDOW", TUMBLING).replace("PARTITION BY window_start", "PARTITION BY user"))
     assert line.endswith('by its start or end; name "window_end" or "window_start" in GROUP BY or PARTITION BY')
 
@@ -348,7 +348,7 @@ def test_grouping_over_several_inputs_is_refused() -> None:
     (line,) = problems(both)
     assert line.startswith("stages[2].sql: must be row-wise, but it uses a window function (OVER)")
     assert line.endswith(
-        "it has several inputs and runs over each of them separately, so no run has all rows of a group"
+        "this SQL runs over each input of the stage separately, but a group may have rows of several inputs"
     )
     ranked = STAGES[end:].partition("[target]")[0]
     last = """[[stages]]

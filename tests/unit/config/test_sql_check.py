@@ -73,7 +73,7 @@ def test_mistakes_of_both_kinds_are_reported_together() -> None:
     ("case", "message"),
     [
         ({"schema": ""}, "sources[0].schema: none is declared"),
-        ({"schema": "", "sql": "", "length": 'gap_ms = "silence"\nmax_session_duration_ms = "1h"'}, 'transform.window.gap_ms: "silence" is not a duration and is read as SQL'),
+        ({"schema": "", "sql": "", "length": 'gap_ms = "silence"\nmax_session_duration_ms = "1h"'}, 'transform.window.gap_ms: "silence" is not a duration, so it is read as SQL'),
         ({"query": "SELECT user_id, amount, _event_ts FROM source JOIN dim ON true"}, '"dim" is neither source nor a lookup'),
         ({"query": "SELECT user_id, amount, _event_ts FROM source JOIN lake.dim ON true"}, 'table "lake.dim" is in a catalog'),
         ({"time": "n + 1", "unit": 'event_time_unit = "s"'}, "its type is known only at the start"),

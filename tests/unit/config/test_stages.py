@@ -148,7 +148,7 @@ def test_the_watermark_delay_of_a_window_after_a_join(kind: str, event_time: str
     [
         (
             {'name = "per_minute"': 'name = "paid"'},
-            'revenue: stages: 2 stages are called "paid"; give each its own name',
+            'revenue: stages: 2 stages are called "paid"; give each stage a unique name',
         ),
         (
             {'event_time_column = "ts"': 'event_time_column = "ts"\nlate_data = "reopen"'},
@@ -156,7 +156,7 @@ def test_the_watermark_delay_of_a_window_after_a_join(kind: str, event_time: str
         ),
         (
             {"[target]": '[transform]\nsql = "SELECT 1"\n[transform.window]\nkind = "session"\ngap_ms = 1\n[target]'},
-            "revenue: stages: cannot be combined with [transform]; a pipeline has one transform or several stages; remove one of them",
+            "revenue: stages: cannot be combined with [transform]; a pipeline has either one transform or several stages; remove one of them",
         ),
         ({'name = "paid"\n': ""}, "revenue: stages[0].name: missing; give the stage a name"),
         ({"upper_ms": "uper_ms"}, 'revenue: stages[0].join.uper_ms: unknown key; did you mean "upper_ms"?'),

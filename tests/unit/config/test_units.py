@@ -6,7 +6,7 @@ import pytest
 from tests.support.configs import ISSUE
 
 import slackwater as sw
-from slackwater.config.duration_unit_check import find_durations_without_unit
+from slackwater.config.config_warnings import find_durations_without_unit
 from slackwater.config.join import Join
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Lookup, Source

@@ -1,1 +1,1 @@
-"""Static checks of SQL against its input columns, without Spark. This package knows columns and types, not configs."""
+"""Static checks of SQL against its input columns, without Spark. It needs columns and types, but no config."""

@@ -1,9 +1,9 @@
-"""Parser for Spark's schemas: `name TYPE [NOT NULL] [COMMENT '…'], …`. It accepts exactly what Spark's parser accepts.
+"""Parser for schemas in Spark DDL: `name TYPE [NOT NULL] [COMMENT '…'], …`. It accepts the same schemas as Spark.
 
-sqlglot's Spark dialect is not used: it accepts types of other systems (`text`, `json`, `int(11)`, `decimal(50,2)`), reads
-TIMESTAMP WITHOUT TIME ZONE as TIMESTAMP, and refuses VOID and names such as `select` (see ADR 46).
+sqlglot's Spark dialect is not used. It accepts types of other systems (`text`, `json`, `int(11)`, `decimal(50,2)`), reads
+TIMESTAMP WITHOUT TIME ZONE as TIMESTAMP, and rejects VOID and names such as `select` (see ADR 46).
 
-Types are returned as Spark prints them (`decimal(10,2)`, `array<int>`), so that they equal the types at run time.
+Types are spelled as Spark prints them (`decimal(10,2)`, `array<int>`), so that they equal the types at run time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SIMPLE = {
     "real": "float",
     "timestamp_ltz": "timestamp",
 }
-_OTHERS = {  # types of other systems -> Spark's
+_OTHERS = {  # type of another system -> Spark type
     **dict.fromkeys(("text", "str", "varchar2", "nvarchar", "uuid", "json", "jsonb"), "STRING"),
     "bool": "BOOLEAN",
     "datetime": "TIMESTAMP",
@@ -50,11 +50,11 @@ _END = Token("end", "", 0, 0)
 
 
 class DdlError(Exception):
-    """A schema is invalid. The text completes an error message: `"STRNG" is not a type; did you mean "STRING"?`."""
+    """A schema is invalid. The message describes the problem, as in `"STRNG" is not a Spark type`."""
 
 
 def parse_ddl_columns(ddl: str) -> dict[str, str]:
-    """Return the columns of a schema and their types, in order. Raises DdlError for a schema that Spark cannot parse."""
+    """Return the columns of a schema and their types, in order. Raises DdlError if the schema is invalid."""
     reader = _create_parser(ddl)
     if reader.at_end():
         return {}
@@ -65,7 +65,7 @@ def parse_ddl_columns(ddl: str) -> dict[str, str]:
 
 
 def parse_type(text: str) -> str | None:
-    """Return the name of a type as Spark prints it; None if the text is not a type."""
+    """Return a type as Spark prints it: `INTEGER` -> `int`; None if the text is not a type."""
     try:
         reader = _create_parser(text)
         type_name = reader.type("")
@@ -99,13 +99,13 @@ class _DdlParser:
         return self.tokens[index] if index < len(self.tokens) else _END
 
     def take_words(self, *words: str) -> bool:
-        """Consume the next tokens if they are these words (in capitals), and return whether they were consumed."""
+        """Consume the next tokens if they are these words (in upper case). Return whether they were consumed."""
         are_next = all(self.peek(i).is_word(word) for i, word in enumerate(words))
         self.position += len(words) if are_next else 0
         return are_next
 
     def unexpected_token(self) -> DdlError:
-        """Return the error for the next token, which does not fit the form of a schema."""
+        """Return an error about the next token."""
         return DdlError(f"found {self.found_text()} {self.location_text()}, {_FORM}")
 
     def found_text(self) -> str:
@@ -115,7 +115,7 @@ class _DdlParser:
         return f'after "{self.tokens[self.position - 1].text}"' if self.position else "at the beginning"
 
     def take(self, *texts: str) -> bool:
-        """Consume the next token if it is one of `texts`, and return whether it was consumed."""
+        """Consume the next token if it is one of `texts` (in lower case). Return whether it was consumed."""
         token = self.peek()
         if token.kind in ("word", "sign") and token.text.lower() in texts:
             self.position += 1
@@ -134,7 +134,7 @@ class _DdlParser:
         return int(token.text)
 
     def members(self, closing: str | None) -> list[tuple[str, str]]:
-        """Parse columns, or the fields of a struct, up to the end or to `closing`."""
+        """Parse columns of a schema or fields of a struct. `closing`: the token after them; None for a schema."""
         columns: list[tuple[str, str]] = []
         while True:
             name = self.name()
@@ -223,7 +223,7 @@ class _DdlParser:
             self.take_words("WITHOUT", "TIME", "ZONE")
             return f"time({precision})"
         self.expect("(", construct)
-        inner = self.peek().text  # a length, or a reference system
+        inner = self.peek().text  # a length, or the reference system of a geometry
         self.position += 1
         self.expect(")", construct)
         return f"{'char' if word == 'character' else word}({inner})"
@@ -232,16 +232,16 @@ class _DdlParser:
 INTEGERS = ("tinyint", "smallint", "int", "bigint")
 NUMBERS = (*INTEGERS, "float", "double", "decimal")
 SCALARS = (*NUMBERS, "boolean", "string", "binary", "date", "timestamp", "timestamp_ntz")
-NO_KEYS = ("array", "map", "struct", "variant", "interval", "void")  # types that are certainly not scalars
+NO_KEYS = ("array", "map", "struct", "variant", "interval", "void")  # types that are not scalars
 
 
 def strip_type_parameters(type_: str) -> str:
-    """Return a type without its parameters."""
+    """Return a type without parameters: `decimal(10,2)` -> `decimal`."""
     return type_.partition("(")[0].partition("<")[0]
 
 
 def find_event_time_type_problems(type_: str, unit: str | None) -> Iterator[tuple[str, str]]:
-    """Yield each reason why a column of this type cannot be the event time, as (config key, message).
+    """Yield a problem as (config key, message) if a column of this type cannot be the event time.
 
     `unit`: the value of `event_time_unit`.
     """

@@ -1,10 +1,10 @@
-r"""A lexer that splits SQL into words, strings, quoted names and signs as Spark does. Comments are skipped.
+r"""Lexer for SQL, which splits text into words, strings, quoted names and signs as Spark does. It skips comments.
 
 SELECT n, `a b` -- note          word SELECT · word n · sign , · name `a b`
 DATE 'today'                     word DATE · text 'today'
 
-sqlglot's tokenizer is not used: it joins GROUP BY into one token, splits 1L and 'it''s' into several, and ignores a `\`
-that continues a comment on the next line. This lexer also splits schemas, where sqlglot's import would add 0.1 s.
+sqlglot's tokenizer is not used. It reads GROUP BY as one token, splits 1L and 'it''s' into several tokens, and ignores a
+`\` that continues a comment on the next line. Importing it would also add 0.1 s to each read of a schema.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([0-3][0-7]{2})|
 
 
 class UnreadableError(Exception):
-    """The lexer cannot split the SQL. `open_quote`: a quote is not closed, which Spark rejects too."""
+    """The lexer cannot split the SQL. `open_quote`: whether a quote is not closed, which Spark rejects too."""
 
     def __init__(self, line: str, open_quote: bool = False) -> None:
         super().__init__(line)
@@ -34,7 +34,7 @@ class UnreadableError(Exception):
 
 @dataclass(frozen=True)
 class Token:
-    """A token of a SQL string. `kind`: word, text, name, sign or hint; `start` and `end`: its position in characters."""
+    """Token of a SQL string. `kind`: word, text, name, sign or hint. `start`, `end`: its position in characters."""
 
     kind: str
     text: str
@@ -42,7 +42,7 @@ class Token:
     end: int
 
     def is_word(self, *words: str) -> bool:
-        """Return whether this is one of these words (in capitals), unquoted."""
+        """Return whether the token is one of these words, which are in upper case. Quoted names are not words."""
         return self.kind == "word" and self.text.upper() in words
 
 
@@ -69,7 +69,7 @@ def tokenize(sql: str) -> list[Token]:
 
 
 def strip_semicolon(sql: str) -> str:
-    """Remove the `;` and comments at the end of a query; return it unchanged if it cannot be split."""
+    """Remove `;` and comments from the end of a query. SQL that the lexer cannot split is returned unchanged."""
     try:
         parts = tokenize(sql)
     except UnreadableError:
@@ -80,7 +80,7 @@ def strip_semicolon(sql: str) -> str:
 
 
 def find_clock_literals(sql: str) -> list[str]:
-    """Return the time literals that depend on the clock (`DATE 'today'`); an empty list if the text cannot be split."""
+    """Return the literals that depend on the clock, such as `DATE 'today'`; none if the lexer cannot split the SQL."""
     try:
         parts = tokenize(sql)
     except UnreadableError:
@@ -90,12 +90,12 @@ def find_clock_literals(sql: str) -> list[str]:
 
 
 def depends_on_clock(text: str) -> bool:
-    """Return whether Spark reads a string as a time that depends on the clock."""
+    """Return whether a date or timestamp literal depends on the clock: "now", "today" and similar."""
     return bool(_CLOCK.match(text))
 
 
 def _value(text: str) -> str:
-    """Return the value of a string literal."""
+    """Return the value of a string literal, without quotes and escape sequences."""
     if text[0] in "rR":
         return text[2:-1]
 
@@ -108,7 +108,7 @@ def _value(text: str) -> str:
 
 
 def _comment(sql: str, position: int) -> int:
-    """Return the end of a `/* */` comment, which may contain nested comments."""
+    """Return the position after a `/* */` comment that begins at `position`. Comments may be nested."""
     depth = 0
     for match in re.compile(r"/\*|\*/").finditer(sql, position):
         depth += 1 if match[0] == "/*" else -1

@@ -1,4 +1,4 @@
-"""Parser for SQL. Its errors distinguish what Spark would certainly reject from what only this parser rejects."""
+"""Parser for SQL queries. It distinguishes SQL that Spark would reject from SQL that only this parser cannot read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_WORDS = 20_000  # tokens; more would take seconds to parse
 DEEP = "the SQL is nested too deeply for this check"
 _NO_QUERY = ", expected SELECT … FROM source"
 _QUERIES = ("SELECT", "WITH", "FROM", "VALUES", "TABLE", "MAP", "REDUCE")
-_BEGINS = frozenset(  # words that begin a clause; they are names if nothing follows them
+_BEGINS = frozenset(  # words that usually begin a clause, but are names at the end of an expression
     """
     AND ANTI AS BETWEEN CASE CLUSTER CROSS DISTRIBUTE ELSE EXCEPT FULL GROUP HAVING IN INNER INTERSECT IS JOIN LATERAL LEFT LIKE
     LIMIT MINUS NATURAL NOT OFFSET ON OR ORDER OUTER OVER PARTITION PIVOT QUALIFY RIGHT SEMI SORT TABLESAMPLE THEN UNION UNPIVOT
@@ -33,20 +33,17 @@ STATEMENTS = frozenset(
 
 
 class SqlSyntaxError(Exception):
-    """Raised for SQL that Spark would certainly reject as a query.
-
-    The message is a predicate, such as "is empty".
-    """
+    """SQL is certainly not a valid query. The message is a predicate, such as "is empty"."""
 
 
 class UnsupportedSyntax(Exception):  # noqa: N818
-    """Raised for SQL that this parser cannot read, although Spark might."""
+    """This parser cannot read the SQL, although Spark might."""
 
 
 def parse_query(sql: str) -> exp.Expr:
     """Return the syntax tree of a query.
 
-    Raises SqlSyntaxError if the string is certainly not a query, otherwise UnsupportedSyntax.
+    Raises SqlSyntaxError if Spark would reject the query, and UnsupportedSyntax if only this parser cannot read it.
     """
     import sqlglot
     from sqlglot.errors import ParseError, SqlglotError
@@ -69,7 +66,7 @@ def parse_query(sql: str) -> exp.Expr:
 
 
 def _words(sql: str) -> list[lexer.Token]:
-    """Return the tokens of a query, without a final `;`. Raises SqlSyntaxError if it is certainly not a query."""
+    """Return the tokens of a query without a final `;`. Raises the same errors as `parse_query`."""
     try:
         words = lexer.tokenize(sql)
     except lexer.UnreadableError as error:
@@ -104,7 +101,7 @@ def _words(sql: str) -> list[lexer.Token]:
 
 
 def _misspelled(sql: str, words: Sequence[lexer.Token]) -> tuple[str, str] | None:
-    """Return a word that is nearly a keyword, and that keyword, if replacing it makes the SQL valid; else None."""
+    """Return a misspelled keyword and its correction, if the correction makes the SQL valid; otherwise None."""
     import sqlglot
 
     for token in [w for w in words if w.kind == "word" and len(w.text) > 3][:20]:

@@ -1,20 +1,20 @@
-"""Resolves SQL against its input columns, without Spark: missing names, non-row-wise constructs, output columns.
+"""Resolves a SQL query against its input columns, without Spark. Finds unknown names and non-row-wise constructs.
 
-A problem is reported only if it is certain. A column that depends on an unknown table, type or construct counts as
-unknown, not as wrong. Names are resolved as in Spark: case is ignored, and lateral aliases are supported. Output
+A problem is reported only if it is certain. A column that depends on an unknown table, type or construct is unknown,
+which is not a problem. Names are resolved as in Spark: case is ignored, and lateral aliases are supported. Output
 columns keep their spelling.
 
-sqlglot parses the text, but its `qualify` is not used: it stops at the first unknown name, resolves an alias in WHERE
-(Spark does not), refuses `col` of explode() and columns of unknown tables, and lowers the case of output columns. Its
-`Scope` says neither which rows are those of `source` nor which part of a query is not row-wise (see ADR 46).
+sqlglot parses the SQL, but its `qualify` is not used. It stops at the first unknown name, resolves an alias in WHERE
+(Spark does not), rejects `col` of explode() and columns of unknown tables, and converts output columns to lower case.
+Its `Scope` does not say which rows come from `source`, or which part of a query is not row-wise (see ADR 46).
 
-The result of a query must consist of rows of `source`, each in the epoch that reads it:
+The result of a query must consist of rows from `source`, each in the epoch that reads the row:
 
 source                                   rows: each is emitted in the epoch that reads it
 users, range(3), VALUES (1)              fixed: the same in every epoch
 rows JOIN fixed                          rows
-rows JOIN rows                           an error: a row would meet only the rows that its epoch happens to read
-fixed LEFT JOIN rows                     an error: a lookup's row is emitted alone if its epoch has no match
+rows JOIN rows                           an error: a row could match only rows of the same epoch
+fixed LEFT JOIN rows                     an error: each epoch would emit the fixed rows without a match
 rows UNION ALL fixed, or fixed alone     an error: the fixed rows would be emitted in every epoch
 """
 
@@ -24,12 +24,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from slackwater.config.groupable_columns import AGGREGATE
 from slackwater.config.message_format import suggest_word
 from slackwater.config.sql import lexer
 from slackwater.config.sql.parser import DEEP, SqlSyntaxError, UnsupportedSyntax, parse_query
 from slackwater.config.sql.resolver import NameResolver
 from slackwater.config.sql.select_scope import (
+    AGGREGATE,
     UNKNOWN,
     ColumnTypes,
     SelectScope,
@@ -59,9 +59,13 @@ LOOKUP_JOINS = {  # messages for a lookup to the left of source, by join type
 def resolve_query(
     sql: str, tables: Mapping[str, ColumnTypes], findings: SqlFindings, rows: Sequence[str] = ()
 ) -> ColumnTypes:
-    """Return the output columns of a query over these tables, and add its problems to `findings`.
+    """Return the output columns of a query, and add its problems to `findings`.
 
-    `rows`: names that users mistakenly write instead of `source`.
+    Args:
+        sql: The query.
+        tables: The columns of the tables that it may read, by name.
+        findings: Receives the problems.
+        rows: Names that users may write by mistake instead of `source`.
     """
     tree = _parse(sql, findings)
     if tree is None:
@@ -82,7 +86,13 @@ def resolve_query(
 
 
 def resolve_expression(text: str, columns: ColumnTypes, findings: SqlFindings) -> str | None:
-    """Return the type of an expression over one row's columns (None if unknown), and add its problems to `findings`."""
+    """Return the type of an expression, and add its problems to `findings`. None: the type is unknown.
+
+    Args:
+        text: The expression.
+        columns: The columns of a row.
+        findings: Receives the problems.
+    """
     from sqlglot import exp
 
     tree = _parse(f"SELECT {text}", findings)
@@ -108,7 +118,7 @@ def resolve_expression(text: str, columns: ColumnTypes, findings: SqlFindings) -
 def _parse(sql: str, findings: SqlFindings) -> exp.Expr | None:
     """Return the syntax tree of a query; None if it cannot be parsed.
 
-    Add to `findings` the reason for None, and all literals that depend on the clock, such as `DATE 'today'`.
+    The reason for None, and literals that depend on the clock (`DATE 'today'`), are added to `findings`.
     """
     findings.non_row_wise |= set(lexer.find_clock_literals(sql))
     try:
@@ -132,20 +142,24 @@ def _is_fixed(node: exp.Expr) -> bool:
 
 @dataclass
 class _QueryResolver:
-    """Walks a query from its tables to its SELECT list.
+    """Resolves a query from its tables to its SELECT list.
 
-    `tables`: the known tables. `rows`: names that users mistakenly write instead of `source`.
+    `tables`: the names of the tables that it may read. `rows`: names that users may write by mistake instead of
+    `source`.
     """
 
     findings: SqlFindings
     tables: tuple[str, ...]
     rows: tuple[str, ...]
-    may_group: bool = False  # some of the rows may be grouped by a window bound
+    may_group: bool = False  # some tables have groupable columns
 
     def visit(self, node: exp.Expr, readable: Mapping[str, Table], beyond: set[str]) -> ColumnTypes:
-        """Return the output columns of a query, and add its problems to the findings.
+        """Return the output columns of a query or subquery, and add its problems to `findings`.
 
-        `readable`: the tables that its FROM may name. Its constructs that are not row-wise are added to `beyond`.
+        Args:
+            node: The syntax tree of the query.
+            readable: The tables that FROM may name.
+            beyond: Receives the constructs that are not row-wise.
         """
         from sqlglot import exp
 
@@ -232,9 +246,9 @@ class _QueryResolver:
     # -- FROM ----------------------------------------------------------------------------------------------------
 
     def _table(self, node: exp.Expr, scope: SelectScope) -> bool | None:
-        """Add a table, and those joined with it, to the scope.
+        """Add a table, and the tables that are joined with it, to the scope.
 
-        Returns whether its rows are those of `source`; None if unknown.
+        Return whether its rows come from `source`; None if this is unknown.
         """
         from sqlglot import exp
 
@@ -280,7 +294,10 @@ class _QueryResolver:
         return ColumnTypes(from_source=False)
 
     def _joins(self, node: exp.Expr, reads: bool | None, scope: SelectScope) -> bool | None:
-        """Add the joined tables of a node. `reads`: whether the rows of the node are those of `source`."""
+        """Add the tables that a node joins to the scope. Return whether the joined rows come from `source`.
+
+        `reads`: whether the rows of the node come from `source`; None if this is unknown.
+        """
         for join in node.args.get("joins") or ():
             side, kind = join.side.upper(), join.kind.upper()
             is_filter = kind in ("SEMI", "ANTI")

@@ -1,7 +1,7 @@
-"""Resolves names in expressions over the tables of one SELECT: finds unknown names and non-row-wise functions.
+"""Resolves the names in the expressions of one SELECT. Finds unknown names and non-row-wise functions.
 
-sqlglot's `qualify_columns` is not used. It mistakes a collation for a column, knows neither Spark's functions nor where
-Spark allows an alias from the SELECT list, and stops at the first unknown name (see ADR 46).
+sqlglot's `qualify_columns` is not used. It mistakes a collation for a column, stops at the first unknown name, and
+ignores Spark's functions and its rules for aliases of the SELECT list (see ADR 46).
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from slackwater.config.groupable_columns import AGGREGATE, WINDOW
 from slackwater.config.message_format import suggest_word, suggest_word_or_list
 from slackwater.config.sql import lexer
 from slackwater.config.sql.builtins import AGGREGATES, CHANGING, FUNCTIONS, WINDOW_FUNCTIONS, WITHOUT_PARENTHESES
-from slackwater.config.sql.select_scope import SelectScope
+from slackwater.config.sql.select_scope import AGGREGATE, WINDOW, SelectScope
 
 if TYPE_CHECKING:
     from sqlglot import exp
@@ -22,16 +21,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NameResolver:
-    """Checks expressions within one scope.
+    """Checks expressions over the tables of `scope`.
 
-    Mistakes are added to `problems`, and constructs that are not row-wise to `scope`.
+    It adds unknown names to `problems`, and constructs that are not row-wise to `scope.non_row_wise`.
     """
 
     scope: SelectScope
     problems: list[str]
 
     def check(self, node: exp.Expr) -> None:
-        """Report names that do not exist, and functions that are not row-wise."""
+        """Report unknown names, and functions that are not row-wise, in an expression."""
         from sqlglot import exp
 
         if isinstance(node, exp.Subquery | exp.Select | exp.SetOperation):
@@ -44,7 +43,7 @@ class NameResolver:
             self.scope.non_row_wise.add("a subquery (IN)")
             self.check(node.this)
             return
-        if isinstance(node, exp.DataType):  # its collation is not a column
+        if isinstance(node, exp.DataType):  # a collation looks like a column
             return
         if isinstance(node, exp.Collate):
             self.check(node.this)
@@ -64,12 +63,12 @@ class NameResolver:
         self.check_children(node)
 
     def check_children(self, node: exp.Expr) -> None:
-        """Check the children of a node like the node itself."""
+        """Check each child expression of a node."""
         for child in node.iter_expressions():
             self.check(child)
 
     def _time(self, type_: str, text: str) -> None:
-        """Report a time literal that depends on the clock."""
+        """Report a literal that depends on the clock, such as `DATE 'today'`."""
         if type_.startswith(("DATE", "TIMESTAMP")) and lexer.depends_on_clock(text):
             self.scope.non_row_wise.add(f"{type_.removesuffix('TZ')} '{text.strip()}'")
 
@@ -96,7 +95,7 @@ class NameResolver:
             self.scope.non_row_wise.add(spelled)
 
     def _column(self, node: exp.Column) -> None:
-        """Report a column that no table has, or that several have."""
+        """Report a column that does not exist, or that is ambiguous because several tables have it."""
         from sqlglot import exp
 
         parts = [part.name for part in node.parts]
@@ -153,7 +152,7 @@ class NameResolver:
 
 
 def _variables(node: exp.Expr) -> Iterator[str]:
-    """Yield the variables of the lambdas that enclose a node."""
+    """Yield the case-folded names of the variables of all lambdas that enclose a node."""
     from sqlglot import exp
 
     parent = node.parent

@@ -1,37 +1,59 @@
-"""Columns by name and type, the tables of one SELECT, and the findings of a check.
-
-If it is unclear whether a SELECT groups rows by the start or end of their window, this is checked when a run starts.
-"""
+"""Data structures of the SQL check: columns with types, the tables of one SELECT, and findings."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from slackwater.config.message_format import format_value
 from slackwater.config.sql import ddl
 from slackwater.config.sql.builtins import GENERATORS
 
 if TYPE_CHECKING:
     from sqlglot import exp
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+AGGREGATE = "an aggregate (GROUP BY, count(), …)"
+WINDOW = "a window function (OVER)"
 
-if TYPE_CHECKING:
-    from sqlglot import exp
+
+@dataclass(frozen=True)
+class GroupableColumns:
+    """Columns by which SQL may group rows (`names`), although each epoch sees only its own rows.
+
+    All tumbling and hopping windows with the same start and end close at the same watermark. Their results are emitted
+    in the same epoch, for all keys, so that GROUP BY their start or end is exact. If `names` is empty, the SQL must be
+    row-wise. In this case, `reason` may explain why.
+    """
+
+    names: frozenset[str] = frozenset()
+    reason: str = ""
+
+    def advice_for(self, non_row_wise: set[str]) -> str:
+        """Return the end of an error about non-row-wise constructs in the SQL: what to do about them; may be empty."""
+        if not non_row_wise & {AGGREGATE, WINDOW}:
+            return ""
+        if self.names:
+            shown = " or ".join(format_value(name) for name in sorted(self.names))
+            return f"; SQL may group the results of a window only by its start or end; name {shown} in GROUP BY or PARTITION BY"
+        return f"; {self.reason}" if self.reason else ""
+
+
+ROW_BY_ROW = GroupableColumns()
+SEVERAL = GroupableColumns(
+    reason="this SQL runs over each input of the stage separately, but a group may have rows of several inputs"
+)
 
 
 @dataclass(frozen=True)
 class ColumnTypes:
-    """Columns by name, with their types as Spark prints them (None: unknown).
+    """Columns of a table or query.
 
-    `is_complete`: there are no other columns.
-
-    `groupable`: the case-folded names by which rows may be grouped (see `config.groupable_columns`), as far as this
-    check tracks them.
-
-    `from_source`: whether each row comes from a row of `source` (False: the rows are fixed, None: unknown).
+    Args:
+        types: The type of each column, as Spark prints it; None if it is unknown.
+        is_complete: Whether `types` has all columns.
+        groupable: The case-folded names of the columns by which rows may be grouped (see `GroupableColumns`).
+        from_source: Whether each row comes from a row of `source`. False: the rows are fixed; None: unknown.
     """
 
     types: Mapping[str, str | None] = field(default_factory=dict)
@@ -54,7 +76,7 @@ UNKNOWN = ColumnTypes()
 
 @dataclass
 class SqlFindings:
-    """The findings about a step's SQL: mistakes, constructs that are not row-wise, and what could not be decided."""
+    """Findings about SQL: problems, constructs that are not row-wise, and checks that could not be decided."""
 
     problems: list[str] = field(default_factory=list)
     non_row_wise: set[str] = field(default_factory=set)
@@ -64,7 +86,7 @@ class SqlFindings:
 
 @dataclass(frozen=True)
 class Table:
-    """A table in a query: its columns, and the non-row-wise constructs in its definition."""
+    """Table that a query may read: its columns, and the non-row-wise constructs in its definition."""
 
     columns: ColumnTypes
     non_row_wise: set[str]
@@ -72,19 +94,23 @@ class Table:
 
 @dataclass
 class SelectScope:
-    """The tables of one SELECT by alias, and the aliases in its list that later items may use.
+    """Names that the expressions of one SELECT may use.
 
-    `non_row_wise`: the non-row-wise constructs of its query. `readable`: the tables that its FROM may name.
+    Args:
+        tables: The columns of the tables in FROM, each with its alias.
+        non_row_wise: Receives the non-row-wise constructs of the query.
+        readable: The tables that FROM may name.
+        aliases: The types of the aliases in the SELECT list, which later items may use.
     """
 
     tables: list[tuple[str, ColumnTypes]]
     non_row_wise: set[str]
     readable: Mapping[str, Table] = field(default_factory=dict)
     aliases: dict[str, str | None] = field(default_factory=dict)
-    merged: set[str] = field(default_factory=set)  # columns of USING, which both tables have
+    merged: set[str] = field(default_factory=set)  # columns in USING, which are not ambiguous
     natural: bool = False
-    may_group: bool = False  # some of the rows may be grouped by a window bound
-    is_grouped: bool = False  # they are grouped by one, so aggregates are allowed
+    may_group: bool = False  # some tables have groupable columns
+    is_grouped: bool = False  # rows are grouped by a window bound, so aggregates are allowed
 
     @property
     def is_complete(self) -> bool:
@@ -94,13 +120,13 @@ class SelectScope:
         return list(dict.fromkeys(name for _, columns in self.tables for name in columns.types))
 
     def is_window_bound(self, node: exp.Expr) -> bool:
-        """Return whether an expression is a column with the start or end of a window."""
+        """Return whether an expression is a column that contains the start or end of a window."""
         from sqlglot import exp
 
         return isinstance(node, exp.Column) and any(c.groups_by(node.parts[-1].name) for _, c in self.tables)
 
     def groups_by_window_bound(self, expressions: Sequence[exp.Expr], items: Sequence[exp.Expr]) -> bool:
-        """Return whether a GROUP BY or PARTITION BY may use a window's start or end. `items`: the SELECT list."""
+        """Return whether GROUP BY or PARTITION BY may contain a window's start or end. `items`: the SELECT list."""
         from sqlglot import exp
 
         if not self.may_group:
@@ -113,12 +139,12 @@ class SelectScope:
 
 
 def table_function_columns(names: Sequence[str], from_source: bool | None = None) -> ColumnTypes:
-    """Return the columns of a table function, if the SQL names them."""
+    """Return the columns of a table function. `names`: the column names in its alias; empty if there are none."""
     return ColumnTypes(dict.fromkeys(names), bool(names), from_source=from_source)
 
 
 def rename_columns(columns: ColumnTypes, names: Sequence[str]) -> ColumnTypes:
-    """Rename columns by an alias such as `AS t(a, b)`."""
+    """Return the columns after an alias such as `AS t(a, b)`. `names`: the names in the alias; may be empty."""
     if not names:
         return columns
     if len(names) != len(columns.types) or not columns.is_complete:
@@ -130,7 +156,7 @@ def rename_columns(columns: ColumnTypes, names: Sequence[str]) -> ColumnTypes:
 
 
 def infer_expression_type(node: exp.Expr, scope: SelectScope) -> str | None:
-    """Return the type of an expression, or None if it is not obvious."""
+    """Return the type of an expression if it is a column, a literal or a cast; otherwise None."""
     from sqlglot import exp
 
     if isinstance(node, exp.Paren):
@@ -155,7 +181,7 @@ def infer_expression_type(node: exp.Expr, scope: SelectScope) -> str | None:
 
 
 def output_columns_of_item(item: exp.Expr, scope: SelectScope) -> tuple[dict[str, str | None], bool]:
-    """Return the output columns of one SELECT item, and whether these are all of them."""
+    """Return the output columns of one item of a SELECT list, and whether no other columns are possible."""
     from sqlglot import exp
 
     if isinstance(item, exp.Star):
@@ -172,7 +198,7 @@ def output_columns_of_item(item: exp.Expr, scope: SelectScope) -> tuple[dict[str
         return {part.name: None for part in item.expressions}, True
     if isinstance(item, exp.Column):
         return {item.parts[-1].name: infer_expression_type(item, scope)}, True
-    if isinstance(item, exp.Cast | exp.TryCast):  # its name is that of the column
+    if isinstance(item, exp.Cast | exp.TryCast):  # it has the name of the column
         inner, _ = output_columns_of_item(item.this, scope) if isinstance(item.this, exp.Column) else ({}, True)
         return dict.fromkeys(inner, infer_expression_type(item, scope)), False
     name = item.this.lower() if isinstance(item, exp.Anonymous) and isinstance(item.this, str) else type(item).__name__
@@ -181,13 +207,13 @@ def output_columns_of_item(item: exp.Expr, scope: SelectScope) -> tuple[dict[str
 
 
 def _star_columns(tables: Sequence[tuple[str, ColumnTypes]], star: exp.Expr) -> dict[str, str | None]:
-    """Return the columns of a `*`."""
+    """Return the columns that `*` selects from these tables, without those in EXCEPT."""
     except_ = {e.name.casefold() for e in star.args.get("except_") or ()}
     return {n: t for _, columns in tables for n, t in columns.types.items() if n.casefold() not in except_}
 
 
 def window_bound_names(node: exp.Select, scope: SelectScope) -> frozenset[str]:
-    """Return the output names of the starts and ends of windows in a SELECT, case-folded."""
+    """Return the case-folded output names of the columns that contain the start or end of a window."""
     from sqlglot import exp
 
     names: set[str] = set()

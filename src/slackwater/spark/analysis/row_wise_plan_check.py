@@ -26,11 +26,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from slackwater.config.groupable_columns import AGGREGATE, ROW_BY_ROW, WINDOW, GroupableColumns
 from slackwater.config.sql import lexer
 from slackwater.config.sql.parser import STATEMENTS
 from slackwater.config.sql.query import CONSTANT, LOOKUP_JOINS, NO_SOURCE, SELF_JOIN, resolve_query
-from slackwater.config.sql.select_scope import ColumnTypes, SqlFindings
+from slackwater.config.sql.select_scope import AGGREGATE, ROW_BY_ROW, WINDOW, ColumnTypes, GroupableColumns, SqlFindings
 from slackwater.connectors import spark_connect
 from slackwater.spark.analysis import plan_nodes, row_wise_expressions
 from slackwater.spark.analysis.plan_nodes import Node

@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from slackwater.config.groupable_columns import ROW_BY_ROW, GroupableColumns
-from slackwater.config.lineage import InputPath
 from slackwater.config.message_format import format_value
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.sql import lexer
+from slackwater.config.sql.select_scope import ROW_BY_ROW, GroupableColumns
+from slackwater.config.stage import InputPath
 from slackwater.connectors import spark_connect
 from slackwater.connectors.source import spark_error_reason
 from slackwater.connectors.timestamp_parsing import UTC

@@ -1,12 +1,11 @@
-"""Check the columns that a step uses against the output of the SQL before it."""
+"""Checks of the columns that a window or another step reads from the result of the SQL."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from slackwater.config.aggregation import Aggregation
-from slackwater.config.check_result import CheckResult
 from slackwater.config.custom_aggregator import AggregatorError
 from slackwater.config.join import EVENT_TIME
 from slackwater.config.message_format import format_value, suggest_word_or_list
@@ -15,19 +14,36 @@ from slackwater.config.sql.query import resolve_expression
 from slackwater.config.sql.select_scope import ColumnTypes, SqlFindings
 from slackwater.config.window import Window
 
+
+@dataclass
+class CheckResult:
+    """Findings of a check: `problems` as lines `key: problem`, and skipped checks (`unchecked`) as `key: reason`."""
+
+    problems: list[str] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
+
+    def add(self, key: str, line: str) -> None:
+        if f"{key}: {line}" not in self.problems:
+            self.problems.append(f"{key}: {line}")
+
+    def skip(self, key: str, line: str) -> None:
+        if f"{key}: {line}" not in self.unchecked:
+            self.unchecked.append(f"{key}: {line}")
+
+
 _NEEDS_NUMBER = ("sum", "avg", "var", "stddev", "approx_quantile")
 
 
 @dataclass
 class WindowColumns:
-    """Checks one window. `path`: where the config describes its stage."""
+    """Checks the columns of one window, and adds the findings to `result`. `path`: the config key of its stage."""
 
     window: Window
     path: str
     result: CheckResult
 
     def check_gap(self, out: ColumnTypes) -> None:
-        """Check a gap that is a SQL expression."""
+        """Check the gap if it is a SQL expression. `out`: the columns of the SQL."""
         if not isinstance(self.window.gap_ms, str):
             return
         key, findings = f"{self.path}.window.gap_ms", SqlFindings()
@@ -42,12 +58,12 @@ class WindowColumns:
             self.result.add(key, f"{shown} must be row-wise, but it uses {', '.join(sorted(findings.non_row_wise))}")
         if findings.undecided or (not findings.problems and not out.is_complete):
             why = findings.undecided[0] if findings.undecided else "the columns are known only at the start"
-            self.result.skip(key, f"{shown} is not a duration and is read as SQL over the row: {why}")
+            self.result.skip(key, f"{shown} is not a duration, so it is read as SQL over the row: {why}")
         if type_ is not None and not findings.problems and strip_type_parameters(type_) not in (*NUMBERS, "string"):
             self.result.add(key, f'{shown} is {type_}; expected milliseconds, an interval, or text such as "5 minutes"')
 
     def check_columns(self, out: ColumnTypes) -> None:
-        """Check the key columns and the inputs of the aggregations."""
+        """Check that the key columns and the inputs of the aggregations exist. `out`: the columns of the SQL."""
         window_key = f"{self.path}.window"
         if not out.is_complete and not any(line.startswith(f"{self.path}.sql:") for line in self.result.problems):
             unknown = [name for name in dict.fromkeys(self.used_columns()) if name not in out.types]
@@ -73,11 +89,14 @@ class WindowColumns:
                     )
 
     def used_columns(self) -> list[str]:
-        """Return the columns by which the window groups and those that its aggregations read."""
+        """Return the key columns, and the columns that the aggregations read."""
         return [*self.window.group_by, *(name for a in self.window.aggregations for _, name in _columns_read(a))]
 
     def result_columns(self, out: ColumnTypes) -> ColumnTypes:
-        """Return the result columns for the next stage. The types of most aggregations are known only at the start."""
+        """Return the columns of the results. `out`: the columns of the SQL.
+
+        The types of most aggregations are unknown before the start.
+        """
         types: dict[str, str | None] = {name: out.types.get(name) for name in self.window.group_by}
         types |= dict.fromkeys(
             (self.window.window_start_column, self.window.window_end_column, EVENT_TIME), "timestamp"
@@ -91,7 +110,15 @@ class WindowColumns:
 
 
 def check_scalar_column(result: CheckResult, key: str, name: str, out: ColumnTypes, prefix: str = "") -> str | None:
-    """Return the type of a column that a config key names, if it is known. Report a missing or non-scalar column."""
+    """Return the type of a column; None if it is unknown. Report a missing or non-scalar column.
+
+    Args:
+        result: Receives the problem.
+        key: The config key that names the column.
+        name: The name of the column.
+        out: The columns of the SQL.
+        prefix: The beginning of the message.
+    """
     type_ = out.types.get(name)
     if name not in out.types:
         if out.is_complete:
@@ -107,9 +134,13 @@ def check_scalar_column(result: CheckResult, key: str, name: str, out: ColumnTyp
 def check_same_columns(
     result: CheckResult, key: str, outputs: Mapping[str, ColumnTypes], names: Sequence[str] | None = None
 ) -> None:
-    """Check that the SQL of all sources returns the same columns.
+    """Report columns that differ between the sources of a step.
 
-    `names`: compare only those of these columns that the first source has; None compares all.
+    Args:
+        result: Receives the problems.
+        key: The config key in the problems.
+        outputs: The columns of the SQL for each source.
+        names: The columns to compare; by default, all columns.
     """
     (first, expected), *others = outputs.items()
     for source, out in others:
@@ -128,12 +159,12 @@ def check_same_columns(
             result.add(
                 key,
                 f"column {format_value(column)} is {shown[0]} and {shown[1]}; expected the same columns from every source; cast or "
-                "rename in the SQL",
+                "rename the column in the SQL",
             )
 
 
 def _columns_read(aggregation: Aggregation) -> Iterator[tuple[str, str]]:
-    """Yield the columns that an aggregation reads, as (config key, column)."""
+    """Yield the columns that an aggregation reads as (config key, column)."""
     if aggregation.column:
         yield "column", aggregation.column
     try:
