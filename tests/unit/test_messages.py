@@ -128,7 +128,7 @@ def test_an_error_links_to_the_docs_on_a_terminal(
         cli.main()
     lines = stream.getvalue().splitlines()
     assert lines[0].startswith("error: ")
-    place = "what it means, and what to do: docs/messages/state.md#there-is-no-state-to-read"
+    place = "for the cause and the solution, see docs/messages/state.md#there-is-no-state-to-read"
     assert lines[1:] == ([place] if terminal else [])
 
 

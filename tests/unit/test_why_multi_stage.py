@@ -68,7 +68,7 @@ def test_the_answer_for_stages(say: Say) -> None:
         '    closes after an event is seen on "orders" (each of o-0, o-1) at or after 2024-03-01T10:41:00.000001Z',
         "  rows before 2024-03-01T09:39:00Z are late unless they join an open session",
         '  its result goes to stage "minutes"',
-        '  late rows are unknown: they are not kept (late_data = "drop"); late_data = "dlq" keeps them',
+        '  late rows are unknown: late rows are not kept (late_data = "drop"); late_data = "dlq" keeps them',
         "",
         'stage "minutes": key user=u1: no window is open',
         "  late rows: none",

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import singledispatch
 
 import polars as pl
@@ -86,7 +85,7 @@ class Corrections:
             if task.hit:
                 task.hit("stage.after")
             report = EmitReport(shard=task.shard, segments=segments, outputs=outputs, reasons=_reasons(repair))
-            reports.append(replace(report, groups=done.groups, windows=done.windows))
+            reports.append(report.model_copy(update={"groups": done.groups, "windows": done.windows}))
         return reports
 
 
