@@ -91,7 +91,7 @@ class Topic(StrEnum):
     VALUE_RANGE = "run.md#a-result-does-not-fit-its-type"
     OPEN_FILES = "run.md#too-many-open-files"
     TARGET_REFUSED = "run.md#the-target-did-not-accept-an-epoch"
-    SPARK_ENDED = "run.md#sparks-process-is-gone"
+    SPARK_ENDED = "run.md#the-spark-process-has-ended"
     INPUT_CHANGED = "run.md#the-input-changed-between-two-reads"
     RECORDS_DELETED = "run.md#records-were-deleted-before-they-were-read"
     CHECKPOINT_DAMAGED = "run.md#a-file-of-sparks-checkpoint-is-damaged"
@@ -227,7 +227,7 @@ class SparkEndedError(SlackwaterError):
 
 
 class EpochError(SlackwaterError):
-    """An epoch failed before its commit. None of it is visible, and the next start repeats it."""
+    """An epoch failed before its commit. None of it is visible, and the next start runs it again."""
 
     topic = Topic.EPOCH_FAILED
 

@@ -194,7 +194,7 @@ def test_which_state_is_meant(place: Place) -> None:
         sw.open_state(place.where)
     with pytest.raises(StartError, match='"othr" has no state there; did you mean "other"'):
         sw.open_state(place.where, "othr")
-    with pytest.raises(StateError, match="there is no state yet; the first epoch creates it"):
+    with pytest.raises(StateError, match="there is no state yet; start the pipeline to create it"):
         sw.open_state(place.where, "other").scan()
     assert sw.open_state(f"{place.where}/law").scan().height == 1
     with pytest.raises(StartError, match='this is the state of "law", not of "other"'):

@@ -408,7 +408,7 @@ def test_a_queue_deleted_under_a_query_is_told_in_one_line(
     with pytest.raises(Exception, match="StartError") as raised:
         query.awaitTermination(60)
     error_lines = [line for line in str(raised.value).splitlines() if line.startswith("slackwater.errors.StartError: ")]
-    assert error_lines and f'deleted queue "{other}" while it was read' in error_lines[-1]
+    assert error_lines and f'has no queue "{other}": it was deleted while it was being read' in error_lines[-1]
     assert "guest" not in str(raised.value) and "guest" not in frame._jdf.queryExecution().toString()
 
 

@@ -502,7 +502,7 @@ def test_compact_needs_a_state_that_tells_how_it_was_emitted(directory: Place, t
 
 @pytest.mark.parametrize("work", [compact_state, measure_sizes])
 def test_without_a_state_there_is_nothing_to_do(work: Any, place: Place) -> None:
-    with pytest.raises(StartError, match="there is no state yet; the first epoch creates it: slackwater run"):
+    with pytest.raises(StartError, match="there is no state yet; start the pipeline to create it: slackwater run"):
         work(place.make())
 
 

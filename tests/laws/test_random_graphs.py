@@ -196,8 +196,8 @@ def test_results_of_a_smaller_gap_count_at_the_watermark(caplog: pytest.LogCaptu
         assert {row["window_start"].strftime("%H:%M") for row in held.to_dicts()} == {"00:20"}
         assert (held["n"].sum(), late(test)["minutes"]) == (100, {})
         assert test.result().counters.late_between_stages == 100
-    (line,) = [r.getMessage() for r in caplog.records if "came late for stage" in r.getMessage()]
-    assert line.startswith('law: epoch 3: 100 results of stage "visits" came late for stage ')
+    (line,) = [r.getMessage() for r in caplog.records if "arrived too late for stage" in r.getMessage()]
+    assert line.startswith('law: epoch 3: 100 results of stage "visits" arrived too late for stage ')
     assert "user=u" in line
     assert "at 1970-01-01T00:05:00" in line
 

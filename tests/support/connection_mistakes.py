@@ -110,7 +110,7 @@ CASES: list[tuple[str, ...]] = [
     (KAFKA, "bootstrap_servers", "brokers", 'connections.bus.brokers: unknown key; did you mean "bootstrap_servers"?',
      'connections.bus.bootstrap_servers: missing; name the brokers, as in "kafka-1:9092,kafka-2:9092"'),
     (KAFKA, '[connections.db]\nkind = "postgres"\nurl = "${URL}"\n', '[connections.db]\nkind = "postgres"\n',
-     'connections.db.url: missing; name the database, as in "${WAREHOUSE_URL}" with postgresql://user:password@host/database'),
+     'connections.db.url: missing; set it to the URL of the database, for example postgresql://user:${PASSWORD}@host/database'),
     (KAFKA, '"postgres"\nurl', '"postgres"\nhost = "h"\nurl', 'connections.db.host: unknown key; did you mean "url"?'),
     (KAFKA, '"rabbitmq"\nurl = "${URL}"\n', '"rabbitmq"\n',
      'connections.queues.url: missing; name the broker, as in "${RABBITMQ_URL}" with amqp://user:password@host/vhost'),

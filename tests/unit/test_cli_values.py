@@ -18,7 +18,7 @@ def test_a_number_beyond_64_bits_is_one_problem(key: str, value: str) -> None:
     text = text.replace('group_by = ["user_id"]\n', "") if key == "group_by" else text
     (problem,) = problems(text)
     assert problem.startswith(f"transform.window.{key}")
-    assert problem.endswith("found a number of more than 64 bits, expected at most 64 bits")
+    assert problem.endswith("found a number with more than 64 bits, expected at most 64 bits")
 
 
 @pytest.mark.parametrize(

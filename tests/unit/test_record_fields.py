@@ -100,7 +100,7 @@ REFUSALS: dict[str, tuple[NodePath, Any, str]] = {
     "a number of 100 digits": (
         ("stages", 0, "described", "join", "time_window_ms"),
         10**100,
-        "1 field does not fit (stages.0.described.join.time_window_ms: found a number of more than 64 bits)",
+        "1 field does not fit (stages.0.described.join.time_window_ms: found a number with more than 64 bits)",
     ),
     "half a character": (
         ("pipeline",),

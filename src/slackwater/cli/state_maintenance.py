@@ -161,7 +161,7 @@ def show_history(location: StateLocation, as_json: bool) -> None:
         latest_only = not isinstance(store, FilesStore)
     if not commits:
         raise StartError(
-            f"{location.where}: there is no state yet; the first epoch creates it: slackwater run", Topic.NO_STATE
+            f"{location.where}: there is no state yet; start the pipeline to create it: slackwater run", Topic.NO_STATE
         )
     if as_json:
         for c in commits:

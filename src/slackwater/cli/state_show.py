@@ -106,7 +106,8 @@ def show_state(location: StateLocation, epoch: int | None, as_json: bool) -> Non
     with closing(store), store.peek(epoch) as snapshot:
         if snapshot is None:
             raise StartError(
-                f"{location.where}: there is no state yet; the first epoch creates it: slackwater run", Topic.NO_STATE
+                f"{location.where}: there is no state yet; start the pipeline to create it: slackwater run",
+                Topic.NO_STATE,
             )
         commit, published, runner, kept_epochs = snapshot.commit, snapshot.published, store.runner(), store.epochs()
         missing = snapshot.missing

@@ -164,7 +164,7 @@ def check_same_columns(
 
 
 def _columns_read(aggregation: Aggregation) -> Iterator[tuple[str, str]]:
-    """Yield the columns that an aggregation reads as (config key, column)."""
+    """Yield (config key, column) for each column that an aggregation reads."""
     if aggregation.column:
         yield "column", aggregation.column
     try:

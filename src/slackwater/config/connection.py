@@ -105,7 +105,7 @@ class PostgresConnection(Connection):
         parse_text,
         "The URL, with user and password (Postgres, RabbitMQ). Keep it out of the file, as in ${WAREHOUSE_URL}.",
         repr=False,
-        required='name the database, as in "${WAREHOUSE_URL}" with postgresql://user:password@host/database',
+        required="set it to the URL of the database, for example postgresql://user:${PASSWORD}@host/database",
         elsewhere=("dsn", "uri", "host", "dbname", "database", "password"),
     )
 

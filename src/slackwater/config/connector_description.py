@@ -141,7 +141,7 @@ class ConnectorDescription:
     is_table: bool = False  # the source is a table, whose schema is unknown before the start
     query_is_path: bool = False  # `query` is a path
     keys: tuple[str, ...] = ()  # keys of `Source` that only some connectors support
-    source_keys: type[ConnectorKeys] | None = None  # spec of further keys of a source
+    source_keys: type[ConnectorKeys] | None = None  # spec of the connector's own source keys
     offsets: type[Offsets] | None = (
         None  # class of offsets in a commit; None if only Spark's checkpoint has the offsets
     )
@@ -153,7 +153,7 @@ class ConnectorDescription:
     # -- target ----------------------------------------------------------------------------------------------------
     target_keys: tuple[str, ...] = ()  # keys of `Target` that only some connectors support
     required_target_key: tuple[str, str] | None = None  # a required key, and the advice if it is missing
-    own_target_keys: type[ConnectorKeys] | None = None  # spec of further keys of a target
+    own_target_keys: type[ConnectorKeys] | None = None  # spec of the connector's own target keys
     upserts: Callable[[TargetKeys, Window], bool] = lambda t, window: False  # whether results replace earlier ones
     returns_windows: bool = False  # whether the target is a `ReadableTarget`, as `dlq replay` needs
     location_text: Callable[[TargetKeys], str] = _console

@@ -78,7 +78,7 @@ def format_value(value: object) -> str:
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
     if isinstance(value, int) and value.bit_length() > 512:
-        return "a number of more than 64 bits"  # Python cannot print numbers with thousands of digits
+        return "a number with more than 64 bits"  # Python cannot print numbers with thousands of digits
     return repr(value) if isinstance(value, int | float) else f"a {type(value).__name__}"
 
 

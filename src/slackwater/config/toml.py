@@ -97,7 +97,7 @@ def _parse_partial(content: str, file: str, env: Mapping[str, str] | None) -> tu
             [f"{file}: {key}: is nested more than {DEPTH} levels deep, deeper than any key of a pipeline; correct it"]
         )
     if (key := _too_large(data)) is not None:
-        raise ConfigError([f"{file}: {key}: " + mismatch("a number of more than 64 bits", "at most 64 bits")])
+        raise ConfigError([f"{file}: {key}: " + mismatch("a number with more than 64 bits", "at most 64 bits")])
     problems: list[str] = []
     data = _interpolate(data, os.environ if env is None else env, file, "", problems)
     return Pipeline.parse_partial(data, file, "", problems), problems

@@ -24,7 +24,7 @@ TARGET_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 
 
 def iterate_all_steps(values: Values) -> Iterator[Values]:
-    """Yield a copy of the draft for each running stage.
+    """Yield a copy of the config values for each stage.
 
     In the copy, `transform` is the stage, and `read` is the set of names of the sources that it reads.
     """

@@ -1,4 +1,4 @@
-"""The interface of result readers, row counts, and the difference between two reads of a table."""
+"""Interface of result readers. Row counts, and the difference between two reads of a table."""
 
 from __future__ import annotations
 

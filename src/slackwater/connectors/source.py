@@ -116,7 +116,7 @@ def combine_batches(id_: BatchId, batches: Mapping[str, SourceBatch], began: flo
 
 
 class SourceUnavailableError(Exception):
-    """Raised when a source does not respond, so that its unread input is unknown. The source does not become idle.
+    """Raised when a source does not respond. Its unread input is unknown, so the source does not become idle.
 
     `cause`: the error with the reason.
     """
@@ -199,7 +199,7 @@ class Planner(Protocol):
         ...
 
     def stop_at_current_end(self) -> None:
-        """Stop at the current end of the input. Input that arrives later is not planned."""
+        """Stop at the current end of the input. Input that arrives later is not part of any plan."""
         ...
 
     def next(self) -> PlannedBatch | None:

@@ -156,11 +156,11 @@ class ReadableTarget(Protocol):
     """Target whose rows can be read, so that windows that are no longer in the state can be corrected."""
 
     def read_ranges(self, ranges: pl.DataFrame, column: str) -> pl.DataFrame:
-        """Return the rows that match a row of `ranges`: equal keys, and the time `column` between `__low` and `__high`.
+        """Return the rows that match a row of `ranges`: the keys are equal, and `column` is from `__low` to `__high`.
 
         Args:
             ranges: The keys, which are the columns of the identity except `column`, and the inclusive limits in
-                microseconds UTC. Ranges of equal keys do not overlap. NULL equals NULL.
+                microseconds UTC. Ranges with the same key do not overlap. NULL equals NULL.
             column: The name of the time column.
 
         Returns:

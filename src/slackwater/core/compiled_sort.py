@@ -76,7 +76,7 @@ def distinct_hashes(hashes: Int64s) -> Int64s:
 
 @inlined
 def _buckets(hashes: Int64s) -> tuple[Int64s, np.uint64]:
-    """Return where each bucket begins, followed by the number of hashes, and the shift for `_bucket`."""
+    """Return the start of each bucket, with the number of hashes as the last element, and the shift for `_bucket`."""
     bits = 1
     while (4 << bits) < len(hashes):
         bits += 1

@@ -69,7 +69,7 @@ class LatenessOption:
 
 @dataclass(frozen=True)
 class LatenessStats:
-    """The number of late rows, and the effect of more lateness.
+    """The number of late rows, and the effect of a larger lateness.
 
     Args:
         rows: The number of rows that were compared with the watermark at the current lateness.
@@ -112,7 +112,7 @@ def _options(counts: Mapping[int, int], late: int, rows: int, of_us: set[int]) -
 
 
 def format_lateness_advice(stats: LatenessStats) -> str | None:
-    """Return the advice as a sentence; None if no row was late, or if no lateness would have kept the late rows."""
+    """Return the advice as a sentence, or None if no row was late or no lateness setting would have kept the late rows."""
     option = stats.advice
     if option is None:
         return None

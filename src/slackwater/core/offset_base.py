@@ -103,7 +103,7 @@ class Offsets(ABC):
     def lists(self) -> tuple[str, ...]:
         """The names of the lists, stored next to the commits, that contain parts of these offsets.
 
-        Empty if the commit contains the offsets entirely.
+        Empty if the commit itself contains all of these offsets.
         """
         return ()
 

@@ -197,7 +197,7 @@ def _count_equal(letters: pl.DataFrame, identity: Sequence[str]) -> pl.DataFrame
 
 
 def add_letter_ids(letters: pl.DataFrame) -> pl.DataFrame:
-    """Add `__id` to dead letters, a hash of their content and position."""
+    """Add a column `__id` to dead letters: a hash of their content and position."""
     return letters.with_columns(key_hash(letters, _ID).alias("__id"))
 
 

@@ -140,7 +140,7 @@ class EpochDriver:
     def commit_start_offsets(self, offsets: Mapping[str, Offsets], files_changed: int = 0) -> None:
         """Commit the start positions of sources that have never been read, so that "latest" is resolved only once.
 
-        Also commits new offsets of files that changed after they were read; `files_changed` is their number.
+        Also commits new offsets for files that changed after they were read; `files_changed` counts such files.
         """
         counters = dict(self.state.counters)
         if files_changed:
@@ -291,8 +291,8 @@ class EpochDriver:
     def _flush_points(self, furthest: int) -> dict[str, int]:
         """Return the watermark of each stage after a flush. `furthest`: the highest watermark of any stage.
 
-        A stage is never behind the stages that read it. If its results can be behind its watermark, as in a join, the
-        stage is ahead of its readers by the largest possible distance.
+        The watermark of a stage is never behind the watermarks of its readers. If results of a stage can be older than
+        its watermark, as in a join, its watermark is ahead of its readers' by the most that results can lag.
         """
         points: dict[str, int] = {}
         for stage in reversed(self.stages):

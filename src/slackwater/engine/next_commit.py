@@ -211,7 +211,7 @@ def add_target_counts(commit: Commit) -> Commit:
 
 
 def add_phase_times(commit: Commit, seconds: Mapping[str, float]) -> Commit:
-    """Add seconds per phase to the totals over all epochs. The phases after a commit count in the next commit."""
+    """Add seconds per phase to the totals over all epochs. Phases that run after a commit are counted toward the next one."""
     spent: Counter[str] = Counter(commit.counters.get("spent_us", {}))
     spent.update({phase: round(1e6 * s) for phase, s in seconds.items()})
     return commit.model_copy(update={"counters": {**commit.counters, "spent_us": dict(spent)}})

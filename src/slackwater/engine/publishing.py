@@ -184,10 +184,10 @@ class Publisher:
                 self._mark_published(commit)
 
     def in_transaction(self, commit: Commit) -> tuple[Commit, Publish | None]:
-        """Return the commit to store, and a function that writes to targets within the transaction of the store.
+        """Return the commit to store, and a function that writes to targets within the store's transaction.
 
-        The returned commit records these targets as reached. The function is None without output, and if no target is
-        in the database of the store.
+        The returned commit records that its output has reached these targets. The function is None if there is no
+        output, or if no target is in the store's database.
         """
         joined = [
             n for n in commit.recipients if n != LETTERS and self.store.shares_transaction(self.bindings[n].target)

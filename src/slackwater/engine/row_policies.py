@@ -79,7 +79,7 @@ def log_late_results(
         for row, us in zip(shown.iter_rows(named=True), times, strict=True)
     )
     log.warning(
-        f'{pipeline.name}: epoch {epoch}: {plural(rows.height, "result")} of stage "{source}" came late for stage '
+        f'{pipeline.name}: epoch {epoch}: {plural(rows.height, "result")} of stage "{source}" arrived too late for stage '
         f'"{stage}" (watermark {format_iso(watermark)}), as may happen after a config change; the watermark becomes '
         f"their event time: {sample}"
     )
@@ -153,7 +153,7 @@ def _check_letters(pipeline: Pipeline, epoch: int, outcome: IngestOutcome) -> No
     if pipeline.keeps_late_rows and late != letters:
         raise EpochError(
             f"{pipeline.name}: epoch {epoch}: {plural(late, 'late row')}, but {plural(letters, 'dead letter')}: the "
-            "input changed between two reads, so this epoch was not committed; the next start repeats it",
+            "input changed between two reads, so this epoch was not committed; the next start runs it again",
             Topic.INPUT_CHANGED,
         )
 

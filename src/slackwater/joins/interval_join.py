@@ -50,7 +50,7 @@ class SideCounts:
 
 @dataclass
 class JoinResult:
-    """Result of matching an epoch's rows in one shard. Mappings are by side."""
+    """Result of matching an epoch's rows in one shard. The keys of mappings are sides."""
 
     changes: Changes
     tallies: Mapping[int, SideCounts]

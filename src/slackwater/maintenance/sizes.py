@@ -109,7 +109,7 @@ def measure_sizes(store: StateStore, hot: int = 0) -> Sizes:
     """
     with store.peek() as snapshot:
         if snapshot is None:
-            raise StartError("there is no state yet; the first epoch creates it: slackwater run", Topic.NO_STATE)
+            raise StartError("there is no state yet; start the pipeline to create it: slackwater run", Topic.NO_STATE)
         sizes = Sizes(snapshot.commit.pipeline, snapshot.commit.epoch)
         if hot:
             sizes.hot = find_hot_keys(store, snapshot, hot)

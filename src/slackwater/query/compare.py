@@ -81,7 +81,7 @@ def compare_outputs(
         by: The columns that identify a row. By default, the identity that the outputs declare.
         ignore: Columns that are not compared.
         tolerance: Numbers x and y are equal if abs(x - y) <= tolerance * max(1, abs(x), abs(y)).
-        examples: The largest number of example rows of each kind.
+        examples: The maximum number of example rows for each kind of difference.
 
     Raises StartError if a column does not exist, or if the identity is unknown.
     """

@@ -123,7 +123,7 @@ def _read_pipeline_target(pipeline: Pipeline) -> LabeledRows:
         output = reader.read_all()
     if output is None:
         raise StartError(
-            f"{pipeline.name}: the target ({connection.kind}) cannot be read completely; pass files, a table or state:FILE",
+            f"{pipeline.name}: the target ({connection.kind}) cannot be read back; pass files, a table or state:FILE",
             Topic.OUTPUT_UNREADABLE,
         )
     label = f"{pipeline.name}, target {target.name}" if pipeline.targets else pipeline.name

@@ -143,7 +143,7 @@ class StageInspector:
 
     @_with_open_state.register
     def _(self, operator: PaneOperator, report: StageReport) -> StageReport:
-        """Count the open windows by means of the groups per pane in the commit."""
+        """Count the open windows from the numbers of groups per pane in the commit."""
         groups = {pane: sum(of_shards) for pane, of_shards in self.state.panes.items()}
         totals = pane_windows.window_totals(operator, groups, self.state.watermark_us)
         windows = [(s, n) for s, n in sorted(totals.items()) if n]

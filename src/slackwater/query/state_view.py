@@ -184,9 +184,9 @@ class StateView(NotebookRepr):
 
     @contextmanager
     def _open_snapshot(self) -> Iterator[tuple[Snapshot, Viewed]]:
-        """Yield a snapshot that is readable within the block, and the operator of its stage.
+        """Yield a snapshot that can be read within the `with` block, and the operator of its stage.
 
-        Files stay open until there is a later commit. A database is queried each time.
+        State files stay open between calls until there is a later commit. A database is queried on every call.
         """
         if not isinstance(self._store, FilesStore):
             with self._store.peek(self._epoch) as peeked:
@@ -241,7 +241,7 @@ def _check_sessions(logic: Viewed) -> None:
 
 def _require_snapshot(snapshot: Snapshot | None) -> Snapshot:
     if snapshot is None:
-        raise StateError("there is no state yet; the first epoch creates it: slackwater run", Topic.NO_STATE)
+        raise StateError("there is no state yet; start the pipeline to create it: slackwater run", Topic.NO_STATE)
     return snapshot
 
 

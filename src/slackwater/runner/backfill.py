@@ -341,7 +341,7 @@ class KafkaRangeReader:
         ]
 
     def next(self, record: SourceRecord, epoch: int) -> SourceBatch | None:
-        """Return the records of the next epoch; None at the end of the range. `record`: the progress so far."""
+        """Return the Kafka records of the next epoch, or None at the end of the range. `record`: the source's last offsets."""
         committed = KafkaOffsets.coerce(record.offsets)
         start = {
             key: offset if (next_offset := committed.next_offset(*key)) is None else next_offset

@@ -2,7 +2,7 @@
 
     error raised                            error that the user gets
     SlackwaterError                         the error itself, without a cause
-    any error while Spark's process is gone SparkEndedError: how Spark ended, what was committed last, what to do
+    any error while the Spark process has ended SparkEndedError: how Spark ended, what was committed last, what to do
     an error of a service or of the system  EpochError with one line of the error
     any other error                         the error itself with its trace: it is a bug in Slackwater
 

@@ -212,7 +212,7 @@ def find_mismatches(
 
 
 def mismatch_error(pipeline: Pipeline, commit: Commit, mismatches: Sequence[MarkerMismatch]) -> StateError | None:
-    """Return an error that describes the mismatches and lists the choices of the user; None without mismatches."""
+    """Return an error that describes the mismatches and lists what the user can do. None if there are no mismatches."""
     if not mismatches:
         return None
     facts = "; ".join(mismatch.text(commit) for mismatch in mismatches)

@@ -322,7 +322,7 @@ class PollInterval:
     def slow_down(self, quiet_s: float) -> None:
         """Poll less often, because no rows have arrived for `quiet_s` seconds.
 
-        The pause changes only when it doubles or reaches its maximum, since each change is a call to Spark's process.
+        The pause is changed only when it has doubled or reached its maximum, since each change requires a call to Spark.
         """
         new_pause_ms = int(1000 * compute_poll_seconds(quiet_s))
         if new_pause_ms >= 2 * self.pause_ms or new_pause_ms == LONGEST_MS:

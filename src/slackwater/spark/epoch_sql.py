@@ -1,4 +1,4 @@
-"""Generate the Spark SQL of an epoch: event time, columns for the shards, panes and partial aggregates."""
+"""Generate the Spark SQL of an epoch: event times, shard columns, panes, and partial aggregates."""
 
 from __future__ import annotations
 

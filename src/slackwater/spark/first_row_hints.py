@@ -128,7 +128,7 @@ def suggest_time_unit(number: int | None, unit: str | None, kind: str, clock_us:
 
 @dataclass
 class FirstRowHints:
-    """Checks of the first rows of each source. `times`: SQL for the event time of each source."""
+    """Checks on the first rows of each source. `times`: SQL for the event time of each source."""
 
     session: SparkSession
     pipeline: Pipeline

@@ -131,7 +131,7 @@ class RejectedRowHandler:
                 raise EpochError(
                     f'{self.rows.pipeline.name}: source "{source_rows.source}": {plural(source_rows.rows, "row")} that '
                     f"cannot be stored in the first read, but {sum(reasons.values())} in the second read: the input "
-                    "changed between two reads, so this epoch was not committed; the next start repeats it",
+                    "changed between two reads, so this epoch was not committed; the next start runs it again",
                     Topic.INPUT_CHANGED,
                 )
             unstorable.append(UnstorableRows(source_rows.source, reasons, samples[:3]))

@@ -138,7 +138,7 @@ def newest_by_partition(timed: DataFrame, source: str, newest: int | None, tasks
         then, now = ("no event time" if t is None else format_iso(t) for t in (newest, again))
         raise EpochError(
             f'source "{source}": the input changed between two reads: the newest event time was {then} and is now '
-            f"{now}, so this epoch was not committed; the next start repeats it",
+            f"{now}, so this epoch was not committed; the next start runs it again",
             Topic.INPUT_CHANGED,
         )
     return newest_by_partition

@@ -92,7 +92,7 @@ def check_json(value: Any, path: tuple[str, ...] = ()) -> None:
     elif isinstance(value, float):
         problem = None if math.isfinite(value) else f"{value}, expected a finite number"
     elif isinstance(value, int):  # includes bool
-        problem = None if abs(value) < 1 << 64 else "a number of more than 64 bits"
+        problem = None if abs(value) < 1 << 64 else "a number with more than 64 bits"
     else:
         problem = None if value is None else f"a {type(value).__name__}"
     if len(path) > MAX_DEPTH:

@@ -51,7 +51,7 @@ def edit_state(store: StateStore) -> Iterator[Commit]:
 
 def missing_state_error() -> StartError:
     """Return the error for a pipeline without a state."""
-    return StartError("there is no state yet; the first epoch creates it: slackwater run", Topic.NO_STATE)
+    return StartError("there is no state yet; start the pipeline to create it: slackwater run", Topic.NO_STATE)
 
 
 def rename_state(store: StateStore, name: str) -> tuple[Commit, str]:

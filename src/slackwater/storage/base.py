@@ -87,9 +87,9 @@ class Storage(Protocol):
         """Write a file. Raises EpochError if this fails."""
 
     def local_path(self, file: FileRef) -> Path:
-        """Return the path of a local file with this content, fetching it if necessary.
+        """Return the path of a local copy of a file, and fetch it if necessary.
 
-        An open file stays readable after its deletion. Raises StateError if an object is missing or damaged.
+        An open copy stays readable after it is deleted. Raises StateError if the stored object is missing or damaged.
         """
 
     def fetch(self, files: Sequence[FileRef]) -> None:

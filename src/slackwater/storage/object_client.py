@@ -341,7 +341,7 @@ def _is_transient(text: str) -> bool:
 
 
 def _is_interrupted(text: str) -> bool:
-    """Return whether an upload in parts was incomplete, or conflicts with another request for the same parts."""
+    """Return whether an error text reports an incomplete multipart upload, or a conflict with another upload."""
     return any(code in text for code in ("RequestTimeout", "IncompleteBody", "NoSuchUpload", "OperationAborted"))
 
 

@@ -146,7 +146,7 @@ class ObjectStorage:
         return damage
 
     def check(self, files: Sequence[FileRef]) -> None:
-        """Raise StateError if a listing of the store lacks a file or shows another size.
+        """Raise StateError if the store does not list a file, or lists it with a different size.
 
         Checksums are verified later, when the files are fetched.
         """

@@ -200,7 +200,7 @@ class PlainRowPreparer:
         return PreparedRows(timed, pl.concat(inputs))
 
     def _bad_reason(self, latest: int) -> pl.Expr:
-        """Return an expression: why a row is bad, or NULL. `latest`: the latest event time that is allowed (µs)."""
+        """Return an expression for the reason why a row is bad, or NULL. `latest`: the latest allowed event time (µs)."""
         ts = pl.col("ts")
         outside = ~ts.is_between(*unstorable_rows.storable_event_times(self.logic))
         no_time = pl.when(ts.is_null()).then(pl.lit("no event time"))

@@ -69,7 +69,7 @@ class LazyRows:
     prepared: dict[int, PreparedRows] = field(default_factory=dict)
 
     def prepare(self, preparer: SparkRowPreparer) -> PreparedRows:
-        """Return the rows that `preparer` makes of `input_rows`. The result is cached."""
+        """Return the rows that `preparer` produces from `input_rows`. The result is cached."""
         if id(preparer) not in self.prepared:
             self.next_offsets = dict(self.offsets)
             (self.prepared[id(preparer)],) = preparer.prepare([self.input_rows], self.next_offsets)
@@ -258,12 +258,12 @@ class SparkRowPreparer:
     ) -> pl.DataFrame:
         """Run the SQL of an input path over some rows.
 
-        Each result has the number of its input row. If the SQL cannot pass numbers, it has the first number in `run`.
+        Each result has the number of its input row, or the first number in `run` if the SQL cannot pass numbers through.
 
         Args:
             way: The input path.
             timed: All rows, with their event times.
-            run: The facts of the rows to process. It is one of `runs`.
+            run: Numbers and times of the rows to process. It is one of `runs`.
             runs: All runs of the SQL.
         """
         carried = self._carried[way.key]

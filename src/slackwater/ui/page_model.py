@@ -124,7 +124,7 @@ def _missing_commit_error(watched: PageSource) -> StateError:
         error_text = "" if failure.error is None else f": {failure.error}"
         line = f"the run that started at {format_time(failure.started_us)} {failure.said}{error_text}"
         return StateError(f"{watched.pipeline.name}: there is no state yet; {line}", Topic.NO_STATE)
-    begins = f"the first epoch creates it: slackwater run {watched.file}"
+    begins = f"start the pipeline to create it: slackwater run {watched.file}"
     if runner is not None:
         begins = f"{runner} is working on the first epoch; this page shows it as soon as it is committed"
     return NoCommitError(f"{watched.pipeline.name}: there is no state yet; {begins}")

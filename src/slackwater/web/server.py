@@ -330,7 +330,7 @@ class StreamSlots:
 
 
 class EventStream(Response):
-    """A response that sends server-sent events while it occupies one of `slots`. If no slot is available, it is `refusal`.
+    """A response that sends server-sent events while it occupies one of `slots`. If no slot is available, the response is `refusal`.
 
     The response to a HEAD request has only headers.
     """

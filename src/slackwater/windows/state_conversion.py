@@ -3,17 +3,19 @@
 A larger gap immediately joins sessions that now touch. A smaller gap does not split existing sessions. Closed windows
 do not change.
 
+    [first ── last]end, where end = last + gap
+
     gap 5       watermark │
-    [0 ── 8]13     [15 ── │20]25      [32]37     one key: two open sessions and one that closed and expired
+    [0 ── 8]13     [15 ── │20]25      [32]37     one key: two open sessions, and one that closed and left the state
 
     gap 12
-    late to 13     [15 ── ┼──── 32]44            20 + 12 >= 32: one session, before any row touches it
+                   [15 ── ┼──── 32]44            20 + 12 >= 32: one session, before a new row arrives
     gap 2
-    late to 13     [15 ── 20]22       [32]34     15 to 20 stays one session, although its rows may be 5 apart
+                   [15 ── 20]22       [32]34     15 to 20 stays one session, although its rows may be 5 apart
 
-Floors of sessions that left the state under the former gap do not move. Rows up to `watermark - gap` were late because
-of floors that have expired since. Such rows stay late (`CompiledSessionWindow.rows_from_us`). Windows that had left the
-state are not restored (`gone_us`).
+Rows up to 13 are late before and after the change, because the floor of a session that left the state does not move.
+Rows up to `watermark - gap` of the former gap also stay late, even if the floor that made them late has expired
+(`CompiledSessionWindow.rows_from_us`). Windows that left the state are not restored (`gone_us`).
 """
 
 from __future__ import annotations

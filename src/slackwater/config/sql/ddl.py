@@ -154,7 +154,7 @@ class _DdlParser:
         if token.kind not in ("word", "name") or token.text.isdecimal():
             raise self.unexpected_token()
         if not token.text.isascii() and token.kind == "word":
-            raise DdlError(f'"{token.text}" has letters that Spark reads only in quotes; write `{token.text}`')
+            raise DdlError(f'"{token.text}" has characters that Spark accepts only in backticks; write `{token.text}`')
         self.position += 1
         if self.peek().kind == "sign" and self.peek().text not in "<>(),:":
             odd = self.peek().text

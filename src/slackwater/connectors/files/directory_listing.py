@@ -44,7 +44,7 @@ def is_hidden(name: str) -> bool:
 
 @dataclass(frozen=True)
 class DirectoryListing:
-    """Listing of the files that a query matches.
+    """Listing of the files that match a pattern.
 
     Args:
         pattern: An absolute pattern in Hadoop's syntax.

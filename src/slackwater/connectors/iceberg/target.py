@@ -337,7 +337,7 @@ class IcebergTarget:
 
     def _open_error(self, error: Exception) -> StartError:
         return StartError(
-            f"{self.description} cannot be opened ({iceberg.iceberg_error_reason(error)}); check the catalog and its options: "
+            f"{self.description} cannot be opened ({iceberg.iceberg_error_reason(error)}); check the options of "
             f'{self._tables.kind} catalog "{self._tables.name}"',
             Topic.TARGET_UNSUITABLE,
         )

@@ -94,13 +94,13 @@ class KafkaBroker:
                 if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                     continue
                 raise EpochError(
-                    f'Kafka at {self.connection.bootstrap_servers} does not describe topic "{topic}" ({error.args[0].str()}); '
-                    "check that the brokers are running, and that the user may describe the topic"
+                    f'Kafka at {self.connection.bootstrap_servers} did not describe topic "{topic}" ({error.args[0].str()}); '
+                    "check that the brokers are running, and that the user has the Describe permission on the topic"
                 ) from None
             except TimeoutError:
                 raise EpochError(
-                    f'Kafka at {self.connection.bootstrap_servers} does not describe topic "{topic}" (no answer within {SECONDS} s); '
-                    "check that the brokers are running, and that the user may describe the topic"
+                    f'Kafka at {self.connection.bootstrap_servers} did not describe topic "{topic}" (no answer within {SECONDS} s); '
+                    "check that the brokers are running, and that the user has the Describe permission on the topic"
                 ) from None
         return {topic: id_ for topic, id_ in ids.items() if id_}
 
@@ -180,8 +180,8 @@ def make_client(kind: Callable[[dict[str, Any]], T], settings: dict[str, Any]) -
         text = cause.str() if isinstance(error, KafkaException) and hasattr(cause, "str") else str(cause)
         raise StartError(
             f"Kafka at {settings['bootstrap.servers']}: a setting is not accepted ({' '.join(text.split())[:300]}); correct "
-            "the options of the connection: librdkafka also reads them, and uses sasl.username, sasl.password and "
-            "ssl.ca.location instead of Java's settings",
+            "the options of the connection, which librdkafka also reads; it needs sasl.username, sasl.password and "
+            "ssl.ca.location instead of the Java settings",
             Topic.KAFKA_SETTING,
         ) from None
 

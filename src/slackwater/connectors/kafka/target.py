@@ -340,8 +340,8 @@ class KafkaTarget:
 
     def _fenced_error(self, epoch: int, reason: str) -> FencedError:
         return FencedError(
-            f'{self.description} refused epoch {epoch} of "{self._table.writer}" ({reason}); expected this runner to '
-            "be its only writer, but another runner took over or this one stalled; stop this runner"
+            f'{self.description} refused epoch {epoch} of "{self._table.writer}" ({reason}); this runner has stopped '
+            "being its only writer, because another runner took over or this runner stalled; stop this runner"
         )
 
     def _reason(self, error: KafkaException) -> str:

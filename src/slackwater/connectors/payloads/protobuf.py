@@ -353,5 +353,6 @@ def _as_start_error(spec: Source, schema_name: str) -> Iterator[None]:
         yield
     except (OSError, ValueError) as error:
         raise StartError(
-            f'source "{spec.name}": {schema_name} cannot be used as Protobuf ({error})', Topic.SOURCE_SCHEMA
+            f'source "{spec.name}": {schema_name} is not a Protobuf schema that can be used ({error})',
+            Topic.SOURCE_SCHEMA,
         ) from None

@@ -262,8 +262,8 @@ class RabbitQueue:
         for method, properties, body in self._channel.consume(self._queue, inactivity_timeout=seconds):
             return None if method is None else (method, properties, body)
         raise StartError(
-            f'RabbitMQ at {broker_address(self._url)} deleted queue "{self._queue}" while it was read; declare it and '
-            "start again",
+            f'RabbitMQ at {broker_address(self._url)} has no queue "{self._queue}": it was deleted while it was being read; '
+            "declare it and start again",
             Topic.INPUT_MISSING,
         )
 

@@ -53,7 +53,7 @@ _MISSING_FILE_ERRORS = ("PATH_NOT_FOUND", "FILE_NOT_EXIST", "FileNotFoundExcepti
 class TableSource(SelfPlannedSource):
     """Source that reads a table.
 
-    `log`: the log of the table. `snapshot`: the table at the start of the run. All rows have its columns.
+    `log`: the log of the table. `snapshot`: the table at the start of the run. All rows have the snapshot's columns.
     """
 
     log: TableLog

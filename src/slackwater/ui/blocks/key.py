@@ -127,7 +127,7 @@ def build_key(
 
 @singledispatch
 def _session_cap_us(operator: Operator) -> int | None:
-    """Return the cap of sessions in µs; None if the windows are not sessions."""
+    """Return the maximum duration of a session in µs, or None if the windows are not sessions."""
     raise_unregistered(operator, "slackwater.ui.blocks.key")
 
 

@@ -1,4 +1,4 @@
-"""Block "What closes next?": a histogram of open windows by the watermark that closes them, and the keys of a bin.
+"""The block "What closes next?": a histogram of open windows by the watermark that closes them, and the keys of a bin.
 
 watermark
     │  ▂▅█▃▁▁  ▂▁              ▁

@@ -105,7 +105,7 @@ class ExactTotal:
         return [pl.Series(self.sum, sums), pl.Series(self.rest, rests), limb_lists]
 
     def times(self, counts: pl.Series, values: pl.Series) -> list[pl.Series]:
-        """Return the product of each value and its count as a total."""
+        """Return each value multiplied by its count, as a total."""
         return self.from_grid(counts, values, [])
 
     def add(self, totals: Sequence[Sequence[pl.Series]]) -> list[pl.Series]:
@@ -167,7 +167,7 @@ class GridSql:
 
     @property
     def outside(self) -> str:
-        """Return the name of the column to group by. It is NULL for values on the grid, and otherwise the value."""
+        """Return the column to group by. It is NULL for values on the grid, and holds the other values."""
         return f"{self.prefix}.outside"
 
     @property

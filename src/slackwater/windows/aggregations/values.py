@@ -64,7 +64,7 @@ class Extreme(_OneValue):
 
 
 class FirstLast(_OneValue):
-    """The aggregation first or last. Its accumulators `ts` and `v` are the smallest or largest (event time, value)."""
+    """The aggregation `first` or `last`. Its accumulators `ts` and `v` are the smallest or largest (event time, value)."""
 
     @property
     def _which(self) -> str:

@@ -217,8 +217,8 @@ def _split_fragments(
     """Split a key's runs into fragments.
 
     Intervals below the limit (start + cap) are certain to be in the same session, and form one fragment. Intervals
-    above the limit may be cut apart. Intervals whose events overlap always form one fragment. If this fragment crosses
-    the limit, it is separate from the previous fragment. Events of intervals can overlap after the gap was increased.
+    above the limit may be split. Intervals whose events overlap, which can happen after the gap was increased, always
+    form one fragment. If such a fragment crosses the limit, it is separate from the previous fragment.
     """
     if begin == stop:
         return
@@ -236,7 +236,7 @@ def _split_fragments(
 
 @inlined
 def is_behind(times: SessionTimes, kind: int, start: int) -> bool:
-    """Return whether an interval is a new row behind the watermark."""
+    """Return whether an interval comes from a new row and is behind the watermark."""
     return kind == NEW and start < times.watermark
 
 
