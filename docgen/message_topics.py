@@ -426,7 +426,7 @@ ERRORS: Sequence[MessageTopic] = (
     ),
     MessageTopic(
         Topic.SPARK_ENDED,
-        "the Spark process has ended",
+        "The Spark process has ended",
         "The process was killed or ran out of memory. Committed epochs are safe.",
         'Start again. To give the process more memory, set `"spark.driver.memory" = "4g"` in `[spark]`. To make epochs '
         "smaller, set `max_files_per_trigger` or `max_offsets_per_trigger`.",

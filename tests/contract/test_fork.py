@@ -259,7 +259,7 @@ def test_a_list_that_is_missing_is_told(make: Make) -> None:
     else:
         with psycopg.connect(store._url) as db:
             db.execute("DELETE FROM slackwater_lists")
-        message = "a list that the state refers to is missing from .*slackwater_lists.*; restore it"
+        message = "a list to which the state refers is missing from .*slackwater_lists.*; restore it"
     with pytest.raises(StateError, match=message):
         fork_store(make("p"), "q")
     assert make("q").stored_record() is None
@@ -289,4 +289,4 @@ def test_the_command(make: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     output = capsys.readouterr().out
     assert output.startswith('"q" begins with epoch 1: 2 state rows, ')
     assert 'To continue from it, use the same config with name = "q" and another target' in output
-    assert 'warning: source "queue" continues from Spark\'s checkpoint only' in output
+    assert 'warning: source "queue" continues from Spark\'s checkpoint, which is not copied' in output

@@ -53,7 +53,7 @@ def test_a_failed_attempt_leaves_nothing(size: int, tmp_path: Path) -> None:
         t.pipe(rows(0))
         before = files(tmp_path)
         for _ in range(3):
-            with room(size), pytest.raises(SlackwaterError, match=r"cannot be written .*: free some space") as raised:
+            with room(size), pytest.raises(SlackwaterError, match=r"cannot be written .*; free some space") as raised:
                 t.pipe(rows(6 * MINUTE))
             assert len(str(raised.value).splitlines()) == 1
             assert files(tmp_path) == before

@@ -86,7 +86,7 @@ def test_offsets_of_partitions_and_files_are_set_and_nothing_else(make: Callable
         "source  partition  continues at  will continue at",
         "events  clicks-0   100           42                58 again",
         "events  clicks-1   7             9                 2 skipped",
-        "events  more-0     5             5                 as it is",
+        "events  more-0     5             5                 unchanged",
         "old     files      3 files read  none read         3 files again",
         "warning: rows that are read again are late if their windows are closed. They count twice in windows that are still open or "
         "retained.",

@@ -171,7 +171,7 @@ def test_a_streaming_dataframe_and_lookups(runner: Runner) -> None:
     )
     assert results.select("team", "n", "total").rows() == [("red", 10, 10)]
     shutil.rmtree(runner.home / "state" / "test" / "checkpoint")
-    with pytest.raises(StartError, match="resumes only from Spark's checkpoint"):
+    with pytest.raises(StartError, match="can resume only from Spark's checkpoint"):
         runner.run(
             sources=[sw.Source(name="frame", dataframe=frame)],
             transform_sql="SELECT user AS team, i, _event_ts FROM source",
