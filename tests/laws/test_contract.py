@@ -132,7 +132,7 @@ def test_windows_of_two_sources_match_the_oracle(kind: str, data: st.DataObject)
     check_identities(result, ("u",))
 
 
-@pytest.mark.semantics("late-rows-of-sessions")
+@pytest.mark.semantics("late-rows-in-sessions")
 @LAW
 @given(data=st.data())
 def test_sessions_match_the_oracle_under_any_disorder(data: st.DataObject) -> None:

@@ -64,7 +64,7 @@ def cut(rng: random.Random, rows: list[dict[str, Any]]) -> list[RowsInput]:
     return [RowsInput({"a": part}) for part in parts]
 
 
-@pytest.mark.semantics("a-gap-by-sql")
+@pytest.mark.semantics("a-gap-from-sql")
 @pytest.mark.parametrize("seed", select_cases(range(40), keep=10))
 def test_sessions_with_sql_gaps_match_a_simple_loop(seed: int) -> None:
     """With a SQL gap, rows share a session if and only if their ranges touch, regardless of batches and shards."""
@@ -102,7 +102,7 @@ def rng_cap(seed: int) -> int:
     return random.Random(seed).choice([11, 16, 24, 100_000])
 
 
-@pytest.mark.semantics("a-gap-by-sql")
+@pytest.mark.semantics("a-gap-from-sql")
 def test_a_row_without_a_usable_gap_is_a_bad_row() -> None:
     """A row is bad unless its gap is positive and less than the cap."""
     rows = [{"ts": n * 100 * MS, "u": "a", "id": 1 << n, "g": g} for n, g in enumerate([None, 0, -1, CAP, CAP - 1])]

@@ -17,7 +17,7 @@ from tests.support.script import Crash, LocalResult, run_local
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "60"))
 
 
-@pytest.mark.semantics("corrections-of-closed-windows")
+@pytest.mark.semantics("corrections-to-closed-windows")
 @pytest.mark.parametrize("first", select_cases(range(0, SEEDS, 20)))
 def test_seeded_runs(first: int) -> None:
     """Seeded runs with corrections, `final` and `updates` leave exactly the oracle's windows in the target."""

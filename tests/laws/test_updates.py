@@ -108,7 +108,7 @@ def test_what_was_told_of_a_session_that_is_retained_is_told_again_when_it_is_cu
     assert held_windows(result, 2) == [(0, 8, 3), (12, 22, 3)]
 
 
-@pytest.mark.semantics("late-rows-of-sessions")
+@pytest.mark.semantics("late-rows-in-sessions")
 def test_a_row_at_the_start_of_a_session_that_stays_whole_belongs_to_it() -> None:
     """A row behind the watermark joins the earlier session, and the next session stays whole.
 
