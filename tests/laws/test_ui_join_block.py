@@ -43,7 +43,7 @@ def test_the_buffers_are_those_of_the_story(tmp_path: Path, kind: str, seed: int
             assert side.hot_key.rows == max(counts.values()) == counts[side.hot_key.key["user"]]
         assert (side.source, side.keep_us) == (SOURCES[0 if side.side == "left" else 1], AROUND)
     content = pages.render_page(seen, PageLocation("")).decode()
-    assert "What waits for partners on each side" in content
+    assert "ows that wait for partners on each side" in content
 
 
 def test_rows_that_had_to_go_are_not_among_them(tmp_path: Path) -> None:
