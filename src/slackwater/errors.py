@@ -128,7 +128,7 @@ class SlackwaterError(Exception):
 
 
 class ConfigError(SlackwaterError):
-    """One or more mistakes in the description of a pipeline.
+    """One or more mistakes in a pipeline description.
 
     `problems` has one line per mistake, and `str(error)` joins these lines. `further`: lines that concern all mistakes.
     """

@@ -64,7 +64,7 @@ class ClientConnection(Connection):
 class FilesConnection(ClientConnection):
     """Files on a local disk, or at any path that Spark can read.
 
-    `options`: settings of obstore, for targets in an object store.
+    `options`: obstore settings, for targets in an object store.
     """
 
     kind: Literal["files"] = "files"
@@ -80,7 +80,7 @@ class ConsoleConnection(Connection):
 class KafkaConnection(ClientConnection):
     """Kafka cluster.
 
-    `options`: settings of the Kafka client, such as `security.protocol` and `sasl.mechanism`.
+    `options`: Kafka client settings, such as `security.protocol` and `sasl.mechanism`.
     """
 
     kind: Literal["kafka"] = "kafka"
@@ -113,7 +113,7 @@ class PostgresConnection(Connection):
 
 
 class DeltaConnection(ClientConnection):
-    """Delta Lake tables. `options`: settings of the object store."""
+    """Delta Lake tables. `options`: object store settings."""
 
     kind: Literal["delta"] = "delta"
 
@@ -121,7 +121,7 @@ class DeltaConnection(ClientConnection):
 class IcebergConnection(ClientConnection):
     """Iceberg tables in a catalog.
 
-    `options`: properties of the catalog as PyIceberg names them, such as `uri`, `warehouse` and `s3.endpoint`.
+    `options`: catalog properties, under their PyIceberg names, such as `uri`, `warehouse` and `s3.endpoint`.
     """
 
     kind: Literal["iceberg"] = "iceberg"

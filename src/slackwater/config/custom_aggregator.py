@@ -29,7 +29,7 @@ PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
 class Aggregator:
-    """Base class of user-defined aggregations. A subclass declares columns and defines three functions.
+    """Base class for user-defined aggregations. A subclass declares columns and defines three functions.
 
     - `inputs`: its input columns, as name -> Spark type. A column of another numeric type is cast if it fits.
     - `accumulators`: the state of a group, as name -> Spark type: scalars and arrays of scalars.

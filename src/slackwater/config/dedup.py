@@ -11,7 +11,7 @@ from slackwater.core.humanize import format_ms, plural
 
 
 class Dedup(KeyedStep):
-    """Removal of duplicates. It emits one row of a key, and drops and counts the others.
+    """Removal of duplicates. It emits one row per key, and drops and counts the others.
 
     `keep="first"` emits a row when it is read, and drops rows of the same key whose event time is less than `within`
     away. `keep="last"` emits the last row by event time, once `within` has passed without another row of its key.

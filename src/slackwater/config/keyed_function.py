@@ -24,11 +24,11 @@ TIMER = "__timer"  # hidden column: the watermark (µs) at which a row of state 
 
 
 class KeyedResult(NamedTuple):
-    """Result of `advance` or `expire` of a keyed operator.
+    """The result of a keyed operator's `advance` or `expire`.
 
     Args:
         rows: The rows to emit, with the output columns and `TIME`.
-        state: The new rows of state, with `KEY`, `TIMER` and the columns of state.
+        state: The new rows of state, with `KEY`, `TIMER` and the state columns.
         changed: For `advance`: the numbers of the keys whose rows of state are replaced by `state`. By default, all
             keys of the epoch.
         duplicates: The number of rows that were dropped as duplicates.
@@ -41,10 +41,10 @@ class KeyedResult(NamedTuple):
 
 
 class KeyedFunction:
-    """Base class of keyed operators. A subclass declares columns, and defines `advance` and, for timers, `expire`.
+    """Base class for keyed operators. A subclass declares columns, and defines `advance` and, for timers, `expire`.
 
     - `state`: the columns of a row of state, as name -> Spark type. A key may have any number of rows of state.
-    - `output`: the columns of the emitted rows, as name -> Spark type. By default, the columns of the input. The event
+    - `output`: the columns of the emitted rows, as name -> Spark type. By default, the input columns. The event
       time is added as `_event_ts`.
 
     `advance` and `expire` must be pure: they may use only their arguments and the options. All frames are Polars
@@ -63,7 +63,7 @@ class KeyedFunction:
 
         Args:
             rows: The rows, sorted by key, event time and values. Columns: `KEY`, `TIME` and the columns of the SQL.
-            state: The rows of state of their keys. Columns: `KEY`, `TIMER`, the key columns and the columns of state.
+            state: The rows of state for these keys. Columns: `KEY`, `TIMER`, the key columns and the state columns.
             watermark: The watermark (µs) of the previous epoch. All rows and timers are later.
         """
         raise NotImplementedError
@@ -74,7 +74,7 @@ class KeyedFunction:
         The rows have already been removed from the state. Within one call, all rows of a key have the same timer.
 
         Args:
-            due: The rows of state. Columns: `KEY`, `TIMER`, the key columns and the columns of state.
+            due: The rows of state. Columns: `KEY`, `TIMER`, the key columns and the state columns.
             watermark: The current watermark (µs).
         """
         return KeyedResult()

@@ -119,7 +119,7 @@ class StageOutputRef:
 
 
 class Source(Spec):
-    """Input of a pipeline: rows from a connection or, in Python, a streaming DataFrame (`dataframe=`)."""
+    """A pipeline input: rows from a connection or, in Python, a streaming DataFrame (`dataframe=`)."""
 
     name: str = declare_key(
         parse_text, "The name of the source in joins, metrics and the state. By default, the query.", default=""

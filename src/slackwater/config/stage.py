@@ -67,7 +67,7 @@ def _lookups(value: Any) -> dict[str, Lookup]:
 
 
 class Transform(Spec):
-    """The processing of rows: row-wise SQL over the view `source`, then a window, join, dedup or keyed step.
+    """Row processing: row-wise SQL over the `source` view, then a window, join, dedup or keyed step.
 
     Without such a step, the SQL defines the results, and there is no state.
     """

@@ -156,7 +156,7 @@ class StateStore(Spec):
     """Store of the state: files, Postgres or memory.
 
     Postgres stores need a `path` only for Spark's checkpoints of sources that cannot seek. It defaults to a temporary
-    directory. Object stores take missing `options` from the environment or the role of the machine.
+    directory. Object stores take missing `options` from the environment or the machine's role.
     """
 
     kind: str = declare_key(

@@ -52,7 +52,7 @@ class Window(StepBase):
     """A window: `Window(kind="session", gap="30m", max_session_duration="1d", group_by=["user"], …)`.
 
     A duration is a string with a unit, as in `gap="30m"`, or a number of milliseconds, as in `gap_ms=1_800_000`.
-    docs/semantics.md describes the kinds of window. Raises ConfigError with one line per mistake.
+    docs/semantics.md describes the window kinds. Raises ConfigError with one line per mistake.
     """
 
     kind: str = declare_key(

@@ -166,7 +166,7 @@ class StateView(NotebookRepr):
             return _require_snapshot(snapshot).commit
 
     def key_of(self, texts: Sequence[str]) -> dict[str, Any]:
-        """Parse a key for `fetch` and `find_sessions` from strings `name=value` (see `state_inspection.parse_key`)."""
+        """Parse a key for `fetch` and `find_sessions` from `name=value` strings (see `state_inspection.parse_key`)."""
         logic = _restore_viewed(self.manifest(), self.stage)
         if not texts and not logic.key_names:
             return {}

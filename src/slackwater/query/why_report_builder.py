@@ -136,7 +136,7 @@ def why(
         key: A key to include in the report, as a mapping or as a string ("user_id=u1,page=/"). The report then
             contains the open windows, late rows and newest published results of the key.
         stage: The only stage to report on. By default, the report describes the last stage, and if there are several
-            stages, its field `stages` describes each of them.
+            stages, its `stages` field describes each of them.
 
     Raises StateError if there is no state yet or the config cannot continue it. Raises StartError if the key is
     invalid, the stage does not exist or the state cannot be read. Raises ConfigError if the TOML file is invalid.

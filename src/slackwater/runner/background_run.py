@@ -31,7 +31,7 @@ _LEAVE_S = 30.0  # how long the program's exit waits for the epoch in progress
 class Handle(NotebookRepr):
     """A run in the background. Used as a context manager, the handle stops the run at the end of the block.
 
-    An error of the run is logged when it happens. `status`, `wait` and `stop` raise it every time they are called.
+    If the run fails, its error is logged immediately. `status`, `wait` and `stop` raise it every time they are called.
     """
 
     def __init__(self, pipeline: Pipeline, run: Callable[[threading.Event, Observer], Status | None]) -> None:

@@ -88,7 +88,7 @@ def batch(
         transform_sql: A SELECT that reads the view `source`.
         flush: If False, omit windows that are still open at the final watermark, which is the newest event time minus
             `lateness`.
-        shards: The number of shards. By default Spark decides by size (spark.sql.shuffle.partitions, adaptive
+        shards: The number of shards. By default, Spark chooses by size (spark.sql.shuffle.partitions, adaptive
             execution).
         on_error: "fail" raises an error that names the row if a row has no usable event time or gap. "drop"
             silently omits such rows.
@@ -132,7 +132,7 @@ def batch_join(
 ) -> DataFrame:
     """Join two batch DataFrames. The result has the columns and rows that a pipeline would write.
 
-    No row is late, and every outer row without a partner is emitted. `max_rows_per_key` does not apply. The order of the
+    No row is late, and every outer row without a match is emitted. `max_rows_per_key` does not apply. The order of the
     rows, the memory, the errors and the other arguments are as in `batch`.
 
     Args:

@@ -104,10 +104,10 @@ def run(  # noqa: PLR0913 -- one argument per option
         on_status: Called with the status after each commit.
         on_notice: Called with the level and the text of each line about the run; by default lines are logged.
         stop: An event that ends the run after the epoch in progress.
-        rebuild: Start over with a new state and keep the old one under another name. Maps sources ("*" for all) to
-            "earliest", "latest" or offsets; `{}` uses the positions of the config.
+        rebuild: Start over with a new state, and keep the old one under another name. Maps sources ("*" for all) to
+            "earliest", "latest" or offsets; `{}` uses the starting offsets in the config.
         former_output: What to do if this run creates a new state, but an append-only target holds rows of an
-            earlier state. "aside" moves its files away, "keep" adds rows to them, and None makes the start fail.
+            earlier state. "aside" moves the target's files away, "keep" adds rows to them, and None makes the start fail.
         observers: Objects that are notified during the run; see `slackwater.observe`.
         background: Return immediately, with a `Handle` that can report on the run, stop it and raise its error. Unless
             `on_notice` is set, only warnings are logged.

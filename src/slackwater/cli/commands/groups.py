@@ -246,7 +246,7 @@ def dlq_replay(
     limit: Annotated[
         int | None,
         typer.Option(
-            "--limit", "-n", min=1, max=MOST_ROWS, help="The maximum number to apply; the fewest tries come first."
+            "--limit", "-n", min=1, max=MOST_ROWS, help="The maximum number to apply, those tried least often first."
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only report what would happen.")] = False,
@@ -273,7 +273,7 @@ def outbox_show(
         int, typer.Option("--limit", "-n", min=1, max=MOST_ROWS, help="The number of rows to print.")
     ] = 10,
 ) -> None:
-    """Show the epoch that waits to be published, with its rows, without taking a lock."""
+    """Show the epoch that is waiting to be published, with its rows, without taking a lock."""
     from slackwater.cli.dlq import show_pending_epoch
 
     show_pending_epoch(file, limit)

@@ -58,7 +58,7 @@ def why(
         list[str] | None,
         typer.Option(
             metavar="K=V,…",
-            help="Also report on this key, its late rows and last results; a name without a value means NULL.",
+            help="Also report on this key, its late rows and last results; a name without a value stands for NULL.",
         ),
     ] = None,
     stage: Annotated[
@@ -91,7 +91,7 @@ def ui(
         list[str],
         typer.Argument(
             metavar="FILE…",
-            help="TOML files of pipelines; or a state directory or database URL, for all pipelines in it.",
+            help="The TOML files of pipelines; or a state directory or database URL, for all pipelines in it.",
         ),
     ],
     schema: Schema = "public",

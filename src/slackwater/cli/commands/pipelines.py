@@ -26,7 +26,7 @@ def init(  # noqa: PLR0913 -- one argument per option of the command
     key: Annotated[
         list[str] | None, typer.Option("--key", metavar="COLUMN", help="A column to group or join by; may be repeated.")
     ] = None,
-    time: Annotated[str | None, typer.Option(metavar="COLUMN", help="The column with the event time.")] = None,
+    time: Annotated[str | None, typer.Option(metavar="COLUMN", help="The event time column.")] = None,
     topic: Annotated[list[str] | None, typer.Option("--topic", help="The Kafka topic; repeat it for a join.")] = None,
     brokers: Annotated[str, typer.Option(help="Kafka's bootstrap servers.")] = "localhost:9092",
     name: Annotated[
@@ -34,7 +34,7 @@ def init(  # noqa: PLR0913 -- one argument per option of the command
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
     no_test: Annotated[
-        bool, typer.Option("--no-test", help="Do not write a test, tests/NAME.toml, with rows of the sample.")
+        bool, typer.Option("--no-test", help="Do not write a test, tests/NAME.toml, with rows from the sample.")
     ] = False,
 ) -> None:
     """Write a first config with comments, which passes check. If there is a sample, also write a test."""
@@ -68,7 +68,7 @@ def run_tests(
         bool, typer.Option("--update", help="Replace the expected results of failed tests with the actual results.")
     ] = False,
 ) -> None:
-    """Run the tests of a pipeline, tests/*.toml.
+    """Run a pipeline's tests (tests/*.toml).
 
     Exit code 0: all pass; 1: a test fails; 2: a test or its config is invalid.
     """
@@ -133,7 +133,7 @@ def run(  # noqa: PLR0913 -- one argument per option of the command
         bool, typer.Option("--flush", help="With --available-now: close all open windows at the end.")
     ] = False,
     metrics_port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="The port of the Prometheus metrics; 0 means any free port.")
+        int | None, typer.Option(min=0, max=65535, help="The port for the Prometheus metrics; 0 means any free port.")
     ] = None,
     metrics_host: Annotated[str, typer.Option(help="The address to serve the metrics on.")] = "127.0.0.1",
     allow_host: AllowHost = None,
@@ -156,7 +156,7 @@ def run(  # noqa: PLR0913 -- one argument per option of the command
         bool,
         typer.Option(
             "--put-aside-output",
-            help="Move away files that an earlier state of the pipeline, or a newer copy of it, wrote to the target.",
+            help="Move away files that an earlier state, or a newer copy of the state, wrote to the target.",
         ),
     ] = False,
     keep_output: Annotated[
@@ -263,7 +263,7 @@ def demo_kafka(
         bool, typer.Option("--keep", help="Keep Kafka and Postgres running until Ctrl-C, to inspect them.")
     ] = False,
 ) -> None:
-    """Compute sessions from Kafka to Postgres on this machine, kill the runner twice, and lose no row."""
+    """Compute sessions from Kafka to Postgres on this machine, kill the runner twice, and show that no row is lost."""
     from slackwater.cli.demo_kafka import run_demo
 
     run_demo(rows, keep)
