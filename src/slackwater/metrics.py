@@ -317,7 +317,7 @@ def _counters(statuses: Iterable[Status]) -> Iterator[Metric]:
 
 
 def _lateness(statuses: Iterable[Status]) -> Metric:
-    """Return the number of late rows by additional lateness, cumulatively, like the buckets of a histogram.
+    """Return cumulative counts of late rows by the additional lateness that would have kept them, as in a histogram.
 
     These are counters, because OpenTelemetry does not accept a precomputed histogram.
     """

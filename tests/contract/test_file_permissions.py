@@ -32,7 +32,7 @@ except SlackwaterError as error:
     print(error)
 """
 READ = "cannot be read (Permission denied); it may be intact; give this user read access, and start again"
-WRITE = "give this user write access and start again"
+WRITE = "give this user write access, and start again"
 
 
 @pytest.fixture

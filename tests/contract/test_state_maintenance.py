@@ -255,7 +255,7 @@ def test_a_join_that_the_state_does_not_tell(directory: Place) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     select_cases([
-        ("DELETE FROM slackwater_state_law WHERE ordinal = 0", r"slackwater_state_law\W+\d+ units? whose rows are not numbered"),
+        ("DELETE FROM slackwater_state_law WHERE ordinal = 0", r"slackwater_state_law\W+\d+ units? with missing rows"),
         ("DELETE FROM slackwater_state_law WHERE unit = (SELECT min(unit) FROM slackwater_state_law WHERE kind <> 2)",
          r"shard \d: \d+ keys with \d+ open intervals, but the commit says \d+ with \d+"),
         ("UPDATE slackwater_state_law SET u = 'zz' WHERE u = 'a'", r"\d+ rows? whose hash does not match their key"),

@@ -235,9 +235,9 @@ CASES: list[tuple[str, ...]] = [
      'sources[0].schema: column "ts" is declared twice (Spark ignores the case of names); declare it once'),
     # -- the event time
     (BASE, "ts TIMESTAMP", "ts TIMESTAMP, _event_ts TIMESTAMP", f"sources[0].schema: {INJECTED}"),
-    (BASE, '"events"\n[[', '"_event_ts"\n[[', f'{A}[0].as: "_event_ts" is the event time; choose another name'),
+    (BASE, '"events"\n[[', '"_event_ts"\n[[', f'{A}[0].as: "_event_ts" is reserved for the event time; choose another name'),
     (BASE, '["user_id"]', '["_event_ts"]', f'{W}.group_by: "_event_ts" is the event time; it cannot be a key'),
-    (BASE, WINDOW, WINDOW + 'window_start_column = "_event_ts"\n', f'{W}.window_start_column: "_event_ts" is the event time; choose another name'),
+    (BASE, WINDOW, WINDOW + 'window_start_column = "_event_ts"\n', f'{W}.window_start_column: "_event_ts" is reserved for the event time; choose another name'),
     (BASE, 'event_time_column = "ts"\n', "", f'{W}.event_time_column: missing; source "events" reads files, which have no event time of their own; '
      "name a column or an expression"),
     (BASE, WINDOW, WINDOW + 'time_mode = "processing"\n',

@@ -459,7 +459,7 @@ def test_each_mistake_is_one_line(
 def test_two_sides_need_one_event_time(slackwater: Command) -> None:
     a, b = lines("a.json", clicks()), lines("b.json", [{"user_id": r["user_id"], "at": r["ts"]} for r in clicks()])
     line = init_error(slackwater, "--kind", "join", "--sample", a, "--sample", b)
-    assert 'are "ts" and "at"; a join needs one name and unit' in line
+    assert 'are "ts" and "at"; in a join, both sides must have the same name and unit' in line
 
 
 def test_a_missing_folder(slackwater: Command) -> None:

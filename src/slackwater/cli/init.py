@@ -361,7 +361,7 @@ def _shared_event_time(
     ):
         names = " and ".join(format_value(t.name) + (f" in {t.unit}" if t.unit else "") if t else "none" for t in pair)
         raise StartError(
-            f"--sample: the event-time columns of the two sides are {names}; a join needs one name and unit; rename one",
+            f"--sample: the event-time columns of the two sides are {names}; in a join, both sides must have the same name and unit; change one of them",
             Topic.INIT_SAMPLE,
         )
     return pair

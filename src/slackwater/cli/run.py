@@ -162,10 +162,10 @@ def run_with_view(
 def stop_on_signals(stop: threading.Event, view: views.ProgressView) -> Iterator[None]:
     """Set `stop` at the first SIGINT or SIGTERM. Exit the process at a second SIGINT, or if Spark is still starting.
 
-    On exit, the process of Spark ends by itself, because its standard input is closed.
+    On exit, the Spark process ends by itself, because its standard input is closed.
 
     Signals are read from a pipe in a separate thread. A Python handler would run in the main thread, where it could
-    deadlock on the lock of `stop`, and would be delayed while the main thread waits for Spark.
+    deadlock on `stop`'s lock, and would be delayed while the main thread waits for Spark.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)

@@ -232,7 +232,7 @@ class Aggregation(Spec):
         else:
             yield from cls._check_custom(agg, values, wrong)
         if values.get("as_", "").casefold() == "_event_ts":
-            yield "as", '"_event_ts" is the event time; choose another name'
+            yield "as", '"_event_ts" is reserved for the event time; choose another name'
 
     @classmethod
     def builtin_keys(cls) -> list[str]:

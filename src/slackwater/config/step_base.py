@@ -169,7 +169,7 @@ LATE_ROWS_TEXT = "What to do with late rows: drop and count them, or write them 
 class KeyedStep(StepBase):
     """Base class for steps that process whole rows by key.
 
-    A subclass defines `kind` (the name of its config table), CONFIG_PATH, any more config keys, and `summary`.
+    A subclass defines `kind` (the name of its config table), CONFIG_PATH, any additional config keys, and `summary`.
     """
 
     keys: Texts = declare_key(

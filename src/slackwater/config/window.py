@@ -268,7 +268,7 @@ class Window(StepBase):
             yield "window_end_column", value_mismatch(end, "a name other than that of window_start_column")
         for key, name in (("window_start_column", start), ("window_end_column", end)):
             if name.casefold() == "_event_ts":
-                yield key, '"_event_ts" is the event time; choose another name'
+                yield key, '"_event_ts" is reserved for the event time; choose another name'
         taken = {start.casefold(): "window_start_column", end.casefold(): "window_end_column"}
         if kind == "session":
             taken.setdefault("session_id", "the session's id")

@@ -337,7 +337,8 @@ def _(operator: SessionOperator) -> pl.Expr:
 def _(operator: Operator) -> pl.Expr:
     raise StartError(
         f"{operator.pipeline}: late rows of a {operator.fingerprint['kind']} stage cannot be replayed, because the rows "
-        "that they belong with have left the state; send the late rows again, or select other dead letters with --reason",
+        "they must be processed with are no longer in the state; send the late rows again, or select other dead "
+        "letters with --reason",
         Topic.DEAD_LETTERS,
     )
 

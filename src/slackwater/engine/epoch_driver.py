@@ -86,7 +86,7 @@ class EpochDriver:
 
     @property
     def stage(self) -> StageRunner:
-        """Return the first stage, to which dead letters are applied."""
+        """Return the first stage, which is the stage that processes replayed dead letters."""
         return self.stages[0]
 
     # -- start ---------------------------------------------------------------------------------------------------

@@ -160,7 +160,7 @@ def target_with_marker(pipeline: Pipeline, spec: TargetSpec, writer: str, lineag
 def read_unrecorded_markers(pipeline: Pipeline, commit: Commit | None) -> dict[str, TargetMarker | None]:
     """Return the marker of each target that the commit does not mention. Without a commit, these are all targets.
 
-    Targets that cannot be read are omitted, because the start fails later when it opens them.
+    Targets that cannot be read are omitted, because the start will fail later anyway, when it opens them.
     """
     current = (
         None

@@ -122,7 +122,7 @@ def _results_without_state(pipeline: Pipeline) -> Iterator[tuple[TargetMarker, s
 def _other_writers(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
     """Yield (pipeline, target) for each other pipeline that left a marker in a target of this pipeline.
 
-    Unreachable targets are omitted, because the start fails later when it opens them.
+    Unreachable targets are omitted, because the start will fail later anyway, when it opens them.
     """
     for target_pipeline in pipeline.per_target.values():
         target = existing_output.target_with_marker(pipeline, target_pipeline.target, target_pipeline.writer)

@@ -28,7 +28,7 @@ _SHAPES = {
 
 @dataclass(frozen=True)
 class DraftSide:
-    """One source of the config: its query, format and columns, and its time and key columns."""
+    """One of the sources in the config: its query, format and columns, and its time and key columns."""
 
     name: str
     query: str

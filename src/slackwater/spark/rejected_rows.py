@@ -79,7 +79,7 @@ class RejectedRowHandler:
         return [LetterFile.model_validate_json(letters) for letters in staged]
 
     def _write_late(self, read: TimedRows, task: ShardTask) -> list[LetterFile]:
-        """Write the dead letters of late rows of pre-aggregated windows, in a second job over the output of the SQL.
+        """Write dead letters for late rows of pre-aggregated windows. This is a second job over the output of the SQL.
 
         The job needs no state, because only the event time and the watermark determine whether a row is late.
         """

@@ -382,7 +382,7 @@ def store_file_list(store: StateStore, epoch: int, before: FileOffsets, files: S
 
 
 def make_file_namer(files: Sequence[FileEntry]) -> Callable[[int], str | None]:
-    """Return a function that formats the names of the files with a given fingerprint for a message."""
+    """Return a function that takes a fingerprint and formats the names of the files that have it, for a message."""
 
     def name_files(fingerprint: int) -> str | None:
         return " or ".join(file_uri_to_path(f.path) for f in files if f.has_fingerprint(fingerprint)) or None

@@ -96,7 +96,7 @@ class FilesTarget:
         return infix if any(f"-{infix}" in name for name in self._files()) else ""
 
     def can_put_newer_aside(self, rollback: TargetMarker) -> bool:
-        """Return whether the files of this state up to `rollback` exist and have different names from other files."""
+        """Return whether the files of this state up to `rollback` exist, and no other file has one of their names."""
         marker, own_infix = self._read_marker(), self._own_infix
         if marker.get("state", "") == self._table.state:
             return True

@@ -184,7 +184,7 @@ class TableSource(SelfPlannedSource):
         return self._cache["reader"]
 
     def _with_values(self, session: SparkSession, rows: DataFrame, files: Sequence[DataFile]) -> DataFrame:
-        """Add the partition values of each file to its rows, and put the columns into the order of the table."""
+        """Add each file's partition values to its rows, and reorder the columns to match the table."""
         names = [f.name for f in self.snapshot.columns.fields]
         if not self.snapshot.partitions:
             return rows.select(*map(quote_identifier, names))
@@ -231,7 +231,7 @@ class TableFileBatch:
 
 
 def make_file_namer(files: Sequence[DataFile]) -> Callable[[int], str | None]:
-    """Return a function that formats the names of the files with a given fingerprint for a message.
+    """Return a function that takes a fingerprint and formats the names of the files that have it, for a message.
 
     Only the size in the fingerprint is compared, because the time of a table's file is unknown.
     """

@@ -325,7 +325,7 @@ def _sql_with_origin(session: SparkSession, rows: DataFrame, user_sql: str, plai
     except Exception as error:
         reason = spark_error_reason(error)
     raise StartError(
-        f'{where}: late_data = "dlq" needs the hidden column {ORIGIN} of source in its result, but the column cannot '
+        f'{where}: late_data = "dlq" requires the hidden column {ORIGIN} in the result of the query, but the column cannot '
         f"be added ({reason}); add {ORIGIN} to every SELECT, from the one that reads source to the outermost",
         Topic.SQL,
     )

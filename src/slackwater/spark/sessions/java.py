@@ -24,7 +24,7 @@ _FIRST_SPARK = (4, 2)  # the first version of Spark that supports Java 25
 
 @dataclass(frozen=True)
 class Java:
-    """An installed Java. `version`: for example (25, 0, 3), or () if the installation does not contain it."""
+    """A Java installation. `version`: for example (25, 0, 3), or () if the installation does not state it."""
 
     home: Path
     version: tuple[int, ...]
