@@ -16,7 +16,7 @@ from slackwater.config.spec_base import Spec
 
 _GROUPS: Mapping[str, tuple[str, tuple[str, ...]]] = {  # page: title, names
     "python/config.md": (
-        "Classes of a config",
+        "Config classes",
         (
             "Pipeline",
             "Source",

@@ -346,7 +346,7 @@ def _schema_problems(schema: str) -> Iterator[Problem]:
 
 
 class Lookup(Spec):
-    """Small table in files, which SQL can join by name. It is read again at every `refresh_interval`."""
+    """Small table, stored in files, that SQL can join by name. It is read again at every `refresh_interval`."""
 
     connection: str | Connection = declare_key(
         connection_or_name, "The name of a connection of kind files.", required="name one of the [connections]"

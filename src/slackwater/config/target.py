@@ -41,7 +41,7 @@ OBJECTS = ("s3", "gs", "abfss")  # URL schemes of object stores
 
 
 class Target(Spec):
-    """Destination of rows: a `path` (files, Delta), a `table` (Postgres, Iceberg), a Kafka `topic`, or the console."""
+    """Where rows are written: a `path` (files, Delta), a `table` (Postgres, Iceberg), a Kafka `topic`, or the console."""
 
     name: str | None = declare_key(
         parse_text,
@@ -153,7 +153,7 @@ class Target(Spec):
 
 
 class StateStore(Spec):
-    """Store of the state: files, Postgres or memory.
+    """Where the state is kept: files, Postgres or memory.
 
     Postgres stores need a `path` only for Spark's checkpoints of sources that cannot seek. It defaults to a temporary
     directory. Object stores take missing `options` from the environment or the machine's role.
