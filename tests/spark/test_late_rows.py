@@ -159,7 +159,9 @@ def test_without_sql_nothing_is_written(spark: Any, rows: Any) -> None:
 )  # fmt: skip
 def test_what_cannot_be_rewritten_is_said_in_one_line(spark: Any, rows: Any, sql: str, why: str) -> None:
     spec = pipeline_with(sql)
-    with pytest.raises(StartError, match='late_data = "dlq" requires the hidden column _origin in the result') as raised:
+    with pytest.raises(
+        StartError, match='late_data = "dlq" requires the hidden column _origin in the result'
+    ) as raised:
         sql_analysis.add_origin_to_sql(spark, spec, IN, rows)
     text = str(raised.value)
     assert f"the column cannot be added ({why}" in text
