@@ -218,7 +218,7 @@ def test_sources_that_were_never_read(tmp_path: Path, ask: Ask, monkeypatch: pyt
     file = tmp_path / "p.toml"
     file.write_text(FILE.format(connection="lake", more='format = "json"', state=tmp_path / "s"))
     for dry in (True, False):
-        assert ask("earliest", where=str(file), dry=dry).startswith("error: there is no state yet; the first epoch")
+        assert ask("earliest", where=str(file), dry=dry).startswith("error: there is no state yet; start the pipeline")
     assert not (tmp_path / "s").exists()
     begun(lambda: FilesStore(tmp_path / "s", "p"), sources={"events": {}})
     offsets_json = '{"events": {"clicks": {"0": 1}}}'
