@@ -306,7 +306,7 @@ for write in (lambda: store.commit(commit(1)), lambda: write_arrow(Path(store.ro
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=Path(__file__).parents[2])
     first, second = done.stdout.splitlines()
     assert "epoch 1 was not committed: a file in" in first
-    assert "cannot be written (File too large); free some space and start again" in first
+    assert "cannot be written (File too large); free some space, and start again" in first
     assert "segments/x cannot be written (File too large); the epoch was not committed" in second
     store = FilesStore(tmp_path, "p")
     assert store.open() == commit(0)

@@ -136,7 +136,7 @@ class CommitLog:
             remedy = "give this user write access" if is_forbidden(error) else "free some space"
             raise ExhaustedError.from_error(error) or EpochError(
                 f"epoch {commit.epoch} was not committed: a file in {storage.root} cannot be written ({error.strerror}); "
-                f"{remedy} and start again"
+                f"{remedy}, and start again"
             ) from None
         if not created:
             raise FencedError(
