@@ -48,6 +48,21 @@ def test_an_archive_belongs_to_one_java_and_one_pyspark(
     assert jvm_class_archive.archive_path(install_java(tmp_path / "other", None)) != first
 
 
+def test_a_script_that_starts_java_has_an_archive_as_well(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Version managers put a script on the path. It has no directory `bin` and no file `release` around it."""
+    script = tmp_path / "shims" / "java"
+    script.parent.mkdir()
+    script.write_text("#!/bin/sh\n")
+    script.chmod(0o755)
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", f"{script.parent}:{os.environ['PATH']}")
+    shim = find_default_java()
+    assert shim == Java(script, ())
+    assert jvm_class_archive.archive_path(shim).suffix == ".jsa"
+    with jvm_class_archive.use_archive():
+        assert "JAVA_HOME" not in os.environ
+
+
 def test_a_start_uses_the_archive_and_restores_the_environment(java: Java, monkeypatch: pytest.MonkeyPatch) -> None:
     with jvm_class_archive.use_archive():
         assert "SPARK_SUBMIT_OPTS" not in os.environ
@@ -86,7 +101,7 @@ def install_java(home: Path, version: str | None) -> Java:
     (home / "bin" / "java").chmod(0o755)
     if version is not None:
         (home / "release").write_text(f'IMPLEMENTOR="Someone"\nJAVA_VERSION="{version}"\nJAVA_VERSION_DATE="2026"\n')
-    return Java.from_home(home)
+    return Java.from_executable(home / "bin" / "java")
 
 
 def test_a_local_spark_uses_a_prepared_java_25_unless_java_home_is_set(

@@ -43,7 +43,7 @@ def prepare_machine(files: list[Path], names: list[str]) -> None:
         )
     archive = jvm_class_archive.make_archive(selected, "slackwater.cli.prepare")
     print(f"archived: the classes of Spark for {selected}, {archive.stat().st_size >> 20} MB in {archive}")
-    if not selected.has_profiles:
+    if java.may_use_fast_java() and not selected.has_profiles:
         print(f"hint: Spark starts a third faster with Java 25; install it and run {program_command()} prepare again")
     print(f"prepared in {time.monotonic() - began:.0f} s: Spark starts faster on this machine from now on")
 

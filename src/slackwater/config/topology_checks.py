@@ -136,9 +136,9 @@ def _unknown_inputs(stages: Sequence[Stage], sources: Sequence[str]) -> Iterator
             if name in above:
                 continue
             if name in every:
-                line = "is defined below this stage; a stage can read only stages above it; move one of the stages"
-                line = line if name != stage.name else "is this stage itself; name another input"
-                yield key, f"found {format_value(name)}, which {line}"
+                below = "is defined below this stage; a stage can read only stages above it; move one of the stages"
+                fact = "is this stage itself; name another input" if name == stage.name else below
+                yield key, f"found {format_value(name)}, which {fact}"
             else:
                 yield (
                     key,

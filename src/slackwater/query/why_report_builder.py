@@ -46,8 +46,8 @@ def build_why_report(
     runner = store.runner()
     with store.peek() as snapshot:
         if snapshot is None:
-            hint = f"{runner} runs and has not committed its first epoch" if runner else None
-            hint = hint or f"start it with: {start_text(file)}"
+            waiting = f"{runner} runs and has not committed its first epoch"
+            hint = waiting if runner else f"start it with: {start_text(file)}"
             raise StateError(f"{pipeline.name}: there is no state yet; {hint}", Topic.NO_STATE)
         return replace(build_why_report_from_snapshot(pipeline, snapshot, runner, now_us, key, stage), file=file)
 

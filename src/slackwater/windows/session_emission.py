@@ -63,7 +63,7 @@ def emit_sessions(
 
     Args:
         logic: The window.
-        units: All state rows of the units that are due, sorted by `__h`.
+        units: All state rows of the units that are due.
         since: The watermark (µs) of the previous epoch.
         watermark: The new watermark (µs).
         early: Whether to emit open sessions that have changed since their last emission (emit = "updates").
@@ -81,9 +81,12 @@ def emit_sessions(
 
 
 def _split_between_units(units: pl.DataFrame) -> Iterator[pl.DataFrame]:
-    """Yield parts of at least `_ROWS_AT_ONCE` rows with whole units. The work on a part needs ten times its memory."""
+    """Yield parts of at least `_ROWS_AT_ONCE` rows with whole units. The work on a part needs several times its memory.
+
+    Rows that are not sorted by `__h` are one part, because the rows of a unit may be apart.
+    """
     hashes, start = units["__h"].to_numpy(), 0
-    while units.height - start > _ROWS_AT_ONCE:
+    while units.height - start > _ROWS_AT_ONCE and units["__h"].is_sorted():
         last = hashes[start + _ROWS_AT_ONCE - 1]
         end = int(np.searchsorted(hashes, last, side="right"))
         yield units[start:end]

@@ -37,7 +37,7 @@ _QUIET_AOT = "-Xlog:aot=off -Xlog:cds=off -Xlog:class+path=off"
 def archive_path(java: Java) -> Path:
     """Return the path of the archive for a Java and the installed PySpark."""
     modules = java.home / "lib" / "modules"  # the classes of Java itself
-    status = modules.stat() if modules.is_file() else (java.home / "bin" / "java").stat()
+    status = modules.stat() if modules.is_file() else java.executable.stat()
     spark = find_spec("pyspark")
     origin = Path(str(spark and spark.origin)).resolve()
     identity = [modules, status.st_size, status.st_mtime_ns, origin, metadata.version("pyspark")]
@@ -106,7 +106,7 @@ def make_archive(java: Java, module: str) -> Path:
             [sys.executable, "-m", module],
             env={
                 **os.environ,
-                _HOME: str(java.home),
+                **({} if java == find_default_java() else {_HOME: str(java.home)}),
                 _OPTIONS: f"{options} {os.environ.get(_OPTIONS, '')}".strip(),
             },
             capture_output=True,

@@ -112,9 +112,9 @@ def _newest(
         StartError: No release is cached or can be downloaded.
     """
     candidates = list_candidate_versions(spark_version, published)
-    lines = {_version_numbers(v)[:2] for v in candidates[:2]}
+    lines = {version_numbers(v)[:2] for v in candidates[:2]}
     cached = [v for v in candidates if _is_cached(_cache_folder("org.apache.spark", module, v))]
-    fitting = [v for v in cached if any_line or _version_numbers(v)[:2] in lines]
+    fitting = [v for v in cached if any_line or version_numbers(v)[:2] in lines]
     if fitting:
         return sorted(_cache_folder("org.apache.spark", module, fitting[0]).glob("*.jar")), fitting[0]
     failures: list[str] = []
@@ -128,10 +128,10 @@ def _newest(
 
 def list_candidate_versions(spark_version: str, published: Sequence[str]) -> list[str]:
     """Return Spark's own version, followed by the older versions in `published`, in the same order."""
-    return [spark_version, *(v for v in published if _version_numbers(v) < _version_numbers(spark_version))]
+    return [spark_version, *(v for v in published if version_numbers(v) < version_numbers(spark_version))]
 
 
-def _version_numbers(version: str) -> tuple[int, ...]:
+def version_numbers(version: str) -> tuple[int, ...]:
     return tuple(int(n) for n in re.findall(r"\d+", version)[:3])
 
 
