@@ -80,8 +80,8 @@ def main() -> None:
             process.wait()
     shares = [(name, 100 * (s - before.get(pid, (name, 0.0))[1]) / took) for pid, (name, s) in after.items()]
     for name, share in shares:
-        print(f"{name:12} {share:6.2f} %")
-    print(f"{'all':12} {sum(s for _, s in shares):6.2f} % of one core over {took:.0f} s")
+        print(f"{name:12} {share:6.2f}%")
+    print(f"{'all':12} {sum(s for _, s in shares):6.2f}% of one core over {took:.0f} s")
 
 
 if __name__ == "__main__":

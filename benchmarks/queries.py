@@ -162,7 +162,7 @@ def main() -> int:
         cost = measure_cost(Path(root), options.rounds, options.per_second, options.quick)
         print(
             f"an epoch with {options.per_second} queries per second: {cost['queried']:.2f} s, alone {cost['alone']:.2f} s: "
-            f"{100 * cost['cost']:+.1f} % (goal: under 5 %); {cost['answers']}"
+            f"{100 * cost['cost']:+.1f}% (goal: under 5%); {cost['answers']}"
         )
     return 0
 

@@ -132,7 +132,7 @@ def _idle(idle: dict[str, Any]) -> Iterator[str]:
 
 def _skewed(skewed: dict[str, Any]) -> Iterator[str]:
     yield (
-        f"\nA join with a key that has 1 % of the rows: {skewed['ratio']:.2f} times as long as without, "
+        f"\nA join with a key that has 1% of the rows: {skewed['ratio']:.2f} times as long as without, "
         f"goal at most {SKEWED_GOAL}  {_verdict(skewed['ratio'] <= SKEWED_GOAL)}"
     )
     for name in SKEWED_STREAMS:

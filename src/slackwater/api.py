@@ -83,7 +83,7 @@ def pipeline(  # noqa: PLR0913 -- one argument per key of a config
     Each argument corresponds to a key of the TOML config. Durations are milliseconds, or strings such as "30s".
 
     Args:
-        source: A `Source`, or a connection together with `source_query` and other settings of a source, such as
+        source: A `Source`, or a connection together with `source_query` and other source settings, such as
             `source_format`, `source_schema`, `source_options` and `max_files_per_trigger`.
         sources: Several sources, instead of `source`.
         target: A `Target`, or a connection together with `target_path`, `target_table` or `target_topic`.
@@ -148,7 +148,7 @@ def run_streaming_pipeline(
 ) -> Status | None:
     """Build a pipeline from the keyword arguments of `pipeline`, and run it with the options of `slackwater.run`.
 
-    The pipeline runs until `stop` is set. With `available_now`, it runs until all input that exists at the start has
+    The pipeline runs until `stop` is set. With `available_now`, it stops once all input that exists at the start has
     been processed.
     """
     from slackwater.runner.run import run_pipeline
@@ -183,7 +183,7 @@ class Registered:
 
 
 def streaming_pipeline(**settings: Any) -> Callable[[Callable[[], Any]], Registered]:
-    """Return a decorator that registers a pipeline by name. Calling the decorated function runs it.
+    """Return a decorator that registers a pipeline by name. Calling the decorated function runs the pipeline.
 
     The function may return SQL, which is then used as `transform_sql`:
 

@@ -206,7 +206,7 @@ def is_forbidden(error: BaseException) -> bool:
 
 
 def permission_error(subject: str, error: BaseException) -> StateError | None:
-    """Return a StateError if the user may not read `subject`, a part of a state; None for any other error."""
+    """Return a StateError if `error` means that the user may not read `subject`, a part of a state; otherwise None."""
     if not is_forbidden(error):
         return None
     return StateError(
@@ -227,7 +227,7 @@ class SparkEndedError(SlackwaterError):
 
 
 class EpochError(SlackwaterError):
-    """An epoch failed before its commit. None of it is visible, and the next start runs it again."""
+    """An epoch failed before its commit. It has no visible effect, and the next start runs it again."""
 
     topic = Topic.EPOCH_FAILED
 

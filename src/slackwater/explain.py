@@ -42,8 +42,9 @@ class ExplainedStage:
 class Plan(TerminalRepr, NotebookRepr):
     """The stages of a pipeline, its delivery guarantee and the size of its state.
 
-    `state_bytes`: the upper limit for the last stage; 0 without state, None if it depends on the input, as for a join
-    or a keyed step. `kept`: for each stage, a description of what it keeps or, for a window, its bytes and its groups.
+    `state_bytes`: the maximum state size of the last stage; 0 without state, None if the size depends on the input, as
+    for a join or a keyed step. `kept`: for each stage, a description of its state or, for a window, the maximum bytes
+    and groups.
     """
 
     stages: tuple[ExplainedStage, ...]
@@ -358,7 +359,7 @@ def _shares_transaction(pipeline: Pipeline) -> bool:
 
 
 def _delivery_guarantee(pipeline: Pipeline) -> str:
-    """Describe the delivery guarantee of store and target together, by target if the guarantees differ."""
+    """Describe the joint delivery guarantee of the store and the target, by target if the guarantees differ."""
     if len(pipeline.targets) > 1:
         each = {name: _delivery_guarantee(target_pipeline) for name, target_pipeline in pipeline.per_target.items()}
         if len(set(each.values())) > 1:

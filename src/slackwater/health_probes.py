@@ -5,7 +5,8 @@
     /healthz   200                                       200                       200          503
     /readyz    503                                       200                       503          503
 
-A long epoch does not make a run unhealthy, since a restart would repeat it. Use alerts on the duration of epochs.
+A long epoch does not make a run unhealthy, since a restart would only repeat the epoch. Set alerts on epoch durations
+instead.
 
 May import: config, core, engine.
 """

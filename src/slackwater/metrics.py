@@ -317,7 +317,7 @@ def _counters(statuses: Iterable[Status]) -> Iterator[Metric]:
 
 
 def _lateness(statuses: Iterable[Status]) -> Metric:
-    """Return cumulative counts of late rows by the additional lateness that would have kept them, as in a histogram.
+    """Return cumulative counts of late rows by the additional lateness that they needed, as in a histogram.
 
     These are counters, because OpenTelemetry does not accept a precomputed histogram.
     """
@@ -338,7 +338,7 @@ def _lateness(statuses: Iterable[Status]) -> Metric:
 def serve_metrics(
     metrics: Metrics, port: int, host: str = "127.0.0.1", names: Sequence[str] = (), health: HealthProbes | None = None
 ) -> HttpServer:
-    """Serve `/metrics` and the health probes, until `stop` of the returned server is called.
+    """Serve `/metrics` and the health probes, until `stop` is called on the returned server.
 
     Args:
         metrics: The metrics.

@@ -1,4 +1,6 @@
-"""Watermarks: one clock per source, and the minimum of their watermarks. Pure functions; times in microseconds UTC.
+"""Watermarks: one clock per source, and the minimum of the source watermarks.
+
+All functions are pure, and all times are in microseconds UTC.
 
 events of a source   ──●────●──●───────●▶   max event time
                                ◀─lateness─┤
@@ -120,8 +122,9 @@ class SourceClock:
     def was_overtaken(self, watermark: int) -> bool:
         """Return whether the watermark passed this clock while it was idle, and the clock has not caught up yet.
 
-        Until then, its late rows count as late because it was idle. A clock that was never excluded from the minimum is
-        not behind the watermark. For a source with partitions, the result is False: use `overtaken_partitions`.
+        Until the clock catches up, its late rows count as late because it was idle. A clock that was never excluded
+        from the minimum is not behind the watermark. For a source with partitions, the result is False: use
+        `overtaken_partitions`.
         """
         if self.max_event_us is None:
             return self.idle
@@ -190,9 +193,10 @@ def advance_clock(clock: SourceClock, activity: SourceActivity, quiet_us: int) -
 
 
 def global_watermark(previous: int, clocks: Sequence[SourceClock]) -> int:
-    """Return the lowest watermark of the sources that are not idle, at least `previous`; `previous` if all are idle.
+    """Return the lowest watermark of the sources that are not idle, but at least `previous`.
 
-    A source that has never had a row holds the watermark back until it counts as idle.
+    If all are idle, return `previous`. A source that has never had a row holds the watermark back until it counts as
+    idle.
     """
     awake = [c.watermark_us for c in clocks if not c.idle]
     return max(previous, min(awake)) if awake else previous
@@ -210,7 +214,7 @@ def output_watermark(promised: int, watermark: int, hold: int) -> int:
 
 
 def advance_while_idle(watermark: int, clocks: Sequence[SourceClock], idle_close_us: int | None) -> int:
-    """Return the global watermark after all sources were silent: `max_i(wm_i) + quiet time`, but at least `watermark`.
+    """Return the global watermark once all sources are silent: `max_i(wm_i) + quiet time`, but at least `watermark`.
 
     The watermark is unchanged without `idle_close_us`, during the first `idle_close_us` of silence, and while no source
     has had an event. The order in which the sources became idle does not matter.

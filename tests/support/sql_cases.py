@@ -194,7 +194,7 @@ REFUSED: list[tuple[dict[str, str], str, str]] = [
     ({"query": f"SELECT {_ALL} FROM source LEFT JOIN users ON user_id = uid"}, "transform.sql", 'column "uid" does not exist'),
     ({"query": f"SELECT {_ALL} FROM source LEFT JOIN user ON user_id = id"}, "transform.sql", 'did you mean "users"?'),
     ({"query": f"SELECT {_ALL} FROM sources"}, "transform.sql", 'did you mean "source"?'),
-    ({"query": f"SELECT {_ALL} FROM events"}, "transform.sql", "the name of a source; in the SQL its rows are called source"),
+    ({"query": f"SELECT {_ALL} FROM events"}, "transform.sql", "the name of a source; in the SQL, refer to its rows as \"source\""),
     ({"query": "SELECT source.user_id, amount, _event_ts FROM source s"}, "transform.sql", "source.user_id"),
     ({"query": "SELECT x.* FROM source s"}, "transform.sql", '"x.*"'),
     ({"query": f"SELECT {_ALL} FROM source JOIN (SELECT id AS user_id FROM users) u ON true"}, "transform.sql", "ambiguous"),

@@ -62,7 +62,7 @@ def test_check_prints_every_problem_on_its_own_line(slackwater: Command) -> None
         'p.toml: nmae: unknown key; did you mean "name"?',
         'p.toml: transform.window.gapp: unknown key; did you mean "gap"?',
         'p.toml: transform.window.group_by: found "user_id", expected a list; write ["user_id"]',
-        'p.toml: transform.window.gap_ms: missing; a session window needs the gap without rows that ends a session, for example "30m"',
+        'p.toml: transform.window.gap_ms: missing; a session window needs a gap, the time without rows after which a session ends, for example "30m"',
         "p.toml: name: missing; give the pipeline a name",
         "the keys are documented in docs/configuration.md#the-pipeline, docs/configuration.md#windows",
         "5 problems",

@@ -229,7 +229,7 @@ def test_a_wrong_clock_is_reported(slackwater: Command) -> None:
     rows[0]["ts"] = "2031-01-01T00:00:00Z"
     outcome = slackwater("init", "p.toml", "--sample", lines("a.json", rows))
     assert (
-        "keeps 1 % of the sample, where rows are out of order by up to 2497 d: a clock in it may be wrong, see max_jump"
+        "keeps 1% of the sample, where rows are out of order by up to 2497 d: a clock in it may be wrong, see max_jump"
         in outcome.out
     )
 
@@ -540,7 +540,7 @@ def test_the_proposed_lateness_keeps_999_of_1000_rows(slackwater: Command) -> No
     assert (data["transform"]["window"]["lateness"], data["transform"]["window"]["late_data"]) == ("1s", "dlq")
     assert data["dead_letter"] == {"connection": "files", "path": "letters/p"}
     assert "behind the newest earlier row: p50 0 s, p99 0 s, p99.9 0 s, max " in outcome.out
-    assert "lateness 1s keeps 99.92 % of the sample, where rows are out of order by up to " in outcome.out
+    assert "lateness 1s keeps 99.92% of the sample, where rows are out of order by up to " in outcome.out
     assert "; 3 rows of the sample would be late, kept as dead letters\n" in outcome.out
     assert 'note: late_data = "dlq" keeps late rows only for inspection; dlq replay cannot apply them: ' in outcome.out
 

@@ -299,7 +299,7 @@ def test_a_run_of_one_batch_has_a_rate(file: Path) -> None:
     block, text = rendered_pace(*batch)
     assert (block.rows, block.over_us, block.rows_per_s) == (6000, 2_000_000, 3000)
     assert text == (
-        "3,000 rows per second were read over the kept commits: 6,000 in 2 s; epochs were in progress 100.0 % of the time. "
+        "3,000 rows per second were read over the kept commits: 6,000 in 2 s; epochs were in progress 100.0% of the time. "
         "While an epoch is in progress, it reads 3,000 rows per second."
     )
     assert rendered_pace(batch[0])[0].rows_per_s == 4000, "of one commit, too, if it is the first"

@@ -27,7 +27,7 @@ def check_file(file: Path, connect: bool = False) -> None:
 
     Args:
         file: The config.
-        connect: Whether also to check that the external systems are reachable and match the config.
+        connect: Whether to also check that the external systems are reachable and match the config.
 
     Raises ConfigError if the config is invalid, with links to the documentation of the keys concerned. Raises
     StartError if directories have moved, or if the check of an external system fails.
@@ -103,10 +103,10 @@ def explain_file(file: Path) -> None:
 
 
 def run_test_files(path: Path, update: bool = False) -> int:
-    """Run the tests at a path, and print their outcomes.
+    """Run the tests at a path, print their outcomes, and return the exit code.
 
-    `update`: replace the expected results of failed tests with the actual results. Return the exit code: 0 if all tests
-    pass, 1 if a test fails, 2 if a test or its config is invalid.
+    Exit code 0: all tests pass; 1: a test fails; 2: a test or its config is invalid. `update`: whether to replace the
+    expected results of failed tests with the actual results.
     """
     from slackwater.testing import case_file, case_runner
 

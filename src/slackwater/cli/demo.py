@@ -267,11 +267,11 @@ Click = tuple[float, int, str]  # second of the day, user, page
 
 
 def generate_clicks(home: Path, rows: int) -> int:
-    """Write files of clicks to `web` and `app` in the directory `home`. Return the number of clicks, which is `rows`.
+    """Write `rows` clicks to files in the subdirectories `web` and `app` of `home`. Return the number of clicks.
 
-    Each file contains a part of the day, in the order in which clicks arrive. Visits last a few minutes and follow a
-    daily rhythm. Clicks are out of order by up to 20 s, and a few are hours late. After the first third of the day, the
-    app does not send any clicks.
+    Each file contains a part of the day, in order of arrival. Visits last a few minutes and follow a daily rhythm.
+    Clicks are out of order by up to 20 s, and a few are hours late. After the first third of the day, the app does not
+    send any clicks.
     """
     rng = random.Random(17)
     clicks = sorted(_clicks(rng, rows), key=lambda c: c[0] + rng.uniform(0, DISORDER))

@@ -1,4 +1,4 @@
-"""`demo-kafka`: computes sessions from Kafka to Postgres on this machine. It kills the runner twice, and loses no click.
+"""`demo-kafka`: writes sessions from Kafka to Postgres on this machine. It kills the runner twice, and loses no click.
 
 clicks ─▶ Kafka, 4 partitions ─▶ runner ─▶ Postgres: table sessions, and the state next to it
                                  ✖ kill -9, started again
@@ -76,7 +76,7 @@ COUNTS = "SELECT count(*), coalesce(sum(clicks), 0) FROM sessions"
 
 
 class _Producer(threading.Thread):
-    """A thread that produces `total` clicks of overlapping visits to Kafka, at most `rate` per second."""
+    """A thread that sends Kafka `total` clicks from overlapping visits, at most `rate` per second."""
 
     def __init__(self, address: str, total: int, rate: int) -> None:
         super().__init__(daemon=True)
@@ -104,8 +104,9 @@ class _Producer(threading.Thread):
 def run_demo(rows: int, keep: bool = False) -> None:
     """Run a pipeline from Kafka to Postgres, kill it twice, and check that each click is counted exactly once.
 
-    `rows`: the number of clicks. `keep`: keep the services running until Ctrl-C. Raises EpochError if a click was lost or
-    counted twice, or if the runner fails.
+    `rows`: the number of clicks. `keep`: whether to keep the services running until Ctrl-C.
+
+    Raises EpochError if a click was lost or counted twice, or if the runner fails.
     """
     import psycopg
 
@@ -146,7 +147,7 @@ def run_demo(rows: int, keep: bool = False) -> None:
 
 
 def _run_killed(say: Any, url: str, producer: _Producer, home: Path, file: Path, environment: dict[str, str]) -> None:
-    """Run the pipeline, kill it twice, and then run it until the end of the topic. Skip a kill if all clicks are read."""
+    """Run the pipeline to the end of the topic, killing it twice. Skip a kill once all clicks have been read."""
     rows = producer.total
     again = "kill -9: the runner died in the middle of an epoch; starting it again"
     for until, line in ((rows // 4, again), (rows * 3 // 4, "kill -9 again")):

@@ -33,7 +33,7 @@ SHOWN_BYTES = 64  # number of bytes to show of a value that is not text
 
 
 def list_dead_letters(file: Path) -> None:
-    """Print how many dead letters exist by reason and source, and how many of them are open or applied."""
+    """Print the number of dead letters for each reason and source, and how many of them are open or applied."""
     from slackwater.dead_letters.letter_reader import count_letters
 
     pipeline = toml.load(file)
@@ -167,7 +167,7 @@ UNDECODABLE, NO_TIME, FUTURE = "undecodable", "no event time", "future"
 def find_dead_letter_origins(pipeline: Pipeline, letters: Sequence[Mapping[str, Any]]) -> list[tuple[int | None, str]]:
     """Return, for each dead letter, the line number of its row in the file, and a description of the bad value.
 
-    If they are unknown, the line number is None and the description is empty.
+    An unknown line number is None, and an unknown description is empty.
     """
     sources = {s.name: s for s in pipeline.sources}
     places = [
@@ -224,7 +224,7 @@ def replay_file(file: Path, reason: str | None, epoch: str | None, limit: int | 
         reason: Replay only dead letters with this reason; None for all reasons.
         epoch: The range of epochs whose dead letters are replayed; see `parse_epoch_range`.
         limit: The maximum number of dead letters; None for no limit.
-        dry: Whether only to report what would happen.
+        dry: Whether to report what would happen without applying anything.
     """
     import polars as pl
 

@@ -137,7 +137,7 @@ def _label(sample: Sample, number: int) -> str:
 def _event_time(options: InitOptions, sample: Sample) -> TimeColumn | None:
     """Return the event-time column of a sample: the one that --time names, or else the most likely one.
 
-    Return None only for Kafka, whose records have a time. Raises StartError if no suitable column exists.
+    Return None only for Kafka, whose records have a timestamp. Raises StartError if no suitable column exists.
     """
     columns = proposals.propose_time_columns(sample)
     if options.time is None:
@@ -177,7 +177,7 @@ def _wrong_time_text(sample: Sample, name: str | None = None) -> str:
 
 
 def _key_sets(options: InitOptions, sample: Sample, time: TimeColumn | None) -> list[list[str]]:
-    """Return the keys to try, the most likely first. Raises StartError if a column of --key does not exist."""
+    """Return the keys to try, the most likely first. Raises StartError if a column in --key does not exist."""
     for key in options.keys:
         if key not in sample.columns:
             raise StartError(

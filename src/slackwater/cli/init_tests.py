@@ -24,10 +24,10 @@ _FIRST_TIME = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)  # record time of the first
 
 
 def write_test(config: Path, pipeline: Pipeline, samples: Sequence[Sample], force: bool) -> list[str]:
-    """Write tests/NAME.toml, and return lines for the user.
+    """Write tests/NAME.toml, and return the lines to print for the user.
 
     Args:
-        config: The config that is tested.
+        config: The config under test.
         pipeline: The pipeline of the config.
         samples: A sample of each source, in config order.
         force: Whether to overwrite an existing test.
@@ -65,7 +65,8 @@ def write_test(config: Path, pipeline: Pipeline, samples: Sequence[Sample], forc
 def _select_rows(pipeline: Pipeline, index: int, sample: Sample) -> list[dict[str, Any]]:
     """Return the first rows of a sample in which every required column has a valid value.
 
-    Only the event time must not be NULL. A value of another column is omitted if a test file cannot contain it.
+    NULL is valid except as the event time. The value of a column that is not required is omitted if a test file cannot
+    contain it.
     """
     spec, step = pipeline.sources[index], pipeline.transform.step
     types = ddl.parse_ddl_columns(spec.schema_ or "")
@@ -133,7 +134,7 @@ def _rows_with_partners(
 def _compute_expected(
     pipeline: Pipeline, input_rows: Mapping[str, Sequence[Mapping[str, Any]]]
 ) -> list[Mapping[str, Any]]:
-    """Compute the results of the input rows. Spark starts only if the pipeline has SQL."""
+    """Compute the expected results for the input rows. Spark starts only if the pipeline has SQL."""
     from slackwater.testing import case_runner
     from slackwater.testing.pipeline import LocalPipeline
 

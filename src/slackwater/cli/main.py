@@ -1,6 +1,6 @@
 """The entry point of the command `slackwater`: it registers all commands, and prints errors without a stack trace.
 
-So that it starts fast, modules are imported only when a command needs them.
+To start quickly, it imports a module only when a command needs it.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def main() -> None:
 
 
 def _check_arguments(arguments: Sequence[str]) -> None:
-    """Register the secrets in URLs, so that messages mask them. Raises ConfigError if an argument is not UTF-8 text."""
+    """Register secrets in arguments, so that messages mask them. Raises ConfigError if one is not UTF-8 text."""
     for position, argument in enumerate(arguments, 1):
         try:
             argument.encode()

@@ -25,7 +25,7 @@ from slackwater.state.store_access import create_store
 
 
 def print_config_changes(file: Path, as_json: bool) -> None:
-    """Print each difference between a config and its state, with a verdict and a summary.
+    """Print each difference between a config and its state with a verdict, and then a summary.
 
     Raises typer.Exit with code 1 if a start would fail, and SlackwaterError for other failures.
     """
@@ -67,7 +67,7 @@ def _compare_with_state(pipeline: Pipeline) -> StateComparison | None:
 def _compare_with_store(pipeline: Pipeline, store: StateStore, target_pipeline: Pipeline) -> StateComparison | None:
     """Compare a pipeline with the state in a store. Return None if the store is empty.
 
-    `target_pipeline`: the pipeline with the name that its targets have recorded, which may be a former name.
+    `target_pipeline`: the pipeline under the name that its targets have recorded, which may be a former name.
     """
     with store.peek() as snapshot:
         if snapshot is None:
@@ -84,7 +84,7 @@ def _compare_with_store(pipeline: Pipeline, store: StateStore, target_pipeline: 
 
 
 def _refusal(pipeline: Pipeline) -> str | None:
-    """Return the reason why a first start, without a state, would fail; None if it would succeed."""
+    """Return why a first start (without a state) would fail; None if it would succeed."""
     with closing(create_store(pipeline)) as store:
         question = renamed_pipeline.find_start_refusal(pipeline, store)
     if question is not None:

@@ -49,7 +49,7 @@ def prepare_machine(files: list[Path], names: list[str]) -> None:
 
 
 def load_spark_classes() -> None:
-    """Run the demo's pipelines, so that the JVM loads the classes that are archived at its exit."""
+    """Run the demo's pipelines, so that the JVM loads the classes that it archives on exit."""
     from slackwater.cli.demo import run_demo
     from slackwater.spark.sessions import jvm_class_archive
 

@@ -81,7 +81,7 @@ def render_status(status: Status) -> Group:
 class LogProgress:
     """A view that logs the status of a run at most once per `every` seconds.
 
-    It always logs the first status, the last status, and the status of an epoch that emitted results or had late rows.
+    Regardless of this limit, it logs the first and the last status, and that of any epoch with results or late rows.
     """
 
     def __init__(self, every: float = 1.0) -> None:

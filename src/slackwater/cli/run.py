@@ -79,7 +79,7 @@ class RunFlags:
             )
 
     def run_options(self) -> RunOptions:
-        """Convert the flags to options for the engine. Raises ConfigError if `begin` cannot be parsed."""
+        """Convert the flags into options for the engine. Raises ConfigError if `begin` cannot be parsed."""
         return RunOptions(
             available_now=self.available_now,
             flush=self.flush,
@@ -160,7 +160,7 @@ def run_with_view(
 
 @contextmanager
 def stop_on_signals(stop: threading.Event, view: views.ProgressView) -> Iterator[None]:
-    """Set `stop` at the first SIGINT or SIGTERM. Exit the process at a second SIGINT, or if Spark is still starting.
+    """Set `stop` on the first SIGINT or SIGTERM. Exit the process on a second SIGINT, or if Spark is still starting.
 
     On exit, the Spark process ends by itself, because its standard input is closed.
 
@@ -214,9 +214,9 @@ def backfill_file(
 
     Args:
         file: The config.
-        since: The time at which the first windows start (ISO 8601, UTC).
-        until: The time before which the last windows start (ISO 8601, UTC).
-        partial: Whether also to write windows that extend beyond the range.
+        since: Write windows that start at or after this time (ISO 8601, UTC).
+        until: Write windows that start before this time (ISO 8601, UTC).
+        partial: Whether to also write windows that extend beyond the range.
         into: The path or table to write to; None for the pipeline's own target.
         slack: How far the time of a Kafka record may be from its event time, as a duration; None for the default.
         target: The name of the target; None if the pipeline has only one.
@@ -247,7 +247,7 @@ def backfill_file(
 
 
 def _parse_time_us(text: str, option: str) -> int:
-    """Parse the ISO 8601 time of an option (UTC if it has no offset) into microseconds. Raises StartError."""
+    """Parse an ISO 8601 time (UTC if it has no offset) into microseconds. Raises StartError for any other text."""
     try:
         time = dt.datetime.fromisoformat(text)
     except ValueError:

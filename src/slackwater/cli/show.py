@@ -37,7 +37,7 @@ WIDEST = 60  # maximum number of characters in a cell
 
 @dataclass(frozen=True)
 class ShowOptions:
-    """The options that select rows and columns, and the output format.
+    """The options that determine the rows, the columns and the output format.
 
     `limit`: the maximum number of rows; None means 20, or all rows of a SQL query.
     """
@@ -86,7 +86,7 @@ def show_file(file: Path, view: ShowOptions, follow: bool, target: str | None = 
 
     Args:
         file: The config.
-        view: The selection and the format.
+        view: The selected rows and columns, and the output format.
         follow: Whether to print new rows as they are published, until Ctrl-C.
         target: The name of the target; None prints the rows of all targets, one target after the other.
 
@@ -207,7 +207,7 @@ class _Printer:
         return row_format.csv_lines(frame, is_first)
 
     def print_truncation(self, limit: int, total: RowCount | None) -> None:
-        """Print to standard error that only `limit` rows are shown. `total`: the number of all rows, if known."""
+        """Print to standard error that only `limit` rows are shown. `total`: the total number of rows, if known."""
         newest = "the first" if self._view.sql is not None else "the newest" if self._start else "the last"
         count_text = plural(limit, "row") + ("" if total is None else f" of {total}")
         print(f"({newest} {count_text}; more with --limit)", file=sys.stderr, flush=True)

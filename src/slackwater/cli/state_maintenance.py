@@ -1,4 +1,4 @@
-"""The commands of `state` that check or change a state: verify, sizes, history, compact, migrate, fork and reset."""
+"""The `state` commands that check or change a state: verify, sizes, history, compact, migrate, fork and reset."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ def migrate(location: StateLocation, dry_run: bool) -> None:
 
 
 def _change_lines(before: Any, after: Any, stage: str = "") -> list[str]:
-    """Return a line for each field of a commit that a migration changed, stage by stage. `stage`: a prefix for the lines."""
+    """Return a line for each commit field that a migration changed, stage by stage. `stage`: a prefix for the lines."""
     fields = [k for k in after if k not in ("format", "then")]
     changed = [k for k in fields if before.get(k) != after[k] and (before.get(k) or after[k])]
     lines = [f"{stage}{'changes' if before.get(k) else 'adds'} {k}: {_brief(after[k])}" for k in changed]
@@ -278,14 +278,14 @@ def fork_state(location: StateLocation, name: str, epoch: int | None) -> None:
 
 
 def reset_state(location: StateLocation, offsets: Sequence[str], dry_run: bool) -> None:
-    """Change the offsets from which sources continue, and print them before and after.
+    """Change the offsets from which sources continue, and print the old and the new offsets.
 
     Args:
         location: The location of the state.
         offsets: The new offsets, in the form that --offsets accepts.
-        dry_run: Whether only to print the changes.
+        dry_run: Whether to print the changes without making them.
 
-    Raises StartError if the offsets are invalid, or if the sources already continue there.
+    Raises StartError if the offsets are invalid, or if the sources already continue from them.
     """
     path = Path(location.where)
     config = toml.load(path) if path.suffix == ".toml" and not path.is_dir() else None

@@ -1,4 +1,4 @@
-"""The commands of `state` that list states, show one state, and print or export its windows."""
+"""The `state` commands that list states, show one state, and print or export its windows."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _summary(store: StateStore, name: str) -> dict[str, Any]:
 
 
 def _count_open(commit: Commit) -> int:
-    """Return the number of open sessions, or of pairs of key and pane, in the last stage."""
+    """Return the number of open sessions, or of (key, pane) pairs, in the last stage."""
     last = commit.stages[-1]
     return sum(last.windows) or sum(sum(groups) for groups in last.panes.values())
 
@@ -93,7 +93,7 @@ def _unpublished_text(manifest: Commit, missing: list[str]) -> str:
 
 
 def show_state(location: StateLocation, epoch: int | None, as_json: bool) -> None:
-    """Print one state: its stages, its watermarks, and where its sources continue.
+    """Print one state: its stages, its watermarks, and the offsets from which its sources continue.
 
     Args:
         location: The location of the state.

@@ -42,7 +42,7 @@ def print_why_report(file: Path, key: Sequence[str], as_json: bool, stage: str |
 
     Args:
         file: The config.
-        key: Column values of a key, as `name=value`, on which to report as well.
+        key: A key to report on as well, as `name=value` per column.
         as_json: Whether to print one JSON object instead of text.
         stage: The stage to report on; None for all stages.
 
@@ -119,7 +119,7 @@ def format_report(w: WhyReport, file: str | None) -> Iterator[str]:
 
 
 def _clocks(w: WhyReport) -> list[ClockReport]:
-    """Return the clocks to list: of all inputs for a single stage, else the distinct clocks of the sources."""
+    """Return the clocks to list: those of all inputs of a single stage, or the distinct clocks of all sources."""
     if not w.stages:
         return list(w.clocks)
     return list(dict.fromkeys(c for s in w.stages for c in s.clocks if not c.of_stage))

@@ -1,4 +1,4 @@
-"""The specs that users write: validated and immutable. This package opens no state, runs no Spark and reads no clock.
+"""Validated, immutable specs, as users write them. This package never opens a state, runs Spark or reads the clock.
 
 May import: core, errors, secrets.
 """

@@ -26,7 +26,7 @@ AGGREGATES = (
 # Spark SQL cannot pre-aggregate these
 ROWS_ONLY = ("var", "stddev", "approx_quantile", "top_k", "collect_list")
 CUSTOM = "custom aggregations"  # in `Key.kinds`: user-defined aggregations
-QUANTILE_K = 200  # default accuracy of approx_quantile: a rank error of 1.33 %
+QUANTILE_K = 200  # default accuracy of approx_quantile: a rank error of 1.33%
 _PATH = 'or the import path of a class ("package.module:Class")'
 _aggregate = choice_parser(*AGGREGATES)
 _MEANT = {  # names in other systems
@@ -211,8 +211,8 @@ class Aggregation(Spec):
     def aggregator(self) -> Aggregator:
         """Load the user-defined aggregation.
 
-        Raises `custom_aggregator.AggregatorError` if its class can no longer be used, because it has changed since this
-        spec was validated.
+        Raises `custom_aggregator.AggregatorError` if the class has changed since this spec was validated, and can no
+        longer be used.
         """
         return custom.load_aggregator(self.agg, self.options)
 

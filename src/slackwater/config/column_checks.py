@@ -1,4 +1,4 @@
-"""Checks of the columns that a window or another step reads from the result of the SQL."""
+"""Checks on the columns that a window or another step reads from the result of the SQL."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slackwater.config.window import Window
 
 @dataclass
 class CheckResult:
-    """Findings of a check: `problems` as lines `key: problem`, and skipped checks (`unchecked`) as `key: reason`."""
+    """Result of a check: lines `key: problem`, and lines `key: reason` for skipped checks (`unchecked`)."""
 
     problems: list[str] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
@@ -36,14 +36,14 @@ _NEEDS_NUMBER = ("sum", "avg", "var", "stddev", "approx_quantile")
 
 @dataclass
 class WindowColumns:
-    """Checks the columns of one window, and adds the findings to `result`. `path`: the config key of its stage."""
+    """Checks the columns of a window, and adds findings to `result`. `path`: the config key of the window's stage."""
 
     window: Window
     path: str
     result: CheckResult
 
     def check_gap(self, out: ColumnTypes) -> None:
-        """Check the gap if it is a SQL expression. `out`: the columns of the SQL."""
+        """Check the gap if it is a SQL expression. `out`: the output columns of the SQL."""
         if not isinstance(self.window.gap_ms, str):
             return
         key, findings = f"{self.path}.window.gap_ms", SqlFindings()
@@ -63,7 +63,7 @@ class WindowColumns:
             self.result.add(key, f'{shown} is {type_}; expected milliseconds, an interval, or text such as "5 minutes"')
 
     def check_columns(self, out: ColumnTypes) -> None:
-        """Check that the key columns and the inputs of the aggregations exist. `out`: the columns of the SQL."""
+        """Check that the key columns and the aggregation inputs exist. `out`: the output columns of the SQL."""
         window_key = f"{self.path}.window"
         if not out.is_complete and not any(line.startswith(f"{self.path}.sql:") for line in self.result.problems):
             unknown = [name for name in dict.fromkeys(self.used_columns()) if name not in out.types]
@@ -93,9 +93,9 @@ class WindowColumns:
         return [*self.window.group_by, *(name for a in self.window.aggregations for _, name in _columns_read(a))]
 
     def result_columns(self, out: ColumnTypes) -> ColumnTypes:
-        """Return the columns of the results. `out`: the columns of the SQL.
+        """Return the result columns of the window. `out`: the output columns of the SQL.
 
-        The types of most aggregations are unknown before the start.
+        Most aggregations have an unknown type until the pipeline starts.
         """
         types: dict[str, str | None] = {name: out.types.get(name) for name in self.window.group_by}
         types |= dict.fromkeys(
@@ -116,8 +116,8 @@ def check_scalar_column(result: CheckResult, key: str, name: str, out: ColumnTyp
         result: Receives the problem.
         key: The config key that names the column.
         name: The name of the column.
-        out: The columns of the SQL.
-        prefix: The beginning of the message.
+        out: The output columns of the SQL.
+        prefix: Text to put before the message.
     """
     type_ = out.types.get(name)
     if name not in out.types:
@@ -138,8 +138,8 @@ def check_same_columns(
 
     Args:
         result: Receives the problems.
-        key: The config key in the problems.
-        outputs: The columns of the SQL for each source.
+        key: The config key to report the problems under.
+        outputs: The output columns of the SQL, by source.
         names: The columns to compare; by default, all columns.
     """
     (first, expected), *others = outputs.items()

@@ -24,7 +24,7 @@ VERSIONS = 2  # old versions of a row stay in their segments until a merge
 
 
 def estimate_bytes(window: Window) -> int:
-    """Return the estimated size (bytes) of the state of a window at its limit `max_groups_per_window`.
+    """Return the estimated state size (bytes) of a window that reaches its `max_groups_per_window`.
 
     The constants of this module define the assumed sizes of keys, sketches and sets.
     """
@@ -51,10 +51,10 @@ def _accumulator_bytes(a: Aggregation) -> int:
 
 
 def size_warnings(step: StepBase) -> tuple[str, ...]:
-    """Return a warning if the state of a window may exceed 1 GiB; empty for other steps.
+    """Return a warning if the step is a window whose state may exceed 1 GiB; otherwise, an empty tuple.
 
-    If the config does not set max_groups_per_window, the threshold is DEFAULT_GIB, because the default is only a safety
-    limit.
+    If the config does not set max_groups_per_window, the threshold is DEFAULT_GIB, because the default of that key is
+    only a safety limit.
     """
     if not isinstance(step, Window) or (size := estimate_bytes(step)) <= GIB:
         return ()
@@ -68,9 +68,9 @@ def size_warnings(step: StepBase) -> tuple[str, ...]:
 
 
 def find_durations_without_unit(pipeline: Pipeline) -> Iterator[tuple[str, str, int]]:
-    """Yield durations below one second without a unit, such as `gap_ms = 30`, which are probably mistakes.
+    """Yield durations below one second that were written without a unit, such as `gap_ms = 30`.
 
-    Each item is (path of the key, name of the key that takes a unit, milliseconds).
+    They are probably mistakes. Each item is (path of the key, name of the key that takes a unit, milliseconds).
     """
     specs: list[tuple[str, Spec]] = [(f"sources[{i}]", source) for i, source in enumerate(pipeline.sources)]
     for name, stage_pipeline in pipeline.stage_pipelines.items():
@@ -86,7 +86,7 @@ _EXPECTED = 'expected a Postgres table, or a Delta or Iceberg table with mode = 
 
 
 def find_replay_obstacle(pipeline: Pipeline) -> str | None:
-    """Return why `dlq replay` cannot correct windows with the late rows of a pipeline; None if it can."""
+    """Return why `dlq replay` cannot use a pipeline's late rows to correct windows; None if it can."""
     if len(pipeline.stage_pipelines) > 1:
         return "the pipeline has several stages, and a stage cannot correct results that another stage has read; expected a pipeline with one stage"
     step = pipeline.transform.step

@@ -1,4 +1,4 @@
-"""Specs of connections: the addresses and credentials of systems, to which sources, lookups and targets refer."""
+"""Specs of connections: the addresses and credentials of the systems that sources, lookups and targets use."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Connection(Spec):
 
     @classmethod
     def declared_keys(cls) -> Mapping[str, Key]:
-        """Return the declared keys, and `kind` with its default as the only valid value."""
+        """Return the declared keys, plus `kind`, whose default is its only valid value."""
         kind = cls.model_fields["kind"]
         of_kind = {} if kind.is_required() else {"kind": Key(choice_parser(kind.default), "The kind of system.")}
         return {**of_kind, **super().declared_keys()}
@@ -78,7 +78,7 @@ class ConsoleConnection(Connection):
 
 
 class KafkaConnection(ClientConnection):
-    """Kafka cluster.
+    """Connection to a Kafka cluster.
 
     `options`: Kafka client settings, such as `security.protocol` and `sasl.mechanism`.
     """
@@ -98,7 +98,10 @@ class KafkaConnection(ClientConnection):
 
 
 class PostgresConnection(Connection):
-    """Postgres database. Sources cannot use it. Keep the password out of the file: `url = "${WAREHOUSE_URL}"`."""
+    """Connection to a Postgres database. Sources cannot use it.
+
+    Keep the password out of the file: `url = "${WAREHOUSE_URL}"`.
+    """
 
     kind: Literal["postgres"] = "postgres"
     url: str = declare_key(
@@ -161,7 +164,7 @@ class IcebergConnection(ClientConnection):
 
 
 class RabbitMQConnection(Connection):
-    """RabbitMQ broker. Targets cannot use it."""
+    """Connection to a RabbitMQ broker. Targets cannot use it."""
 
     kind: Literal["rabbitmq"] = "rabbitmq"
     url: str = declare_key(
@@ -176,7 +179,7 @@ class RabbitMQConnection(Connection):
 
 
 class KinesisConnection(ClientConnection):
-    """AWS Kinesis. Targets cannot use it. The user installs the Spark connector."""
+    """Connection to AWS Kinesis. Targets cannot use it. Requires a Spark connector, which the user installs."""
 
     kind: Literal["kinesis"] = "kinesis"
     region: str = declare_key(
@@ -190,7 +193,7 @@ class KinesisConnection(ClientConnection):
 
 
 class PubSubConnection(ClientConnection):
-    """Google Pub/Sub. Targets cannot use it. The user installs the Spark connector."""
+    """Connection to Google Pub/Sub. Targets cannot use it. Requires a Spark connector, which the user installs."""
 
     kind: Literal["pubsub"] = "pubsub"
     project: str = declare_key(
@@ -221,9 +224,9 @@ def _register_secrets(keys: Mapping[str, Any]) -> None:
 
 
 def parse_connection(value: Any) -> Connection:
-    """Parse a connection from a table; return a Connection object unchanged.
+    """Parse a table into a connection; return a Connection object unchanged.
 
-    Raises InvalidValueError for other values, and InvalidTableError (without a draft) for problems with keys.
+    Raises InvalidTableError (without a draft) if a key is invalid, and InvalidValueError for any other kind of value.
     """
     if isinstance(value, Connection):
         return value
@@ -254,7 +257,7 @@ def parse_connection(value: Any) -> Connection:
 def parse_connections(value: Any) -> dict[str, Connection]:
     """Parse a table of connections by name.
 
-    Raises InvalidTableError. In its draft, invalid connections are None.
+    Raises InvalidTableError if a connection is invalid. The draft in this error has None for such a connection.
     """
     if not isinstance(value, Mapping):
         raise InvalidValueError("a table of connections ([connections.<name>])")

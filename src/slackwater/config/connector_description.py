@@ -1,4 +1,4 @@
-"""Description of a connector: the static properties of a kind of system, which need no connection to it.
+"""Description of a connector: the static properties of one kind of system, available without connecting to it.
 
 kind ─┬─ classes      the connection in a config, the offsets in a commit, the connector that contacts the system
       ├─ source       keys, added columns, whether rows can be read again, start position, descriptions
@@ -34,8 +34,8 @@ class StartPosition:
         default: The default of `starting_offsets`; None if the connector decides.
         offsets: Whether `starting_offsets` may be offsets by partition, in addition to "earliest" and "latest".
         from_first: Whether the source always begins with its first row.
-        position_text: If `default` is None: a description of the position.
-        default_text: If `default` is None: a description as a predicate.
+        position_text: A description of the position, if `default` is None.
+        default_text: The position as a predicate, such as "begins with the first of its files".
         no_offsets_reason: Why offsets by partition are not allowed.
     """
 
@@ -48,7 +48,7 @@ class StartPosition:
 
 
 class SourceKeys(Protocol):
-    """Protocol for the keys of a source that connector descriptions read. `config.source.Source` implements it."""
+    """Protocol for the source keys that connector descriptions read. `config.source.Source` implements it."""
 
     @property
     def query(self) -> str | None: ...
@@ -67,7 +67,7 @@ class SourceKeys(Protocol):
 
 
 class TargetKeys(Protocol):
-    """Protocol for the keys of a target that connector descriptions read. `config.target.Target` implements it."""
+    """Protocol for the target keys that connector descriptions read. `config.target.Target` implements it."""
 
     @property
     def path(self) -> str | None: ...
@@ -122,10 +122,10 @@ class ConnectorDescription:
         connection: The spec of the connection.
         connector: The import path of the `connectors.connector.Connector`, as in "journal.connector:JournalConnector".
             It is imported when a command contacts the system.
-        spark_packages: The packages that Spark needs: Maven coordinates (group:module:version), paths of jars, or a
-            name that `slackwater prepare` defines ("kafka").
-        write_text: Describes how results are written. Its arguments are the target, whether the target is append-only,
-            and whether writing is part of the commit.
+        spark_packages: The packages that Spark needs: Maven coordinates (group:module:version), jar paths, or a name
+            that `slackwater prepare` defines ("kafka").
+        write_text: A function that describes how results are written. Its arguments are the target, whether the target
+            is append-only, and whether writing is part of the commit.
     """
 
     kind: str
@@ -173,12 +173,12 @@ def metadata_columns(kind: str | None) -> tuple[str, ...]:
 
 
 def kinds_with_source_key(key: str) -> tuple[str, ...]:
-    """Return the kinds of connection whose sources support a key, among the connectors that are loaded."""
+    """Return the kinds of the loaded connectors whose sources support a key."""
     return tuple(kind for kind, connector in CONNECTORS.items() if key in connector.keys)
 
 
 def kinds_with_target_key(key: str) -> tuple[str, ...]:
-    """Return the kinds of connection whose targets support a key, among the connectors that are loaded."""
+    """Return the kinds of the loaded connectors whose targets support a key."""
     return tuple(kind for kind, connector in CONNECTORS.items() if key in connector.target_keys)
 
 
@@ -205,7 +205,7 @@ def _keys_class(kind: str, of_target: bool) -> type[ConnectorKeys] | None:
 
 
 def is_connector_key(key: str, of_target: bool) -> bool:
-    """Return whether an installed connector adds this key to sources (or to targets). This reads the entry points."""
+    """Return whether an installed connector adds this key to sources (or targets), according to the entry points."""
     return bool(_kinds_with(key, of_target))
 
 
@@ -218,7 +218,7 @@ def check_connector_keys(kind: str, written: Mapping[str, Any], of_target: bool)
     """Yield the problems with the connector keys of a source or target.
 
     Args:
-        kind: The kind of its connection.
+        kind: The kind of the connection.
         written: The keys and their values in the config.
         of_target: Whether the keys are those of a target.
     """

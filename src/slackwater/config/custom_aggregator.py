@@ -31,14 +31,14 @@ PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 class Aggregator:
     """Base class for user-defined aggregations. A subclass declares columns and defines three functions.
 
-    - `inputs`: its input columns, as name -> Spark type. A column of another numeric type is cast if it fits.
+    - `inputs`: its input columns, as name -> Spark type. A column of another numeric type is cast if that type fits.
     - `accumulators`: the state of a group, as name -> Spark type: scalars and arrays of scalars.
     - `output`: the Spark type of the result. It may be `array<…>` or `struct<…>`.
-    - `wants_keys`: whether the first argument of `merge` is the keys of the group, as name -> expression.
+    - `wants_keys`: whether `merge` takes the group keys, as name -> expression, as its first argument.
 
     The functions take and return Polars expressions. `lift` takes the inputs by name, and returns a row-wise expression
     for each accumulator. `merge` takes the accumulators by name, and returns an aggregate over the rows of a group for
-    each accumulator. It must be associative and commutative, because rows are merged in any order and in batches.
+    each accumulator. `merge` must be associative and commutative, because rows are merged in any order and in batches.
     `finish` takes the accumulators and returns the result.
 
             class Mean(Aggregator):
@@ -81,7 +81,7 @@ class AggregatorError(Exception):
 
 @contextmanager
 def forbid_imports() -> Iterator[None]:
-    """Return a context in which classes are loaded only from imported modules, because a state is not trusted."""
+    """Return a context in which classes are loaded only from already imported modules, for an untrusted state."""
     before = _MAY_IMPORT.set(False)
     try:
         yield
@@ -124,7 +124,7 @@ def describe_error(error: Exception) -> str:
 
 
 def may_import() -> bool:
-    """Return whether modules may be imported, which `forbid_imports` prevents."""
+    """Return whether modules may be imported, which is not the case inside `forbid_imports`."""
     return _MAY_IMPORT.get()
 
 
@@ -222,7 +222,7 @@ def check_aggregator(aggregator: Aggregator) -> None:
 def build_accumulator_expressions(
     aggregator: Aggregator, step: str, columns: Mapping[str, pl.Expr], *leading_arguments: Any
 ) -> list[pl.Expr]:
-    """Call `lift` or `merge`, and return the expression of each accumulator, with the accumulator's name as alias.
+    """Call `lift` or `merge`, and return one expression per accumulator, aliased to the accumulator's name.
 
     Args:
         aggregator: The aggregator.

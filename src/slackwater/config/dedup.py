@@ -1,4 +1,4 @@
-"""The spec of the dedup step, which emits one of several rows of a key that are close together in event time."""
+"""The spec of the dedup step, which emits only one of several rows that share a key and are close in event time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of the names of columns, tables and topics against the rules of each system, without a connection."""
+"""Checks of column, table and topic names against the rules of each system, without connecting to it."""
 
 from __future__ import annotations
 

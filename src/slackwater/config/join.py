@@ -143,7 +143,7 @@ class Join(StepBase):
 
     @property
     def join_type(self) -> str:
-        """The type of the join: "inner", "left", "right" or "full". `kind` may be another spelling."""
+        """The type of the join: "inner", "left", "right" or "full". `kind` may be another spelling of it."""
         return JOIN_TYPES[self.kind]
 
     @property
@@ -159,12 +159,12 @@ class Join(StepBase):
 
     @property
     def outer(self) -> tuple[bool, bool]:
-        """Flags for emitting rows without a partner, as (left, right)."""
+        """The sides whose rows are emitted even without a partner, as flags (left, right)."""
         return self.join_type in ("left", "full"), self.join_type in ("right", "full")
 
     @property
     def retention_ms(self) -> tuple[int, int]:
-        """How far (ms) the watermark must pass a row before the row leaves the state, as (left, right)."""
+        """How far (ms) past a row the watermark must be before the row leaves the state, as (left, right)."""
         (lower, upper), allowed = self.bounds_ms, int(effective_allowed_lateness_ms(self))
         return max(upper, 0) + allowed, max(-lower, 0) + allowed
 
@@ -261,9 +261,9 @@ def joined_column_names(
     right_columns: Sequence[str],
     injected: tuple[Sequence[str], Sequence[str]] = ((), ()),
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the emitted columns of the left and the right side, each as column -> name in the output, in order.
+    """Return the columns that each side of a join emits, as (left, right): ordered maps of column -> output name.
 
-    In the output, `_event_ts` follows them.
+    In the output, `_event_ts` follows these columns.
 
     Args:
         join: The join.
@@ -297,9 +297,9 @@ def joined_column_names(
 
 
 def _collisions(prefixes: Sequence[str], columns: Sequence[Sequence[str]]) -> Iterator[Problem]:
-    """Yield a problem for each output name that is invalid or occurs twice. Names that differ only in case are equal.
+    """Yield a problem for each output name that is invalid or occurs twice, ignoring case.
 
-    `prefixes`, `columns`: the prefix and the columns of the left and the right side.
+    `prefixes`, `columns`: the prefix and the columns of each side, as (left, right).
     """
     taken = {EVENT_TIME: "the event time of the joined row"}
     for side, prefix, names in zip(SIDES, prefixes, columns, strict=True):

@@ -3,8 +3,8 @@
     declared keys of a spec       ──▶ one table of `$defs`
     rules between keys (`_rules`) ──▶ its `allOf`
 
-The schema accepts each config that `slackwater check` accepts. A schema cannot verify references between names, SQL,
-and comparisons of durations.
+The schema accepts every config that `slackwater check` accepts. It cannot verify SQL, references by name, or rules that
+compare durations.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def build_schema(spec: type[Spec] = Pipeline, title: str = "A Slackwater pipelin
 
 
 def schema_text(schema: Schema | None = None) -> str:
-    """Format a JSON Schema as the content of a file. By default, it is the schema of a pipeline."""
+    """Return the file content for a JSON Schema, by default that of a pipeline."""
     return json.dumps(schema or build_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
@@ -81,7 +81,7 @@ def _duration_text(least: int | None) -> Schema:
 
 
 def table_keys(spec: type[Spec]) -> Mapping[str, Key]:
-    """Return the keys of a config table, including keys that connectors add. A connection has the keys of all kinds."""
+    """Return the keys of a config table, including those that connectors add. A connection has those of all kinds."""
     if spec is not Connection:
         own_keys = {key: declared for key, declared in spec.KEYS.items() if not declared.python_only}
         return own_keys | {key: keys.KEYS[key] for key, keys in _connector_keys(spec).items()}
@@ -156,7 +156,7 @@ def _default(spec: type[Spec], key: str) -> Schema:
 
 
 def _value(shape: Mapping[str, Any], defs: dict[str, Schema]) -> Schema:
-    """Return the schema of the values of a key. Only a string may be `${NAME}` instead of a value."""
+    """Return the schema for the value of a key. Only a key with a string value also accepts `${NAME}`."""
     if "of" in shape:
         spec: type[Spec] = shape["of"]
         name = spec.__name__.lower()
@@ -198,7 +198,7 @@ def _require_key(spec: type[Spec], key: str) -> Schema:
 
 
 def _if_value(value: Schema, then: Schema, *keys: str) -> Schema:
-    """Return a schema that applies `then` if one of the spellings `keys` of a key has this value."""
+    """Return a schema that applies `then` if a key, in any of the spellings `keys`, has this value."""
     has: list[Schema] = [{"required": [key], "properties": {key: value}} for key in keys]
     return {"if": has[0] if len(has) == 1 else {"anyOf": has}, "then": then}
 

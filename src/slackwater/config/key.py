@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pydantic._internal._model_construction import ModelMetaclass
 
     class Converted(Generic[_Argument, _Attribute]):
-        """Annotation of a key whose constructor argument and attribute have different types.
+        """Annotation for a key whose constructor argument and attribute have different types.
 
         Type checkers read the type of the argument from `__set__`, and that of the attribute from `__get__`.
         """
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
         def __set__(self, instance: object, value: _Argument) -> None: ...
 
     class Milliseconds(Converted[int | str | None, _Attribute]):
-        """Annotation of a duration: ms or a string ("30s") in the constructor, ms in the attribute."""
+        """Annotation for a duration: ms or a string ("30s") in the constructor, ms in the attribute."""
 
     class Tables(Converted[Sequence[_Argument] | None, tuple[_Argument, ...]]):
-        """Annotation of a list of tables: any sequence in the constructor, a tuple in the attribute."""
+        """Annotation for a list of tables: any sequence in the constructor, a tuple in the attribute."""
 
     class WithUnit(Converted[str | None, None]):
-        """Annotation of the constructor argument `gap="30s"`. The value is stored in the attribute `gap_ms`."""
+        """Annotation for the constructor argument `gap="30s"`. The value is stored in the attribute `gap_ms`."""
 else:
     ModelMetaclass = type(BaseModel)
 
@@ -77,7 +77,7 @@ class Key:
             value is what an error advises if the key is missing, or "" if the key is optional.
         aliases: Older spellings, which are still accepted.
         elsewhere: Names of the key in other systems. An error for such a name suggests this key.
-        python_only: For a key that TOML cannot express: what to write in TOML instead.
+        python_only: What to write in TOML instead, for a key that TOML cannot express.
         of_connectors: Whether only some connectors support the key.
     """
 
@@ -135,7 +135,7 @@ def declare_attribute(
 
 
 def declare_with_unit(*, default: None) -> Any:
-    """Declare the constructor argument for a duration with its unit: `gap` in addition to the key `gap_ms`."""
+    """Declare a constructor argument that takes a duration with a unit, such as `gap` for the key `gap_ms`."""
     return default
 
 

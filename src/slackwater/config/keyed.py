@@ -82,7 +82,7 @@ class Keyed(KeyedStep):
 
     @property
     def output_columns(self) -> Mapping[str, str] | None:
-        """The output columns that the class declares, with their types; None if they are those of the input."""
+        """The output columns that the class declares, with their types; None if it keeps the input columns."""
         try:
             declared = self.load_function().output
         except KeyedFunctionError:
@@ -109,7 +109,7 @@ class Keyed(KeyedStep):
 
     @classmethod
     def check(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:
-        """Yield problems of the keys, and of the class. The class is not loaded if the values come from a state."""
+        """Yield problems with the keys and the class. The class is not loaded if the values come from a state."""
         yield from super().check(values, wrong)
         if "class_" not in values or {"class", "options"} & wrong or not may_import():
             return

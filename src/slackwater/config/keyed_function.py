@@ -29,8 +29,8 @@ class KeyedResult(NamedTuple):
     Args:
         rows: The rows to emit, with the output columns and `TIME`.
         state: The new rows of state, with `KEY`, `TIMER` and the state columns.
-        changed: For `advance`: the numbers of the keys whose rows of state are replaced by `state`. By default, all
-            keys of the epoch.
+        changed: For `advance`, the numbers of the keys whose rows of state `state` replaces. By default, all keys of
+            the epoch.
         duplicates: The number of rows that were dropped as duplicates.
     """
 
@@ -69,9 +69,9 @@ class KeyedFunction:
         raise NotImplementedError
 
     def expire(self, due: pl.DataFrame, watermark: int) -> KeyedResult:
-        """Process rows of state whose timers are due. Return rows to emit, and rows of state to add for their keys.
+        """Process rows of state whose timers are due. Return rows to emit, and rows of state to add for these keys.
 
-        The rows have already been removed from the state. Within one call, all rows of a key have the same timer.
+        The due rows have already been removed from the state. Within one call, all rows of a key have the same timer.
 
         Args:
             due: The rows of state. Columns: `KEY`, `TIMER`, the key columns and the state columns.

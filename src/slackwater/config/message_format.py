@@ -16,7 +16,7 @@ from slackwater.core.humanize import format_ms, mismatch
 
 
 class EnvString(str):
-    """String with a value from the environment. Messages show `raw`, its spelling in the config, instead."""
+    """String that comes from the environment. Messages show `raw`, its spelling in the config, instead of the value."""
 
     raw: str
 

@@ -144,9 +144,9 @@ class Pipeline(Spec, NotebookRepr):
 
     @property
     def stage_pipelines(self) -> dict[str, Pipeline]:
-        """A pipeline with a single stage for each running stage, by stage name, in config order.
+        """One single-stage pipeline per running stage, by stage name, in config order.
 
-        Its sources are the sources and stages that its rows come from.
+        Each has as its sources the sources and stages that its rows come from.
         """
         if not self.stages:
             return {TRANSFORM: self}
@@ -165,7 +165,7 @@ class Pipeline(Spec, NotebookRepr):
 
     @property
     def former_names(self) -> dict[str, str | None]:
-        """The former name (`formerly`) of each running stage, by current name, in config order. None if it has none."""
+        """The former name (`formerly`) of each running stage, or None, by current name, in config order."""
         return {name: stage_pipeline.transform.formerly for name, stage_pipeline in self.stage_pipelines.items()}
 
     @property
@@ -192,7 +192,7 @@ class Pipeline(Spec, NotebookRepr):
         """Return the columns by which the SQL of a stage on a path may group rows.
 
         The SQL of a stage with several inputs cannot group rows. It runs over each input separately, but a group may
-        have rows of several inputs.
+        have rows from several inputs.
 
         `reader`: the stage on the path; None for the step at the end of the path.
         """
@@ -211,12 +211,12 @@ class Pipeline(Spec, NotebookRepr):
 
     @property
     def target_stage(self) -> Pipeline:
-        """The pipeline with only the stage whose results go to the first target."""
+        """The single-stage pipeline of the stage whose results go to the first target."""
         return self.stage_pipelines[self.published_stages[0]]
 
     @property
     def per_target(self) -> dict[str, Pipeline]:
-        """A copy of the pipeline with a single target for each target, by target name, in config order."""
+        """One copy of the pipeline per target, with only that target, by target name, in config order."""
         pipelines: dict[str, Pipeline] = {}
         taken, last = {t.name for t in self.targets}, self.stages[-1].name if self.stages else TRANSFORM
         for target in self.targets or (self.target,):
@@ -249,7 +249,7 @@ class Pipeline(Spec, NotebookRepr):
         return pipelines[name]
 
     def writer_of(self, target: str) -> str:
-        """Return the name that identifies this pipeline in the marker of a target.
+        """Return the name under which a target stores this pipeline's marker of the last epoch.
 
         For [target], this is the name of the pipeline.
         """
@@ -261,12 +261,12 @@ class Pipeline(Spec, NotebookRepr):
 
     @property
     def writer(self) -> str:
-        """The name that identifies this pipeline in the marker of the first target."""
+        """The name under which the first target stores this pipeline's marker (see `writer_of`)."""
         return self.writer_of(next(iter(self.per_target)))
 
     @property
     def writers(self) -> tuple[str, ...]:
-        """The names that may identify this pipeline in a marker: `writer`, and its value before a rename."""
+        """The possible names of this pipeline in a marker: `writer`, and `writer` under the pipeline's former name."""
         former = () if self.formerly is None else (self.model_copy(update={"name": self.formerly}).writer,)
         return (self.writer, *former)
 

@@ -1,7 +1,7 @@
 """Checks that involve several tables of a config. They also work on drafts: the valid parts of an invalid config.
 
-Each check yields problems as (config key, text). It ignores keys with problems that were already reported, which are in
-`_wrong` of a draft. The argument `values` contains the attributes of the pipeline, by name.
+Each check yields problems as (config key, text). It ignores keys whose problems were already reported; a draft lists
+them in `_wrong`. The argument `values` contains the attributes of the pipeline, by name.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _draft_step(values: Values) -> Window | Join | StatelessStep | None:
 
 
 def resolve_connection(reference: object, connections: Mapping[str, Connection]) -> Connection | None:
-    """Return the connection with a name, or a connection object unchanged. Return None for an unknown name."""
+    """Return the connection with this name, or None if there is none. A connection object is returned unchanged."""
     if isinstance(reference, Connection):
         return reference
     return connections.get(str(reference))
@@ -172,7 +172,7 @@ def check_event_time(values: Values) -> Iterator[Problem]:
 
 
 def check_corrections(values: Values) -> Iterator[Problem]:
-    """Yield a problem if late or updated results of a window are not possible on its target.
+    """Yield a problem if a window emits late or updated results that its target cannot accept.
 
     Updates on an append-only target need emit_metadata. late_data = "standalone" needs an append-only target, because
     other targets would replace the result of the window.
@@ -301,7 +301,7 @@ def check_join(values: Values) -> Iterator[Problem]:
 def check_append_only(values: Values, path: str = "target") -> Iterator[Problem]:
     """Yield a problem if the target has mode = "merge" but the stage is not a window.
 
-    Only results of windows have an identity, by which they replace earlier results. `path`: the key of the target.
+    Only window results have an identity, by which they can replace earlier results. `path`: the key of the target.
     """
     target: Target | None = values.get("target")
     transform = values.get("transform")

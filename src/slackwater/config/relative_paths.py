@@ -1,4 +1,4 @@
-"""Resolve the relative paths of a config file against the directory of the file, and list the paths of a run."""
+"""Resolve the relative paths of a config file against its directory, and list the directories that a run writes to."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _S = TypeVar("_S", Source, Lookup, Target, StateStore)
 
 
 class ResolvedPath(str):
-    """Absolute path that was resolved. `written` is the relative path in the config."""
+    """Absolute path that was resolved from `written`, the relative path in the config."""
 
     written: str
 
@@ -32,13 +32,13 @@ class ResolvedPath(str):
 
 
 class InterpolatedPath(EnvString):
-    """Absolute path from the environment. `written` is the relative path in the environment variable."""
+    """Absolute path that was resolved from `written`, the relative path in an environment variable."""
 
     written: str
 
 
 def restore_written_path(path: str) -> str:
-    """Return the relative path from which a path was resolved; any other path unchanged."""
+    """Return the relative path from which a path was resolved. Return any other path unchanged."""
     return path.written if isinstance(path, ResolvedPath | InterpolatedPath) else path
 
 
@@ -51,7 +51,7 @@ _AS_SPARK = {"s3": "s3a", "s3n": "s3a", "az": "abfss", "adl": "abfss", "gcs": "g
 
 
 def spark_scheme(scheme: str) -> str:
-    """Return the URI scheme that Spark uses for this one: `s3` -> `s3a`."""
+    """Return Spark's name for a URI scheme: `s3` -> `s3a`."""
     return _AS_SPARK.get(scheme, scheme)
 
 
@@ -62,7 +62,7 @@ def spark_address(address: str) -> str:
 
 
 def resolve_paths(pipeline: Pipeline, folder: PurePath) -> Pipeline:
-    """Return a copy of a pipeline in which all paths are absolute. `folder`: the directory of relative paths."""
+    """Return a copy of a pipeline in which all paths are absolute. `folder`: the base directory."""
 
     def resolve(spec: _S, *keys: str) -> _S:
         absolute = {key: _absolute(folder, value) for key in keys if (value := getattr(spec, key)) is not None}

@@ -84,7 +84,7 @@ def parse_offsets(value: Any) -> Any:
             if not str(part).isdecimal():
                 problems.append(f"{key}.{format_key(part)}: {value_mismatch(str(part), 'the number of a partition')}")
             elif not isinstance(offset, int) or isinstance(offset, bool) or offset < 0:
-                problems.append(f"{key}.{part}: {value_mismatch(offset, 'a whole number of at least 0')}")
+                problems.append(f"{key}.{part}: {value_mismatch(offset, 'a whole number, 0 or greater')}")
             else:
                 offsets.setdefault(str(topic), {})[str(part)] = offset
     if problems:
@@ -110,7 +110,7 @@ def parse_declared_columns(ddl: str) -> list[str]:
 
 @dataclass(frozen=True)
 class StageOutputRef:
-    """Placeholder for a DataFrame in a source that stands for the output of a stage.
+    """Placeholder for the DataFrame of a source that represents the output of a stage.
 
     `groupable_columns`: the columns by which SQL may group the rows.
     """
@@ -224,7 +224,7 @@ class Source(Spec):
 
     @property
     def groupable_columns(self) -> GroupableColumns:
-        """The columns by which SQL may group rows within an epoch; none for the rows of a real source."""
+        """The columns by which SQL may group rows within an epoch; none unless this source is the output of a stage."""
         return self.dataframe.groupable_columns if isinstance(self.dataframe, StageOutputRef) else ROW_BY_ROW
 
     @property
@@ -346,7 +346,7 @@ def _schema_problems(schema: str) -> Iterator[Problem]:
 
 
 class Lookup(Spec):
-    """Small table, stored in files, that SQL can join by name. It is read again at every `refresh_interval`."""
+    """Small table, stored in files, that SQL can join by name. It is read again every `refresh_interval`."""
 
     connection: str | Connection = declare_key(
         connection_or_name, "The name of a connection of kind files.", required="name one of the [connections]"

@@ -33,7 +33,7 @@ Problem = tuple[str, str]  # (key, what is wrong with it)
 
 @cache
 def find_duration_keys(cls: type[Spec]) -> Mapping[str, str]:
-    """Return the duration keys of a spec: the name that takes a unit -> the name in ms (`gap` -> `gap_ms`)."""
+    """Return the duration keys of a spec, as key that takes a unit -> key in ms (`gap` -> `gap_ms`)."""
     durations = (key for key, declared in cls.KEYS.items() if "duration" in declared.shape)
     names = {key.removesuffix("_ms"): key for key in durations if key.endswith("_ms")}
     return {name: key for name, key in names.items() if name not in cls.KEYS}
@@ -117,7 +117,7 @@ class Spec(BaseModel, metaclass=SpecMeta):
         """Parse a config table. If it is invalid, return None.
 
         Args:
-            data: The table, or a finished spec.
+            data: The table, or a Spec object, which is returned unchanged.
             file: The name of the file, for error lines.
             path: The path of the table in the config, such as "transform.window"; "" for the top level.
             problems: A list to which one line per problem is appended.
@@ -128,9 +128,9 @@ class Spec(BaseModel, metaclass=SpecMeta):
 
     @classmethod
     def parse_partial(cls, data: Any, file: str, path: str, problems: list[str]) -> Self:
-        """Parse a config table, and return a draft with the valid parts if it is invalid.
+        """Parse a config table. If it is invalid, return a draft with the valid parts.
 
-        Required attributes without a valid value are None in a draft. The arguments are described at `parse`.
+        Required attributes without a valid value are None in a draft. For the arguments, see `parse`.
         """
         if isinstance(data, cls):
             return data
@@ -152,7 +152,7 @@ class Spec(BaseModel, metaclass=SpecMeta):
 
     @classmethod
     def read(cls, data: Values, file: str, path: str, problems: list[str]) -> tuple[Values, set[str]]:
-        """Validate each key of a table, then the combination of keys. The arguments are described at `parse`.
+        """Validate each key of a table, then the combination of keys. For the arguments, see `parse`.
 
         Returns the values of the attributes, and the keys with problems.
         """
@@ -237,7 +237,7 @@ class Spec(BaseModel, metaclass=SpecMeta):
 
     @classmethod
     def is_connector_key(cls, key: str) -> bool:
-        """Return whether a key belongs to the connector of this source or target, which checks its value later."""
+        """Return whether a key belongs to the connector of this source or target. The connector checks it later."""
         return False
 
     def derived(self) -> Values:
@@ -275,7 +275,7 @@ class Spec(BaseModel, metaclass=SpecMeta):
 
 
 def table_parser(cls: type[Spec], expected: str = "a table") -> ValueParser:
-    """Return a parser for a nested table. `expected`: the valid values, for its error message."""
+    """Return a parser for a nested table. `expected`: a description of the valid values, for error messages."""
 
     @attach_json_schema(of=cls)
     def build(value: Any) -> Any:
@@ -291,7 +291,7 @@ def table_parser(cls: type[Spec], expected: str = "a table") -> ValueParser:
 
 
 def table_list_parser(cls: type[Spec], expected: str) -> ValueParser:
-    """Return a parser for a list of tables. `expected`: the valid values, for its error message."""
+    """Return a parser for a list of tables. `expected`: a description of the valid values, for error messages."""
 
     @attach_json_schema(type="array", of=cls)
     def build(value: Any) -> tuple[Any, ...]:
@@ -315,7 +315,7 @@ def iterate_specs(spec: type[Spec]) -> Iterator[type[Spec]]:
 
 
 def find_doc_link(spec: type[Spec], key: str) -> str:
-    """Return the page and heading that describe a key of a spec, or the table of an unknown key.
+    """Return the docs page and heading that describe a key of a spec or, for an unknown key, its table.
 
     `key`: the path of the key as errors show it, such as "transform.window.aggregations[0].as".
     """
@@ -347,7 +347,7 @@ def spec_to_data(spec: Spec) -> dict[str, Any] | None:
 
 
 class _UnnamedError(Exception):
-    """A value has no import path, so that it exists only in this process."""
+    """A value has no import path, so it cannot be used outside this process."""
 
 
 def _value(value: Any) -> Any:

@@ -44,7 +44,7 @@ _OTHER_SQL = (
 def check_sql(pipeline: Pipeline) -> CheckResult:
     """Check the SQL and the columns of a pipeline whose config is otherwise valid.
 
-    Checks that are possible only at the start are skipped.
+    Checks that are possible only when the pipeline starts are skipped.
     """
     checked = CheckResult()
     changed = [k for k in pipeline.spark if k.startswith(tuple(f"spark.sql.{other}" for other in _OTHER_SQL))]
@@ -71,7 +71,7 @@ def _check(pipeline: Pipeline, sources: Mapping[str, ColumnTypes], checked: Chec
 
 
 def check_draft_sql(pipeline: Pipeline) -> CheckResult:
-    """Check a draft: the readable parts of an invalid config. Parts with reported problems are omitted."""
+    """Check the SQL and the columns of a draft (an invalid config), except the parts with reported problems."""
     transform = pipeline.transform
     usable = pipeline.sources and transform is not None and not transform._wrong & {"sql", "lookups"}
     if not usable or pipeline.stages or {"connections", "spark"} & pipeline._wrong or transform.join is not None:
@@ -100,7 +100,7 @@ def check_draft_sql(pipeline: Pipeline) -> CheckResult:
 
 
 def _columns(pipeline: Pipeline, index: int, source: Source, checked: CheckResult) -> ColumnTypes:
-    """Return the columns of a source's rows as far as the config declares them, including those of the connector."""
+    """Return the columns of a source's rows, as far as the config declares them, plus those of the connector."""
     connection = resolve_connection(source.connection, pipeline.connections) if source.connection is not None else None
     kind = connection.kind if connection is not None else None
     key = f"sources[{index}]"
@@ -141,7 +141,7 @@ def _declared(spec: Source | Lookup) -> dict[str, str | None] | None:
 
 
 def _dataframe_type(type_: str) -> str | None:
-    """Return a declared type if the schema of a DataFrame always shows it unchanged, else None."""
+    """Return a declared type; None if the schema of the DataFrame may show a different type."""
     return None if type_.startswith(("char", "varchar", "string collated", "time(", "interval", "geo")) else type_
 
 
@@ -150,7 +150,7 @@ def _dataframe_type(type_: str) -> str | None:
 
 @dataclass
 class _StepCheck:
-    """Checks one step together with the SQL before it. `path`: where the config describes the step."""
+    """Checks one step together with the SQL before it. `path`: the config key of the stage."""
 
     pipeline: Pipeline
     path: str
@@ -203,7 +203,7 @@ class _StepCheck:
         return self.pipeline.transform.step.table
 
     def _source_prefix(self, source: str) -> str:
-        """Return the phrase that names a source if there are several, else ""."""
+        """Return a message prefix that names a source; "" if the pipeline has only one source."""
         return f'source "{source}": ' if len(self.pipeline.sources) > 1 else ""
 
     # -- event time ----------------------------------------------------------------------------------------------

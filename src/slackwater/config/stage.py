@@ -128,7 +128,7 @@ class Transform(Spec):
         return self.stateful is None and not {*self.STEPS} & self._wrong and self.sql is not None
 
     def sql_of(self, source: str) -> str | None:
-        """Return the SQL for the rows of a source: that of its side for a join, otherwise `sql`."""
+        """Return the SQL for the rows of a source: for a join, the SQL of the source's side, otherwise `sql`."""
         if self.join is None:
             return self.sql
         return self.join.left_sql if source == self.join.left_source else self.join.right_sql
@@ -140,7 +140,7 @@ class Transform(Spec):
         return f"{Join.CONFIG_PATH}.{'left' if source == self.join.left_source else 'right'}_sql"
 
     def map_lookups(self, change: Callable[[Lookup], Lookup]) -> Self:
-        """Return a copy in which `change` has replaced each lookup."""
+        """Return a copy with `change` applied to each lookup."""
         return self.model_copy(update={"lookups": {name: change(lookup) for name, lookup in self.lookups.items()}})
 
     @classmethod

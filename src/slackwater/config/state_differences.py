@@ -27,7 +27,7 @@ class KeyChange:
         verdict: COMPATIBLE, MIGRATED or REBUILD.
         how: What the next start does with the state, or why the state cannot be used.
         level: The log level of the message about the change.
-        location: The place of the new value, for messages.
+        location: Where the new value is defined, such as "config" or "the table", for messages.
     """
 
     key: str
@@ -56,7 +56,7 @@ class StateComparison:
     Args:
         pipeline: The name of the pipeline.
         epoch: The epoch of the state.
-        kind: The step to which the state belongs, such as "window" or "join".
+        kind: The kind of step to which the state belongs, such as "window" or "join".
         changes: The differences.
         waits: Why the next start must be postponed; None if it can proceed.
         unknown: Comparisons that were not possible, one line each.

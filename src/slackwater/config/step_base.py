@@ -153,9 +153,9 @@ class StepBase(Spec):
 
 
 def effective_allowed_lateness_ms(step: StepBase) -> int:
-    """Return how long (ms) after its close a window can still be corrected.
+    """Return how long (ms) a window can still be corrected after it closes.
 
-    For a join: how far (ms) a row may be behind the watermark and still be joined.
+    For a join, return how far (ms) a row may be behind the watermark and still be joined.
     """
     if step.late_data != "reopen":
         return 0

@@ -114,7 +114,7 @@ class Target(Spec):
     def upserts(self, kind: str, step: StepBase | None) -> bool:
         """Return whether the target replaces earlier results of a window; False if it is append-only.
 
-        `kind`: the kind of its connection. `step`: the step of its stage; only windows have results to replace.
+        `kind`: the kind of the connection. `step`: the step that emits the results; only windows replace any.
         """
         return isinstance(step, Window) and CONNECTORS[kind].upserts(self, step)
 
@@ -155,7 +155,7 @@ class Target(Spec):
 class StateStore(Spec):
     """Where the state is kept: files, Postgres or memory.
 
-    Postgres stores need a `path` only for Spark's checkpoints of sources that cannot seek. It defaults to a temporary
+    Postgres stores need a `path` only for the Spark checkpoints of sources that cannot seek; it defaults to a temporary
     directory. Object stores take missing `options` from the environment or the machine's role.
     """
 
@@ -233,7 +233,7 @@ def _object_store_problems(values: Values, wrong: set[str]) -> Iterator[Problem]
 
 
 def _url_problems(path: str, content: str) -> Iterator[Problem]:
-    """Yield the problems of a path if it is a URL. `content`: what is stored there, for messages."""
+    """Yield the problems with a path if it is a URL. `content`: what is stored there, for messages."""
     scheme, is_url, _ = path.partition("://")
     if not is_url or scheme == "file":
         return

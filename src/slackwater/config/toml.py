@@ -1,4 +1,4 @@
-"""Reading of pipelines from TOML, with interpolation of `${ENV}`, and writing of pipelines as TOML."""
+"""Reads pipelines from TOML, with interpolation of `${ENV}`, and writes pipelines as TOML."""
 
 from __future__ import annotations
 
@@ -94,7 +94,9 @@ def _parse_partial(content: str, file: str, env: Mapping[str, str] | None) -> tu
         raise ConfigError([f"{file}: is not valid TOML: {text}"]) from None
     if (key := _too_deep(data)) is not None:
         raise ConfigError(
-            [f"{file}: {key}: is nested more than {DEPTH} levels deep, deeper than any key of a pipeline; correct it"]
+            [
+                f"{file}: {key}: is nested more than {DEPTH} levels deep, which is deeper than any pipeline key; reduce the nesting"
+            ]
         )
     if (key := _too_large(data)) is not None:
         raise ConfigError([f"{file}: {key}: " + mismatch("a number with more than 64 bits", "at most 64 bits")])

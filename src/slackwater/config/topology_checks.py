@@ -26,7 +26,7 @@ TARGET_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 def iterate_all_steps(values: Values) -> Iterator[Values]:
     """Yield a copy of the config values for each stage.
 
-    In the copy, `transform` is the stage, and `read` is the set of names of the sources that it reads.
+    In the copy, `transform` is the stage, and `read` is the set of sources, by name, that the stage reads.
     """
     stages = values.get("stages")
     if not stages:
@@ -42,7 +42,7 @@ def iterate_all_steps(values: Values) -> Iterator[Values]:
 
 
 def check_stages(values: Values, wrong: set[str]) -> Iterator[Problem]:
-    """Yield the problems of [[stages]]: duplicate names, unknown inputs, unused stages, and results that may change."""
+    """Yield problems with [[stages]]: duplicate names, unknown inputs, unused stages, and results that may change."""
     stages: tuple[Stage, ...] = values["stages"]
     if "transform" in values:
         yield (
@@ -182,7 +182,7 @@ def _unread_inputs(
 
 
 def _conflicting_lookups(stages: Sequence[Stage]) -> Iterator[Problem]:
-    """Yield a problem for each name that different lookups share. All stages see a lookup under the same name."""
+    """Yield a problem for each name that different lookups share. A name must mean the same lookup in every stage."""
     lookups: dict[str, Lookup] = {}
     for number, stage in enumerate(stages):
         for name, lookup in stage.lookups.items():
@@ -229,7 +229,7 @@ def _changing_results(stage: Stage, number: int) -> Iterator[Problem]:
 
 
 def check_targets(values: Values, wrong: set[str]) -> Iterator[Problem]:
-    """Yield the problems of [target] and [[targets]]: invalid names, unknown stages, and shared locations."""
+    """Yield problems with [target] and [[targets]]: invalid names, unknown stages, and shared locations."""
     targets: Sequence[Target] = values.get("targets", ())
     if "targets" in values and "target" in values:
         yield (

@@ -41,10 +41,10 @@ _K = TypeVar("_K", bound=ValueParser)
 
 
 def attach_json_schema(**keywords: Any) -> Callable[[_K], _K]:
-    """Return a decorator that stores a JSON Schema in a parser's attribute `shape`.
+    """Return a decorator that stores a JSON Schema in the attribute `shape` of a parser.
 
-    `keywords`: the keywords of the schema. Two more are expanded by `config.json_schema`: `of`, the spec of a nested
-    table, and `duration`, the minimum of a duration.
+    `keywords`: the keywords of the schema, and two that `config.json_schema` expands: `of`, the spec of a nested table,
+    and `duration`, the minimum of a duration.
     """
 
     def mark(kind: _K) -> _K:
@@ -153,7 +153,7 @@ def parse_names(value: Any) -> tuple[str, ...]:
 def settings_parser(expected: str) -> ValueParser:
     """Return a parser for a table of settings that another system defines, such as Spark or a Kafka client.
 
-    `expected`: the valid values, for its error message.
+    `expected`: a description of the valid values, for error messages.
     """
 
     @attach_json_schema(type="object", additionalProperties={"type": ["string", "number", "boolean"]})

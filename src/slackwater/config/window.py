@@ -89,7 +89,7 @@ class Window(StepBase):
         "The time without rows of a key after which its session ends: a duration, or a SQL expression over the row.",
         default=None,
         elsewhere=("timeout_ms", "inactivity_ms", "gap_duration_ms", "timeout", "inactivity"),
-        kinds={"session": 'needs the gap without rows that ends a session, for example "30m"'},
+        kinds={"session": 'needs a gap, the time without rows after which a session ends, for example "30m"'},
     )
     gap: WithUnit = declare_with_unit(default=None)
     max_session_duration_ms: Milliseconds[int | None] = declare_key(

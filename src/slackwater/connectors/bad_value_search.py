@@ -1,4 +1,4 @@
-"""Find the value that makes a row bad, and the line of the file that contains the row.
+"""Find the value that makes a row bad, and the number of the line that contains the row.
 
     user,ts,amount
     ann,soon,3      undecodable: column "ts" holds "soon", expected TIMESTAMP; line 2
@@ -24,13 +24,13 @@ from slackwater.core.schema import INTEGERS, NUMBERS
 from slackwater.core.time import parse_timestamp_us
 
 _MAX_SHOWN = 60  # characters of a value in a message
-MAX_SEARCHED_BYTES = 64_000_000  # the part of a file that a command searches for a line
+MAX_SEARCHED_BYTES = 64_000_000  # the number of bytes of a file that a command searches for a line
 _NOT_A_NUMBER = re.compile(r"[+-]?(nan|inf|infinity)", re.IGNORECASE)
 _WHOLE = re.compile(r"\s*[+-]?\d+\s*")
 
 
 def describe_undecodable_row(source: Source, text: str | None, parsed: Mapping[str, Any] | None = None) -> str:
-    """Describe briefly why the text of a record could not be decoded. Empty if the text does not show why.
+    """Describe briefly why a record could not be decoded. Return an empty string if its text does not show why.
 
     Args:
         source: The source that the record came from.
@@ -64,7 +64,7 @@ def describe_undecodable_row(source: Source, text: str | None, parsed: Mapping[s
 
 
 def describe_event_time(column: str, row: Mapping[str, Any] | None) -> str:
-    """Describe the value of a row's event-time column, such as `column "ts" is missing or NULL`.
+    """Describe the value of a row's event-time column, for example as `column "ts" is missing or NULL`.
 
     Return an empty string if `row` is None, or if `column` is not a plain column name.
     """
@@ -101,7 +101,7 @@ def _cells(source: Source, text: str) -> list[str]:
 
 
 def _fits(value: Any, type_: str, format_: str) -> bool:
-    """Return whether a value from a JSON or CSV record can be read as a Spark type. True for types without a check."""
+    """Return whether a value from a JSON or CSV record can be read as a Spark type. Return True for unchecked types."""
     base = type_.partition("(")[0].partition("<")[0].casefold()
     is_text = isinstance(value, str)
     if base in INTEGERS:
@@ -157,7 +157,7 @@ class Record:
 class _Search:
     """A search for one record in the lines of a file.
 
-    If the record has a distinctive string value, only lines that contain this string are parsed. This saves time.
+    If the record has a distinctive string value, only lines that contain this string are parsed, to save time.
     """
 
     def __init__(self, source: Source, format_: str, record: Record) -> None:
@@ -192,7 +192,7 @@ class _Search:
 
 
 def _is_same_text(first: Any, second: Any) -> bool:
-    """Return whether two values are equal texts, ignoring case, surrounding spaces and the format of numbers."""
+    """Return whether two values have the same text, ignoring case, surrounding spaces and number formatting."""
     if first == second or (first in (None, "") and second in (None, "")):
         return True
     if not isinstance(first, str) or not isinstance(second, str):
@@ -203,7 +203,7 @@ def _is_same_text(first: Any, second: Any) -> bool:
 
 
 def _is_read_as(written: Any, read: Any, type_: str) -> bool:
-    """Return whether a reader would read the value `written` as `read`. False for types that are not compared."""
+    """Return whether a reader would read `written` as `read`. Return False for types that are not compared."""
     if written in (None, "") or read is None:
         return written in (None, "") and read is None
     base = type_.partition("(")[0].casefold()
@@ -218,7 +218,7 @@ def _is_read_as(written: Any, read: Any, type_: str) -> bool:
 def find_line_numbers(
     searches: Sequence[tuple[Source | None, str | None, Record]], max_bytes: int = MAX_SEARCHED_BYTES
 ) -> list[int | None]:
-    """Return the line number of each record in its file, or None; see `find_lines_in_file`. Each file is read once.
+    """Return the line number of each record in its file; see `find_lines_in_file`. Each file is read once.
 
     Args:
         searches: The source, the file and the record of each search. Without a source or a file, the result is None.
@@ -241,10 +241,10 @@ def find_line_numbers(
 def find_lines_in_file(
     source: Source, file: str, records: Sequence[Record], max_bytes: int = MAX_SEARCHED_BYTES
 ) -> list[int | None]:
-    """Return the line number, from 1, of each record in a text file. None for a record without a match.
+    """Return the 1-based line number of each record in a text file, or None for a record without a match.
 
-    Equal records get the line of their first match. Files with several lines per record, files in encodings other than
-    UTF-8, and files on other machines are not searched.
+    Equal records get the line of their first match. Files whose records span several lines, files in encodings
+    other than UTF-8, and files on other machines are not searched.
 
     Args:
         source: The source that read the file.

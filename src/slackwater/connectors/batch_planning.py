@@ -1,4 +1,4 @@
-"""Plan the next batch of all sources of a pipeline: without Spark, or with one streaming query.
+"""Plan the next batch of all sources of a pipeline, either without Spark or with one streaming query.
 
     offsets of the state ─▶ planner ─▶ next(): new input, within the limits ─▶ planned batch ─▶ rows, new offsets
                               tracks its position in memory, which only a commit makes durable
@@ -92,7 +92,7 @@ class SourceSet:
         ]
 
     def checkpoint(self, state: Commit) -> Path:
-        """Return the checkpoint that continues the state, and remove all others.
+        """Return the checkpoint from which the state continues, and remove all others.
 
         If all sources can seek, this is a new checkpoint that begins after the stored offsets. Otherwise, it is the
         checkpoint of the latest batch. Raises StartError if that checkpoint is lost.
@@ -148,12 +148,12 @@ class SourceSet:
             (checkpoint / name).write_text(content)
 
     def batch(self, checkpoint: Path, number: int, planned: DataFrame, state: Commit) -> Batch:
-        """Return a batch that Spark planned: a DataFrame for each source that has rows, and the offsets after them.
+        """Return a batch that Spark planned, with the offsets after it, and a DataFrame for each source that has rows.
 
         Args:
             checkpoint: The directory of Spark's checkpoint.
             number: The number of the batch in the checkpoint.
-            planned: The rows of the batch in the DataFrame of `plan`.
+            planned: The batch's rows in the DataFrame that `plan` returned.
             state: The latest commit.
         """
         began = time.monotonic()
@@ -178,7 +178,7 @@ class SourceSet:
 
 
 def _spark_planned(source: Seekable) -> SparkPlannedSource:
-    """Narrow the type of a source. `create_planners` has rejected all sources that Spark cannot plan."""
+    """Cast a source to `SparkPlannedSource`. `create_planners` has rejected all sources that Spark cannot plan."""
     assert isinstance(source, SparkPlannedSource)
     return source
 
@@ -214,10 +214,10 @@ class Planners:
             planner.stop_at_current_end()
 
     def next(self) -> Mapping[str, PlannedBatch]:
-        """Return the next input of each source, by name. Empty if no source has new input.
+        """Return the next input of each source that has new input, by name.
 
-        If a source does not respond, the call fails. The next call then returns the input that was already planned for
-        other sources.
+        If a source does not respond, the call fails. The next call then also returns the input that the failed call had
+        already planned for other sources.
         """
         for name, planner in self.by_source.items():
             if name not in self._planned and (part := planner.next()) is not None:
@@ -240,12 +240,12 @@ class Planners:
 
     @property
     def unplanned_files(self) -> int:
-        """The number of files that were listed but not planned yet."""
+        """The number of files that have been listed but not yet planned."""
         return sum(planner.unplanned_files for planner in self.by_source.values())
 
 
 def create_planners(streams: SourceSet, state: Commit, read: Mapping[str, Iterable[Any]]) -> Planners | None:
-    """Return the planners of all sources. None if only Spark can plan one of the sources.
+    """Return the planners of all sources, or None if one of the sources can be planned only by Spark.
 
     Args:
         streams: The sources.
@@ -284,7 +284,7 @@ def connect_not_supported_error(pipeline: str, source: str) -> StartError:
 
 
 def _check_spark_can(sources: Sequence[AnySource]) -> None:
-    """Raise StartError if Spark cannot plan one of the sources. Called if another source needs Spark for planning."""
+    """Raise StartError if Spark cannot plan one of the sources, although only Spark can plan another source."""
     other = next(s for s in sources if not _can_plan(s))
     for source in sources:
         if isinstance(source, SelfPlannedSource) and not isinstance(source, SparkPlannedSource):

@@ -1,6 +1,6 @@
-"""Base classes of the connectors, and `Backlog`, the unread input of a source.
+"""Base classes for connectors, and `Backlog`, the unread input of a source.
 
-The config has already been checked, so only operations that the kind of system supports are called.
+Connectors rely on a config that has been checked, so only operations that their system supports are called.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Backlog:
     Args:
         source: The name of the source.
         unit: The unit of `count`: "files" or "records".
-        count: The number of unread files or records. None if it is unknown; `problem` then says why.
+        count: The number of unread files or records. None if it is unknown, in which case `problem` says why.
         rows: The estimated number of unread rows. For files, the estimate is based on the files that were read so far.
             None if there is no estimate.
         problem: Why `count` is unknown.
@@ -65,7 +65,7 @@ C = TypeVar("C", bound=Connection)
 
 @dataclass(frozen=True)
 class Connector(Generic[C]):
-    """The connector for one system, given its connection. Every method that accesses the system may raise StartError."""
+    """Base class for the connector to a system. Every method that accesses the system may raise StartError."""
 
     connection: C
     has_versions: ClassVar[bool] = False  # whether `changes` can compare a table without Spark
@@ -79,7 +79,7 @@ class Connector(Generic[C]):
             session: The Spark session that reads the source.
             pipeline: The pipeline that contains the source.
             spec: The config of the source.
-            schema_json: The schema with which the source was first read, in Spark's JSON format. None at the first
+            schema_json: The schema with which the source was first read, in Spark's JSON format. None on the first
                 start.
         """
         self._unsupported("be read")
@@ -92,17 +92,17 @@ class Connector(Generic[C]):
         self._unsupported("resolve a position")
 
     def input_lister(self, spec: Source) -> InputLister | None:
-        """Return a function that lists the input of a source without Spark, to count its unread part (see `Backlog`).
+        """Return a function that lists a source's input without Spark, so that the unread part can be counted.
 
-        Return None if the system does not support this.
+        Return None if the system does not support this. See `Backlog`.
         """
         return None
 
     def changes(self, spec: Source, record: SourceRecord) -> tuple[Sequence[KeyChange], Mapping[str, str]]:
-        """Compare the current columns of a table with its columns in the state.
+        """Compare the current columns of a table with those recorded in the state.
 
-        Return the changes that the next start accepts, and the types of the columns that it will read, by name. Raises
-        StartError for a change that a start rejects, and SourceUnavailableError if the table is unreachable.
+        Return the changes that the next start accepts, and the types of the columns that this start will read, by name.
+        Raises StartError for a change that a start rejects, and SourceUnavailableError if the table is unreachable.
         """
         self._unsupported("compare columns")
 
@@ -119,23 +119,23 @@ class Connector(Generic[C]):
         self._unsupported("be written to")
 
     def check_target(self, spec: TargetSpec, key: str) -> None:
-        """Raise StartError if the target does not exist or is unreachable. `key`: the config key, for messages."""
+        """Raise StartError if the target does not exist or is unreachable. `key`: the config key for messages."""
 
     def will_create(self, spec: TargetSpec, key: str) -> str | None:
-        """Describe the object that a start would create in the system. None if it would create nothing."""
+        """Describe what a start would create in the system, or return None if it would create nothing."""
         return None
 
     def create_target(self, spec: TargetSpec, pipeline: Pipeline) -> None:
-        """Create the target if that is possible without knowing its columns. Raises StartError if it fails."""
+        """Create the target if this is possible without knowing its columns. Raises StartError on failure."""
 
     def target_with_marker(self, spec: TargetSpec, table: TargetTable) -> TargetWithMarker | None:
-        """Return the target in a form that can only read its marker. None if the target does not store markers."""
+        """Return the target in a form that can only read its marker, or None if the target does not store markers."""
         return None
 
     # -- reading a target back -----------------------------------------------------------------------------------------
 
     def result_reader(self, spec: TargetSpec, pipeline: Pipeline, writers: Sequence[str]) -> ResultReader:
-        """Return a reader of the rows in a target of the pipeline, or of its dead letters.
+        """Return a reader for the rows in a target of the pipeline, or for the pipeline's dead letters.
 
         Args:
             spec: The target, or the destination of the dead letters.
@@ -166,7 +166,7 @@ def source_time_zone(pipeline: Pipeline, spec: Source) -> str:
 
 
 def connector_for(connection: Connection) -> Connector[Any]:
-    """Return the connector for a connection. Its modules are imported at the first call."""
+    """Return the connector for a connection. The connector's modules are imported on the first call."""
     connector_class: type[Connector[Any]] = load_object(CONNECTORS[connection.kind].connector)
     return connector_class(connection)
 
@@ -186,7 +186,7 @@ class RecordFrame(NamedTuple):
 
 
 class SparkStreamConnector(Connector[C]):
-    """Base class of connectors whose sources are read by a Spark connector.
+    """Base class for connectors whose sources are read by a Spark connector.
 
     Their sources cannot seek, because only Spark's checkpoint stores the position.
     """

@@ -31,7 +31,7 @@ _HEADERS = "ARRAY<STRUCT<key: STRING, value: BINARY>>"
 def letters_to_source_frames(
     session: SparkSession, sources: Sequence[AnySource], letters: pl.DataFrame
 ) -> Mapping[str, DataFrame]:
-    """Convert dead letters to rows, by source. The column `__letter` numbers the dead letter of each row.
+    """Convert dead letters to rows, by source. The column `__letter` contains the number of each row's dead letter.
 
     Rows of file sources also have the column `__file`.
 
@@ -69,9 +69,9 @@ def letters_to_source_frames(
 
 
 def letters_to_records(letters: DataFrame, letter_column: str) -> DataFrame:
-    """Convert dead letters to the columns in which Spark reads records from a topic.
+    """Convert dead letters to records with the columns that Spark returns when it reads a topic.
 
-    The timestamp of each record is the event time of its dead letter. `letter_column`: a column to keep.
+    The timestamp of each record is the event time of its dead letter. `letter_column`: a column of `letters` to keep.
     """
     return letters.selectExpr(
         "key",

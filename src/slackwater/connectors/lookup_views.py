@@ -1,4 +1,4 @@
-"""Load the lookups of a pipeline, with which SQL can join rows by name, and reload them between epochs."""
+"""Load a pipeline's lookups, which its SQL can join by name, and reload them between epochs."""
 
 from __future__ import annotations
 

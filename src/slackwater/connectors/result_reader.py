@@ -1,4 +1,4 @@
-"""Interface of result readers. Row counts, and the difference between two reads of a table."""
+"""The interface of result readers, row counts, and the difference between two reads of a table."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def none_if_empty(rows: pl.DataFrame) -> pl.DataFrame | None:
 def subtract_rows(rows: pl.DataFrame, former: pl.DataFrame | None) -> pl.DataFrame:
     """Return the rows that are not in `former`. Each row of `former` removes at most one equal row.
 
-    This finds the new rows in new files of a table, because a merge also copies existing rows to new files.
+    Use this to find the new rows in a table's new files, to which a merge also copies existing rows.
     """
     if former is None:
         return rows

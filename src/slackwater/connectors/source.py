@@ -76,7 +76,7 @@ class ReplayRecord:
 
 @dataclass(frozen=True)
 class Batch:
-    """The input of one epoch: its id, the offsets after it by source, and its payload for the engine.
+    """The input of one epoch: an id, the offsets of each source after the batch, and the payload for the engine.
 
     `id` is None if no new input was planned, for example in an epoch without rows.
     """
@@ -89,7 +89,7 @@ class Batch:
     lost: Mapping[str, int] = field(default_factory=dict)
     name_files: Mapping[str, Callable[[int], str | None]] = field(default_factory=dict)
     column_stats: Mapping[str, Callable[[str], ColumnStats | None]] = field(default_factory=dict)
-    stage_names: frozenset[str] = frozenset()  # the stages in `payload`, to which limits of sources do not apply
+    stage_names: frozenset[str] = frozenset()  # the stages in `payload`, to which source limits do not apply
     replayed: ReplayRecord | None = None  # set if the batch contains dead letters, which do not advance clocks
     began: float | None = None  # when planning began, in monotonic seconds; None if it began with the epoch
 
@@ -118,7 +118,7 @@ def combine_batches(id_: BatchId, batches: Mapping[str, SourceBatch], began: flo
 class SourceUnavailableError(Exception):
     """Raised when a source does not respond. Its unread input is unknown, so the source does not become idle.
 
-    `cause`: the error with the reason.
+    `cause`: the underlying error.
     """
 
     def __init__(self, cause: SlackwaterError) -> None:
@@ -188,18 +188,18 @@ class PlannedBatch(Protocol):
 
 
 class Planner(Protocol):
-    """Planner of the input of one source. It tracks the position of the run in this input.
+    """Planner for the input of one source. It tracks the run's position in this input.
 
     Its methods may raise SourceUnavailableError, SlackwaterError and OSError.
     """
 
     @property
     def unplanned_files(self) -> int:
-        """The number of files that were listed but not planned yet."""
+        """The number of files that have been listed but not yet planned."""
         ...
 
     def stop_at_current_end(self) -> None:
-        """Stop at the current end of the input. Input that arrives later is not part of any plan."""
+        """Stop at the current end of the input. Input that arrives later is not planned."""
         ...
 
     def next(self) -> PlannedBatch | None:
@@ -214,7 +214,7 @@ class SelfPlannedSource(Seekable):
 
     @property
     def plans_itself(self) -> bool:
-        """True if the run plans the source. False if a setting of the source requires that Spark plans it."""
+        """True if the run plans the source. False if a setting of the source requires Spark to plan it."""
         return True
 
     def check_connect(self, pipeline: str) -> None:
@@ -357,7 +357,7 @@ def spark_error_reason(error: BaseException) -> str:
 
 
 def _connector(scheme: str) -> str:
-    """Return advice for a URL scheme without a file system connector, as the end of an error message."""
+    """Return advice about a URL scheme without a file system connector, to append to an error message."""
     if scheme in ("s3", "s3n"):
         return "addresses; write s3a://"
     package = SPARK_CONNECTORS.get(scheme)

@@ -94,7 +94,7 @@ def task_slots(session: SparkSession) -> int:
 
 
 def spark_version(session: Any) -> tuple[int, ...]:
-    """Return the major and minor version of the Spark that runs the jobs. For example, (4, 0) for Spark 4.0.2."""
+    """Return the major and minor version of the Spark installation that runs the jobs, such as (4, 0) for 4.0.2."""
     if is_connect(session):
         text = _versions.get(session.session_id) or _versions.setdefault(session.session_id, session.version)
     else:
@@ -138,7 +138,7 @@ def thread_class(session: SparkSession) -> Callable[..., Thread]:
 
 
 def schema_of_ddl(session: SparkSession, text: str) -> StructType:
-    """Parse DDL to a schema with Spark's own parser."""
+    """Parse DDL into a schema with Spark's own parser."""
     if is_connect(session):
         return session.createDataFrame([], text).schema
     from pyspark.sql.types import StructType
@@ -148,7 +148,7 @@ def schema_of_ddl(session: SparkSession, text: str) -> StructType:
 
 
 def schema_of_json(session: Any, texts: Sequence[str]) -> StructType:
-    """Infer the common schema of JSON strings with Spark. Raises StartError over Connect before Spark 4.2."""
+    """Infer the common schema of JSON strings with Spark. Over Connect, raises StartError before Spark 4.2."""
     if not is_connect(session):
         return session.read.json(session.sparkContext.parallelize(texts)).schema
     if spark_version(session) < (4, 2):
@@ -165,9 +165,9 @@ def schema_of_json(session: Any, texts: Sequence[str]) -> StructType:
 
 @dataclass(frozen=True)
 class ConnectTables:
-    """A Connect session with DataFrames that its SQL can refer to by name, like tables of the catalog.
+    """A Connect session with DataFrames that its SQL can refer to by name, like catalog tables.
 
-    `sw.batch` uses it, because it runs in the caller's session.
+    `sw.batch` uses this class, because its queries run in the caller's session.
     """
 
     session: Any
@@ -223,6 +223,6 @@ def _sql_class() -> Any:
 
 
 def analyzed_plan(frame: Any) -> str:
-    """Return the analyzed plan as text, one node per line."""
+    """Return the analyzed plan of a DataFrame as text, one node per line."""
     text: str = frame._explain_string(extended=True)
     return text.partition("== Analyzed Logical Plan ==")[2].partition("== Optimized Logical Plan ==")[0].strip()

@@ -20,7 +20,7 @@ class TargetTable:
         writer: The name under which a target stores the marker of the last epoch.
         fields: The columns, in order.
         identity: The columns that identify a row. A row replaces the row with an equal identity, where NULL equals
-            NULL. None if rows are only added, such as dead letters.
+            NULL. None if rows are only added, as for dead letters.
         state: The id of the state to which the epochs belong. Markers of other states are ignored, because the
             pipeline was started over.
         new: Columns that this state has not written yet. `open` adds them if they are missing. It is an error if any
@@ -76,7 +76,7 @@ def rows_in_ranges(
 
 
 class TargetWriter(Protocol):
-    """Writer of the committed output of each epoch. Publishing an epoch again, or an older epoch, must have no effect.
+    """Writer of each epoch's committed output. Publishing the last epoch again, or an older one, must have no effect.
 
     `capacity` describes which values the target can store (see `core.schema.ValueLimits`). Rows with other values
     become bad rows before the commit.
@@ -87,7 +87,7 @@ class TargetWriter(Protocol):
     description: str  # for messages, as in "delivery to {description}"; never contains a secret
 
     def open(self) -> None:
-        """Connect, create the table if it does not exist, add new columns, and check the others. Raises StartError."""
+        """Connect, create a missing table, add new columns, and check the others. Raises StartError on failure."""
         ...
 
     def publish(self, epoch: int, rows: pl.DataFrame, superseded: pl.DataFrame | None = None, commit: str = "") -> None:
@@ -97,8 +97,8 @@ class TargetWriter(Protocol):
             epoch: The epoch.
             rows: The rows, with the columns of the table, in order.
             superseded: The identities of superseded rows, and for sessions also `session_id`. The frame may be empty.
-                It contains no row of `rows`. Only a target that upserts receives it.
-            commit: The id of the epoch's commit, which is a part of the marker.
+                No row in `rows` has one of these identities. Only a target that upserts receives the frame.
+            commit: The id of the epoch's commit, which is part of the marker.
 
         Raises:
             PublishError: The target did not accept the epoch, which stays pending.
@@ -113,7 +113,7 @@ class HasPreviousOutput(Protocol):
     """Target that can describe the output that another state has written to it."""
 
     def describe_previous_output(self) -> str | None:
-        """Describe another state's output, such as `12 files of another state of "orders" in "out", up to epoch 11`.
+        """Describe another state's output, as in `12 files of another state of "orders" in "out", up to epoch 11`.
 
         Return None if the target has no output of another state.
         """
@@ -130,7 +130,7 @@ class TargetWithMarker(Protocol):
     ) -> TargetMarker | None:
         """Return the last marker of this writer with any state.
 
-        Return None if the target has no marker of this writer, or no longer has its rows.
+        Return None if the target has no marker of this writer, or no longer has the rows that belong to it.
 
         Args:
             state: The id of the state that reads the marker.
@@ -156,7 +156,7 @@ class ReadableTarget(Protocol):
     """Target whose rows can be read, so that windows that are no longer in the state can be corrected."""
 
     def read_ranges(self, ranges: pl.DataFrame, column: str) -> pl.DataFrame:
-        """Return the rows that match a row of `ranges`: the keys are equal, and `column` is from `__low` to `__high`.
+        """Return the rows that match a row of `ranges`, with equal keys and `column` between `__low` and `__high`.
 
         Args:
             ranges: The keys, which are the columns of the identity except `column`, and the inclusive limits in

@@ -28,9 +28,9 @@ _SECONDS_FROM = 9  # a JSON number with this many digits in a TIMESTAMP column i
 
 
 def has_date_sql(text: str) -> str:
-    """Return SQL that is true if a string that Spark can cast begins with a four-digit year, a month and a day.
+    """Return SQL that tests whether a string accepted by Spark's casts begins with a four-digit year, month and day.
 
-    Spark's casts also accept a year alone, a year and a month, and times without a date. These strings are short, or
+    These casts also accept a year alone, a year and a month, and times without a date. Such strings are short, or
     have a colon in place of the first dash. `text`: SQL for the string.
     """
     return f"length(trim({text})) >= 8 AND substring(trim({text}), 5, 1) = '-'"
@@ -85,7 +85,7 @@ class TextTimestampSchema:
         return self._as_text(self.schema)
 
     def convert(self, rows: DataFrame) -> DataFrame:
-        """Convert the times in rows of the reader from strings. Other columns are unchanged.
+        """Convert the time strings in the reader's rows to timestamps and dates. Other columns are unchanged.
 
         If a string is not a time, its row becomes a corrupt record. In rows without a column `_corrupt_record`, which
         belong to lookups, the string becomes NULL instead.

@@ -1,7 +1,7 @@
 """Reserved column names, and the quoting of names and strings in SQL.
 
-Slackwater adds columns with reserved names to frames of source rows, so a source with one of these names is rejected.
-Stages cannot read or emit names that begin with `__`; see `config.value_parsers.find_name_problem`.
+Slackwater adds columns with reserved names to frames of source rows, so a source that has a column with such a name is
+rejected. Stages cannot read or emit names that begin with `__`; see `config.value_parsers.find_name_problem`.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def distinct_hashes(hashes: Int64s) -> Int64s:
 
 @inlined
 def _buckets(hashes: Int64s) -> tuple[Int64s, np.uint64]:
-    """Return the start of each bucket, with the number of hashes as the last element, and the shift for `_bucket`."""
+    """Return an array of the bucket starts, followed by the number of hashes, and the shift for `_bucket`."""
     bits = 1
     while (4 << bits) < len(hashes):
         bits += 1
@@ -91,13 +91,13 @@ def _buckets(hashes: Int64s) -> tuple[Int64s, np.uint64]:
 
 @inlined
 def _bucket(value: np.int64, shift: np.uint64) -> np.int64:
-    """Return the bucket of a hash: its leading bits, negative hashes first."""
+    """Return the bucket number of a hash: its leading bits, with the sign bit flipped to put negative hashes first."""
     return np.int64((np.uint64(value) ^ np.uint64(1 << 63)) >> shift)
 
 
 @inlined
 def _insert(order: Int64s, by_hash: Int64s, by_start: Int64s, begin: int, stop: int, last: Int64s) -> None:
-    """Sort a short range of intervals by insertion."""
+    """Sort a short range of intervals with an insertion sort."""
     for i in range(begin + 1, stop):
         one, hash_, time, to = order[i], by_hash[i], by_start[i], i
         while to > begin:

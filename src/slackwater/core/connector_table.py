@@ -23,8 +23,8 @@ class BrokenConnectorError(Exception):
 class ConnectorTable(Mapping[str, Any]):
     """The descriptions of all connectors, by kind.
 
-    Iterating yields the built-in kinds and those used so far. The entry points of installed packages are read when
-    another kind is first looked up, once per process.
+    Iterating yields the built-in kinds and the other kinds used so far. The entry points of installed packages are read
+    once per process, when a kind that is not built in is first looked up.
     """
 
     def __init__(self) -> None:

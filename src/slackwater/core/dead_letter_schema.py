@@ -43,7 +43,7 @@ SCHEMA = {f.name: f.polars for f in LETTER}
 
 @dataclass(frozen=True)
 class LetterFilter:
-    """A selection of dead letters and their columns. None means no restriction."""
+    """A selection of dead letters and their columns. A field that is None does not restrict the selection."""
 
     columns: Sequence[str] = tuple(SCHEMA)
     reason: str | None = None

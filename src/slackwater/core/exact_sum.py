@@ -4,8 +4,8 @@
            └▶ limbs of a superaccumulator     otherwise: 32-bit integers that cover all doubles and their squares
 
 `sum` is the correctly rounded total, and `rest` is the remainder of the exact total. Both are functions of the exact
-total alone, and so are the limbs. Doubles are added exactly by Knuth's TwoSum. The superaccumulator is a variant
-of the small one of R. Neal, "Fast exact summation using small and large superaccumulators" (2015).
+total alone, and so are the limbs. Doubles are added exactly with Knuth's TwoSum. The superaccumulator is a variant of
+the small one in R. Neal, "Fast exact summation using small and large superaccumulators" (2015).
 
 Limb `i` counts units of 2^(32 i - 2176). A stored array begins with the index of its lowest limb, followed by the
 limbs. All but the last are between 0 and 2^32 - 1; the last one carries the sign.
@@ -95,7 +95,7 @@ def _carry_limbs(limbs: Int64s) -> None:
 
 @compiled
 def _round_limbs(limbs: Int64s) -> float:
-    """Round carried limbs to the nearest double, ties to even; infinite beyond the largest double."""
+    """Round carried limbs to the nearest double (ties to even), or to infinity beyond the largest double."""
     work = limbs.copy()
     negative = work[-1] < 0
     if negative:
@@ -155,7 +155,7 @@ def _store(limbs: Int64s, values: Int64s, used: int) -> tuple[Int64s, int]:
 
 @compiled
 def _take(limbs: Int64s, sums: Floats, rests: Floats, group: int, values: Int64s, used: int) -> tuple[Int64s, int]:
-    """Write the total of `limbs` as sum and rest of a group. Store its limbs as well if two doubles cannot hold it."""
+    """Write the total in `limbs` as the sum and rest of a group. Also store the limbs if two doubles cannot hold it."""
     _carry_limbs(limbs)
     total = _round_limbs(limbs)
     sums[group], rests[group] = total, 0.0
@@ -174,7 +174,7 @@ def _take(limbs: Int64s, sums: Floats, rests: Floats, group: int, values: Int64s
 
 @compiled
 def sum_pairs(sums: Floats, rests: Floats, wide: Bools, heads: Int64s) -> tuple[Floats, Floats, Int64s]:
-    """Return sum and rest of each group of totals, and the groups whose exact total needs more than two doubles.
+    """Return the sum and rest of each group of totals, and the groups whose exact total needs more than two doubles.
 
     The totals of a group are adjacent, beginning at an index in `heads`. `wide` is a mask of the totals with limbs, or
     empty if no total has limbs.
@@ -213,7 +213,7 @@ def sum_limbs(
     total_of: Floats,
     rest_of: Floats,
 ) -> tuple[Int64s, Int64s]:
-    """Write sum and rest of each of these groups to `total_of` and `rest_of`.
+    """Write the sum and rest of each group in `groups` to `total_of` and `rest_of`.
 
     The limbs of total `i` begin at `offsets[i]`; `offsets` is empty if no total has limbs. Return the limbs of all
     groups, and where the limbs of each group end.
@@ -252,7 +252,7 @@ def sum_limbs(
 
 @compiled
 def add_squares(values: Floats, sums: Floats, rests: Floats) -> tuple[Int64s, Int64s, Int64s]:
-    """Write squares to `sums` and `rests`. Return the positions with limbs, all limbs, and where each's limbs end."""
+    """Write squares to `sums` and `rests`. Return the positions whose square needs limbs, the limbs, and their ends."""
     count = 0
     for i in range(len(values)):
         size = abs(values[i])
@@ -283,7 +283,7 @@ def grid_totals(
 ) -> tuple[Int64s, Int64s]:
     """Write the total of each row to `sums` and `rests`. Return all limbs, and where the limbs of each row end.
 
-    The total of row `i` is the sum of `parts[i, j]` * 2^`exponents[j]`, plus `counts[i]` times `outside[i]` (finite).
+    The total of row `i` is the sum of `parts[i, j]` * 2^`exponents[j]`, plus `counts[i]` * `outside[i]` (finite).
     """
     values, used = np.empty(LIMBS, np.int64), 0
     ends = np.empty(len(counts), np.int64)
@@ -320,8 +320,8 @@ def write_variances(
 ) -> Int64s:
     """Write the sample variances of groups: (n * squares - sum^2) / (n * (n - 1)). Return the undecided groups.
 
-    `sums` and `rests` are the sums of the `n` values, `squares_of` and `square_rests` those of their squares. A group
-    remains undecided if its values, or the differences between them, are too extreme for doubles.
+    `sums` and `rests` are the sums of the `n` values, and `squares_of` and `square_rests` are those of their squares. A
+    group remains undecided if its values, or the differences between them, are too extreme for doubles.
     """
     undecided, count = np.empty(len(n), np.int64), 0
     work = np.zeros(LIMBS, np.int64)
@@ -371,7 +371,7 @@ def write_variances(
 def wide_variances(
     groups: Int64s, n: Int64s, sums: Floats, rests: Floats, offsets: Int64s, limbs: Int64s, variances: Floats
 ) -> Int64s:
-    """Write the variances of `groups`, whose squares have limbs from `offsets[i]` on. Return the undecided groups."""
+    """Write the variances of `groups`, whose square limbs begin at `offsets[i]`. Return the undecided groups."""
     undecided, count = np.empty(len(groups), np.int64), 0
     work = np.zeros(LIMBS, np.int64)
     for i in range(len(groups)):

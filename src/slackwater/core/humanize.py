@@ -14,7 +14,7 @@ count       plural            2,000 rows
             format_number     2,000
             format_brief      2 k
             format_rate       12.3
-            format_percent    98.2 %
+            format_percent    98.2%
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _EPOCH = dt.datetime(1970, 1, 1)
 
 
 def plural(count: int, word: str, many: str | None = None) -> str:
-    """Format a count with its noun: `1 row`, `2,000 rows`. `many` is the plural if it is not formed with an s."""
+    """Format a count with its noun: `1 row`, `2,000 rows`. `many` is an irregular plural."""
     return f"{count:,} {word if count == 1 else many or f'{word}s'}"
 
 
@@ -66,12 +66,12 @@ def format_rate(count: float) -> str:
 
 
 def format_percent(share: float) -> str:
-    """Format a share as a percentage, rounded down: `98.2 %`, and `99.97 %` rather than `100 %`."""
+    """Format a share as a percentage, rounded down: `98.2%`, and `99.97%` rather than `100%`."""
     for digits in (1, 2, 3, 4):
         cut = math.floor(share * 100 * 10**digits + 1e-6) / 10**digits
         if share <= 0.999 or cut > 99.9:
             break
-    return f"{cut:.{digits}f} %" if cut < 100 else "100 %" if share == 1 else "99.9999 %"
+    return f"{cut:.{digits}f}%" if cut < 100 else "100%" if share == 1 else "99.9999%"
 
 
 def format_size(count: float) -> str:
@@ -104,7 +104,7 @@ def format_ms(ms: int) -> str:
 
 
 def format_age(us: int) -> str:
-    """Format a duration (µs), rounded, in the largest unit that gives at least 2: `3 d`, `90 m`, `12.0 s`."""
+    """Format a duration (µs), rounded, in the largest unit in which it is at least 2: `3 d`, `90 m`, `12.0 s`."""
     seconds = us / 1e6
     for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
         if abs(seconds) >= 2 * length:
@@ -113,7 +113,7 @@ def format_age(us: int) -> str:
 
 
 def format_estimate(us: int) -> str:
-    """Format a duration (µs), rounded, in one unit: `3 d`, `90 min`, `12 s`; below 10 s, three digits: `1.23 s`."""
+    """Format a duration (µs), rounded, in one unit: `3 d`, `90 min`, `12 s`; with three digits below 10 s: `1.23 s`."""
     seconds = us / 1e6
     for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * length:
@@ -122,7 +122,7 @@ def format_estimate(us: int) -> str:
 
 
 def format_span(us: int) -> str:
-    """Format a duration (µs) in its two largest units, such as `14 min 3 s`; below a second, in one unit."""
+    """Format a duration (µs) in its two largest units, such as `14 min 3 s`, or in one unit below a second."""
     sign, remaining, parts = ("−" if us < 0 else ""), abs(us), list[str]()
     for index, (name, length) in enumerate(_UNITS):
         if remaining >= length:
@@ -163,7 +163,7 @@ def format_iso(us: int) -> str:
 
 
 def format_stamp(us: int | None) -> str:
-    """Format a time (µs, UTC) to the second and without spaces, for lines of a log; `none` for None."""
+    """Format a time (µs, UTC) to the second and without spaces, for log lines; `none` for None."""
     moment = None if us is None else _moment(us)
     return f"{moment:%Y-%m-%dT%H:%M:%SZ}" if moment is not None else "none" if us is None else f"{us}µs"
 

@@ -30,6 +30,6 @@ def compiled(function: F) -> F:
 def inlined(function: F) -> F:
     """Inline a function into the compiled functions that call it.
 
-    Within loops, call it only with numbers, because Numba would count the references to arrays.
+    Within loops, pass only numbers to such a function, because Numba would count the references to arrays.
     """
     return cast(F, njit(inline="always")(function))

@@ -1,4 +1,4 @@
-"""Histogram of late rows by the additional lateness with which they would not have been late, in powers of two.
+"""Histogram of late rows by the additional lateness that they would have needed to be on time, in powers of two.
 
 more lateness   0    125 ms   250 ms   500 ms    1 s      2 s   …
 step                 0        1        2         3        4         1 s more would have kept a row in step 3
@@ -24,7 +24,7 @@ NEVER = "never"  # key for the rows that no lateness would have kept
 
 
 def build_lateness_histogram(missed_us: Int64s, rows: Int64s | None = None) -> dict[str, int]:
-    """Count late rows by step of the histogram: by the additional lateness that would have kept them.
+    """Count late rows by histogram step, that is, by the additional lateness that they would have needed.
 
     `missed_us`: for each entry, the additional lateness (µs) that its rows needed. `rows`: the number of rows of each
     entry; None for one each.
@@ -38,12 +38,12 @@ def build_lateness_histogram(missed_us: Int64s, rows: Int64s | None = None) -> d
 def update_histogram(
     before: Mapping[str, Any], judged: int, late: Iterable[Mapping[str, int]], of_us: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Return the counts of a commit after an epoch. They restart from zero if the lateness of any source changed.
+    """Return the lateness counts to commit after an epoch. They restart at zero if the lateness of any source changed.
 
     Args:
         before: The counts of the previous commit.
         judged: The number of rows that the epoch compared with the watermark.
-        late: Histograms of the late rows of the epoch.
+        late: Histograms of the late rows in the epoch.
         of_us: The lateness of each source (µs).
     """
     same = before.get("of_us") == of_us
@@ -75,8 +75,9 @@ class LatenessStats:
         rows: The number of rows that were compared with the watermark at the current lateness.
         late: The number of late rows.
         share: The share of rows that were not late.
-        chances: One option per step of the histogram, up to the option that keeps the most rows.
-        advice: The first option that keeps ENOUGH of the late rows; None if no option does.
+        chances: One option per histogram step, up to the option with the fewest late rows.
+        advice: The first option that avoids at least the share `ENOUGH` of the avoidable late rows; None if there is
+            none.
     """
 
     rows: int
@@ -90,7 +91,7 @@ NOTHING = LatenessStats(0, 0, 1.0, (), None)
 
 
 def compute_lateness_stats(counters: Mapping[str, Any], waits_us: int = 0) -> LatenessStats:
-    """Compute statistics from the counts of a commit, as returned by `update_histogram`. Return NOTHING without counts.
+    """Compute lateness statistics from the counts that `update_histogram` returned. Without counts, return `NOTHING`.
 
     `waits_us`: how much of each recorded lateness does not come from `lateness_ms` (see `next_commit.final_wait_us`).
     """
@@ -112,7 +113,7 @@ def _options(counts: Mapping[int, int], late: int, rows: int, of_us: set[int]) -
 
 
 def format_lateness_advice(stats: LatenessStats) -> str | None:
-    """Return the advice as a sentence, or None if no row was late or no lateness setting would have kept the late rows."""
+    """Return the advice as a sentence, or None if no row was late or no lateness would have been enough."""
     option = stats.advice
     if option is None:
         return None

@@ -1,7 +1,7 @@
 """Representations of values in notebooks and terminals.
 
 This module cannot import the packages that render values, because they import it. Instead, `slackwater/__init__.py`
-registers their functions here.
+registers the rendering functions here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Base class of offsets, which defines how they are stored, described, and compared with earlier offsets."""
+"""Base class for offsets, which defines how offsets are stored, described, and compared with earlier ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 @dataclass(frozen=True)
 class ChangedFiles:
-    """Files that changed after they were read: their number, and the names of the most recent ones (`last`)."""
+    """Files that changed after they were read: their number, and the names of the last ones to change (`last`)."""
 
     count: int = 0
     last: tuple[str, ...] = ()
@@ -46,7 +46,7 @@ NEEDS_FILE = "pass the pipeline's TOML file as WHERE"
 class Offsets(ABC):
     """The position up to which one source was read, as an immutable value.
 
-    An instance without arguments means that nothing has been read.
+    An instance created without arguments means that nothing has been read.
 
     `connector`: the kind of the connector that uses this class. A commit stores the kind, so that a state can be read
     without its config. The kind is empty for files, Kafka and tables, whose offsets are recognized by their keys.
@@ -76,7 +76,7 @@ class Offsets(ABC):
 
     @abstractmethod
     def positions(self) -> dict[str, str]:
-        """Return the position in each part of the source, such as a partition, for tables shown to users."""
+        """Return the position in each part of the source (such as each partition), for display in tables."""
 
     @abstractmethod
     def describe(self) -> str:
@@ -96,7 +96,7 @@ class Offsets(ABC):
             lookup: A function that requests offsets from the source's system; None if its config is missing.
 
         Raises:
-            StartError: This kind of offsets does not support `start`, or `lookup` is missing or failed.
+            StartError: This kind of offsets does not support `start`, or `lookup` is missing or fails.
         """
 
     @property

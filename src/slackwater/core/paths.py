@@ -22,7 +22,7 @@ def is_local(path: str) -> bool:
 
 
 def path_dataset(path: str) -> tuple[str, str]:
-    """Return the OpenLineage dataset (namespace, name) of a path; for a glob, that of its fixed directory."""
+    """Return the OpenLineage dataset (namespace, name) of a path; for a glob, the dataset of its fixed directory."""
     parts = path.split("/")
     fixed = next((i for i, part in enumerate(parts) if _WILD.search(part)), len(parts))
     path = "/".join(parts[:fixed])

@@ -1,7 +1,7 @@
 """Format rows as JSON and CSV, format single values for users, and transform nested values.
 
-`json_lines` and `csv_lines` format rows for users. `row_to_json` and `value_to_json` return expressions, for systems
-that lack some types.
+`json_lines` and `csv_lines` format rows for users. `row_to_json` and `value_to_json` return Polars expressions, which
+convert values to JSON for systems that lack some types.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def json_lines(frame: pl.DataFrame) -> Iterator[str]:
 
 
 def csv_lines(frame: pl.DataFrame, with_head: bool = True) -> Iterator[str]:
-    """Yield the rows as lines of CSV: NULL is empty, lists and structs are JSON, times are ISO 8601."""
+    """Yield the rows as CSV lines: NULL is empty, lists and structs are JSON, times are ISO 8601."""
     if with_head:
         yield _csv_line(frame.columns)
     for row in frame.iter_rows():
@@ -116,7 +116,7 @@ def has_map(kind: pl.DataType) -> bool:
 
 
 def _map_entries_type(kind: pl.Map) -> pl.List:
-    """Return the type of the entries of a map: a list of structs of `key` and `value`."""
+    """Return the type of a map's entries: a list of structs with `key` and `value`."""
     return pl.List(pl.Struct({"key": kind.key, "value": kind.value}))
 
 
@@ -135,7 +135,7 @@ def _encode(value: pl.Expr) -> pl.Expr:
 
 
 def _json_scalar(value: pl.Expr, kind: pl.DataType, binary: str) -> pl.Expr:
-    """Convert a scalar to a value that JSON supports."""
+    """Return an expression that converts a scalar to a type that JSON supports."""
     if kind == pl.Binary:
         return value.bin.encode("base64" if binary == "base64" else "hex")
     if isinstance(kind, pl.Datetime):
@@ -149,7 +149,7 @@ def is_nested(kind: pl.DataType) -> bool:
 
 
 def apply_to_scalars(value: pl.Expr, kind: pl.DataType, scalar: Callable[[pl.Expr, pl.DataType], pl.Expr]) -> pl.Expr:
-    """Return a nested value after `scalar` is applied to each scalar in it. A map becomes a list of entries."""
+    """Return a nested value with `scalar` applied to each scalar in it. A map becomes a list of entries."""
     if isinstance(kind, pl.Map):
         return apply_to_scalars(value.cast(_map_entries_type(kind)), _map_entries_type(kind), scalar)
     if isinstance(kind, pl.List):

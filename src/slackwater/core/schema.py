@@ -63,7 +63,7 @@ class Field:
 
     @property
     def is_scalar(self) -> bool:
-        """Return whether this is a scalar type. Only scalars can be keys and inputs."""
+        """Return whether the type is scalar. Only scalars can be keys and inputs."""
         return self.type in _SIMPLE or _DECIMAL.fullmatch(self.type) is not None
 
     @property
@@ -79,13 +79,13 @@ class Field:
 
     @property
     def element(self) -> Field | None:
-        """The element of an array; None for another type."""
+        """The element field of an array; None for another type."""
         match = _ARRAY.fullmatch(self.type)
         return Field("element", match[1].strip()) if match else None
 
     @property
     def entry(self) -> tuple[Field, Field] | None:
-        """The key and the value of a map; None for another type."""
+        """The key and value fields of a map; None for another type."""
         match = _MAP.fullmatch(self.type)
         if match is None:
             return None
@@ -195,8 +195,8 @@ class ValueLimits:
 
     Args:
         allows_nul: Whether text may contain U+0000, and bytes may be invalid UTF-8.
-        time_range: The first and the last time (µs UTC, both inclusive).
-        key_bytes: The maximum total size of the columns that identify a row.
+        time_range: The earliest and the latest allowed time (µs UTC, both inclusive).
+        key_bytes: The maximum total size, in bytes, of the columns that identify a row.
         covers_state: Whether the limits also apply to values that are stored only in the state.
     """
 
@@ -206,7 +206,7 @@ class ValueLimits:
     covers_state: bool = False
 
     def __and__(self, other: ValueLimits) -> ValueLimits:
-        """Return the limits for values that both systems can hold."""
+        """Return the limits on values that both systems can hold."""
         times = [t for t in (self.time_range, other.time_range) if t is not None]
         sizes = [n for n in (self.key_bytes, other.key_bytes) if n is not None]
         return ValueLimits(
@@ -221,6 +221,6 @@ ANYTHING = ValueLimits()
 
 
 def find_value_limits(holder: object) -> ValueLimits:
-    """Return the attribute `capacity` of a target or store. Without this attribute, any value is allowed."""
+    """Return the `capacity` attribute of a target or store, or limits that allow any value if it does not exist."""
     limits = getattr(holder, "capacity", ANYTHING)
     return limits if isinstance(limits, ValueLimits) else ANYTHING

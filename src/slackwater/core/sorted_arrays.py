@@ -1,4 +1,4 @@
-"""Set operations on sorted int64 arrays, and sorting of rows by key, even if the hashes of different keys collide.
+"""Set operations on sorted int64 arrays, and sorting of rows by key, which is correct even if key hashes collide.
 
 Sorted arrays are faster here than NumPy's hash-based `unique` and `isin`. Keys themselves are compared only if hashes
 collide, that is, if two neighbors with equal hashes have different keys.
@@ -41,7 +41,7 @@ def is_in_sorted(values: Int64s, sorted_values: Int64s) -> NDArray[np.bool_]:
 
 
 def repeat_positions(counts: Int64s) -> tuple[Int64s, Int64s]:
-    """Repeat position `i` `counts[i]` times. Return the positions, and the number of each repetition, from 0."""
+    """Repeat each position by its count. Return the positions, and the number of each repetition, from 0."""
     positions = np.repeat(np.arange(len(counts)), counts)
     return positions, np.arange(len(positions)) - np.repeat(np.cumsum(counts) - counts, counts)
 
@@ -50,7 +50,7 @@ def repeat_positions(counts: Int64s) -> tuple[Int64s, Int64s]:
 
 
 def sorted_by_key(frame: pl.DataFrame, keys: Sequence[str], last: str = "__last") -> tuple[pl.DataFrame, Int64s]:
-    """Return the frame sorted by (`__kh`, key, `__start`, `last`), and the number of the key of each row, from 0."""
+    """Return the frame sorted by (`__kh`, key, `__start`, `last`), and the key number of each row, from 0."""
     columns = (frame[column].to_numpy() for column in ("__start", last))
     order, _, heads = order_by_key(frame["__kh"].to_numpy(), frame.select(keys), *columns)
     return frame[order], np.repeat(np.arange(len(heads) - 1), np.diff(heads))

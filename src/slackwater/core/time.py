@@ -23,7 +23,7 @@ _OFFSET = re.compile(r"(?:UTC|GMT)?([+-])(\d{1,2})(?::?(\d{2}))?(?::?(\d{2}))?")
 
 
 def parse_duration_ms(value: int | str) -> int:
-    """Parse `250`, `"250ms"`, `"30s"`, `"5m"`, `"2h"` or `"30d"` to milliseconds. Raises ValueError otherwise."""
+    """Parse `250`, `"250ms"`, `"30s"`, `"5m"`, `"2h"` or `"30d"` into milliseconds. Raises ValueError otherwise."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     match = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
@@ -49,10 +49,10 @@ def _zone(name: str) -> dt.tzinfo | None:
 
 
 def parse_timestamp_us(text: str) -> int | None:
-    """Parse a time such as `2024-03-01 09:02:00+01:00` to microseconds since 1970 (UTC); return None for other strings.
+    """Parse a time such as `2024-03-01 09:02:00+01:00` into microseconds since 1970 (UTC); None for other strings.
 
-    The date is required, with a year of four digits. The time of day and the zone are optional; see docs/semantics.md.
-    A time without a zone is in UTC.
+    The date is required, with a four-digit year. The time of day and the zone are optional; see docs/semantics.md. A
+    time without a zone is in UTC.
     """
     match = _TIMESTAMP.fullmatch(text)
     if match is None:

@@ -1,4 +1,4 @@
-"""Reading and replay of dead letters, and corrections of the results that a replay changes. Does not use Spark.
+"""Reading and replaying dead letters, and correcting the results that a replay changes, without Spark.
 
 May import: config, connectors, core, engine, errors, operators, state, windows.
 """

@@ -27,13 +27,13 @@ from slackwater.windows.compiled_window import CompiledWindow
 class Corrections:
     """Corrections of stored windows by late rows, computed by shard.
 
-    `refused` has `__group` and the reason (`refused`) of each row that cannot be applied.
+    `refused` lists each row that cannot be applied, by `__group`, with the reason in the column `refused`.
 
     Args:
         logic: The operator of the windows.
-        driver: The driver, for its state and state store.
+        driver: The driver, which provides the state and the state store.
         target: The target that stores the windows.
-        rows: The late rows, lifted, with `__group`.
+        rows: The late rows with keys, accumulators and `__group`; see `Engine.replay_rows`.
     """
 
     def __init__(self, logic: WindowOperator, driver: EpochDriver, target: ReadableTarget, rows: pl.DataFrame) -> None:

@@ -52,9 +52,9 @@ def read_newest(pipeline: Pipeline, letter_filter: LetterFilter) -> pl.DataFrame
 
 
 def add_attempts(pipeline: Pipeline, letters: pl.DataFrame) -> pl.DataFrame:
-    """Add `__applied` and `__tries` to dead letters, as the state records them. The letters need the columns of LETTER.
+    """Add `__applied` and `__tries` to dead letters, as the state records them. They need the columns of LETTER.
 
-    If only some of several equal letters were applied, an arbitrary choice of them is marked as applied.
+    If only some of several equal letters were applied, it is arbitrary which of them are marked as applied.
     """
     return read_attempt_ledger(pipeline).with_attempts(letters)
 

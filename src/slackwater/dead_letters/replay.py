@@ -52,7 +52,7 @@ UNCLEAR = "the SQL turns the row into several rows, and it is unknown which of t
 
 @dataclass
 class ReplayResult:
-    """Outcome of a replay.
+    """The outcome of a replay.
 
     Args:
         applied: The number of dead letters that were applied.
@@ -87,7 +87,7 @@ def _pending_letters(letters: pl.DataFrame, ledger: AttemptLedger) -> tuple[pl.D
 
 
 def _take_oldest(letters: pl.DataFrame, limit: int | None) -> pl.DataFrame:
-    """Return the first `limit` dead letters, and all letters that are equal to one of them. None: no limit."""
+    """Return the first `limit` dead letters (all for None), and every letter that is equal to one of them."""
     if limit is None:
         return letters
     same = ["epoch", "__id"]
@@ -167,7 +167,7 @@ def _batch(letters: pl.DataFrame, payload: Payload, replayed: ReplayRecord | Non
 
 
 def _number_letters(letters: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Number the dead letters that must be read. Return them with `__letter`, and the number by `epoch` and `__id`.
+    """Number the dead letters that must be read. Return them with `__letter`, and their numbers by `epoch` and `__id`.
 
     A record of a topic is read once, no matter how many letters it has.
     """
@@ -196,8 +196,8 @@ def _split_letters(driver: EpochDriver, letters: pl.DataFrame, payload: Payload)
 def _separate_late(driver: EpochDriver, judged: _SplitLetters, payload: Payload) -> _SplitLetters:
     """Move letters from `good` to `bad` if `late_data = "drop"` would drop their rows.
 
-    If it would drop any row, all letters before the watermark are moved, although some of these rows might still join
-    an open session.
+    If any row would be dropped, all letters before the watermark are moved, although some of these rows might still
+    join an open session.
     """
     if not sum(r.late for r in driver.dry_run(_batch(judged.good, payload)).reports):
         return judged
@@ -315,7 +315,7 @@ def _number_distinct(frame: pl.DataFrame, columns: Sequence[str]) -> pl.Series:
 
 @singledispatch
 def _all_late_together(operator: Operator) -> pl.Expr:
-    """Return an expression: whether the rows of a group must have been either all late or all on time.
+    """Return an expression for whether the rows of a group must have been either all late or all on time.
 
     Raises StartError if late rows can never be applied.
     """
@@ -353,7 +353,7 @@ def _(operator: StatelessOperator) -> pl.Expr:
 
 
 def _count_copies(all_late: pl.Expr) -> pl.Expr:
-    """Return an expression: how many times each row of a group was late; 0 if unknown.
+    """Return an expression for the number of times each row of a group was late; 0 if unknown.
 
     Equal rows of a file have equal dead letters. A record of a topic is read once, no matter how many letters it has.
     `all_late`: see `_all_late_together`.

@@ -17,7 +17,7 @@ from slackwater.watermark import SourceActivity, Span
 
 @dataclass(frozen=True)
 class SourceStats:
-    """Statistics of the rows of one source in an epoch: row counts and the largest event time."""
+    """Statistics on one source's rows in an epoch: row counts and the largest event time."""
 
     rows: int = 0
     usable: int = 0
@@ -43,7 +43,7 @@ NO_STATS = SourceStats()
 
 
 class UnstorableRows(NamedTuple):
-    """Rows of a source that the SQL returns, but that cannot be stored: counts by reason, and samples.
+    """Unstorable rows in the SQL output of one source: counts by reason, and samples.
 
     See `operators.unstorable_rows`.
     """
@@ -71,7 +71,7 @@ class IngestOutcome:
 
     @property
     def letters(self) -> list[LetterFile]:
-        """Return all files of dead letters that the epoch staged."""
+        """Return all dead-letter files that the epoch staged."""
         return [*self.staged, *(r.letters for r in self.reports if r.letters is not None)]
 
 
@@ -93,19 +93,19 @@ class Engine(Protocol):
         ...
 
     def replay_rows(self, payload: Mapping[str, Any], clock_us: int, capacity: ValueLimits = ANYTHING) -> pl.DataFrame:
-        """Extract the event times of the rows of dead letters, and run the SQL over these rows.
+        """Extract event times from the rows in dead letters, and run the SQL over these rows.
 
         Returns one row per row of the SQL's output, with `__letter` (the number of its dead letter), `__kh` and `__ts`,
-        and for a window also with the keys and accumulators. Bad rows, and rows that exceed `capacity`, are omitted.
+        and, for a window, the keys and accumulators. Bad rows, and rows that exceed `capacity`, are omitted.
         """
         ...
 
     def validate_letters(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame:
-        """Read the rows of dead letters again. Return `__letter` and `__bad` (why the row is bad, or NULL) for each."""
+        """Read dead-letter rows again. For each row, return `__letter` and `__bad` (why the row is bad, or NULL)."""
         ...
 
     def emit(self, tasks: Sequence[ShardTask]) -> Sequence[EmitReport]:
-        """Emit the results of each shard that are due."""
+        """Emit the results that are due in each shard."""
         ...
 
     def count(self, tasks: Sequence[ShardTask], shard_count: ShardCount) -> Mapping[int, int]:

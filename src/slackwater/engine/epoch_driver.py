@@ -6,7 +6,7 @@
 
 A crash before COMMIT discards the epoch. A crash after COMMIT loses nothing: `start` publishes the committed epoch.
 
-A stage is idle while all sources of its rows are idle. Active stages carry its watermark along:
+A stage is idle while all sources of its rows are idle. Active stages carry the watermark of an idle stage along:
 
     a (active) ────────────────────▶ r        r takes the minimum of its inputs, so it would wait for s forever
     b (idle)  ─▶ s (idle, silent) ─▶ r        s is carried to the watermark of a: the open windows of s close,
@@ -86,7 +86,7 @@ class EpochDriver:
 
     @property
     def stage(self) -> StageRunner:
-        """Return the first stage, which is the stage that processes replayed dead letters."""
+        """Return the first stage, which processes replayed dead letters."""
         return self.stages[0]
 
     # -- start ---------------------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ class EpochDriver:
         """Run a data epoch: either all of `batch` becomes part of the state, or none of it.
 
         A batch that was already committed is skipped. `quiet_us`: how long (µs) the polled sources had no rows before
-        it.
+        the batch.
         """
         if batch.id is not None and self.state.batch is not None and _is_committed(self.state, batch):
             return
@@ -164,7 +164,7 @@ class EpochDriver:
         self._epoch(self._context(batch, quiet_us if batch.replayed is None else None))
 
     def tick(self, quiet_us: int) -> bool:
-        """Run an idle tick, after all sources had no rows for `quiet_us` (µs). Return whether it was committed.
+        """Run an idle tick, after no source has had rows for `quiet_us` (µs). Return whether it was committed.
 
         If the watermark advances only because the input is silent (`idle_close_ms`), it is committed when something
         becomes due, and otherwise once per checkpoint interval. Only committed watermarks decide whether rows are late,
@@ -181,7 +181,7 @@ class EpochDriver:
         return True
 
     def flush(self) -> None:
-        """Close all open windows: commit, for all stages, a watermark just past the latest time at which one closes."""
+        """Close all open windows by committing, for all stages, a watermark just past the latest closing time."""
         self.publishing.publish_pending(self.state)
         if any(s.waiting or any(m.close > s.watermark_us for m in s.metas) for s in self.state.stages):
             self._epoch(replace(self._context(), flush=True))
@@ -190,7 +190,7 @@ class EpochDriver:
         return EpochContext(self.state.epoch + 1, self.hooks.clock_us(), batch, quiet_us, carried=self._carried())
 
     def _carried(self) -> dict[str, int]:
-        """Return the watermark to which each idle stage is carried: the minimum of the active inputs of its readers.
+        """Return the watermark to which each idle stage is carried: the minimum over the active inputs of its readers.
 
         Stages that are not carried are omitted.
         """
@@ -210,7 +210,7 @@ class EpochDriver:
         return carried
 
     def _idle_stages(self, clocks: Clocks) -> dict[str, bool]:
-        """Return whether each stage is idle."""
+        """Return, for each stage, whether it is idle."""
         idle: dict[str, bool] = {}
         for stage in self.stages:
             idle[stage.name] = all(idle[n] if n in idle else clocks[stage.name][n].idle for n in stage.inputs)
@@ -291,8 +291,8 @@ class EpochDriver:
     def _flush_points(self, furthest: int) -> dict[str, int]:
         """Return the watermark of each stage after a flush. `furthest`: the highest watermark of any stage.
 
-        The watermark of a stage is never behind the watermarks of its readers. If results of a stage can be older than
-        its watermark, as in a join, its watermark is ahead of its readers' by the most that results can lag.
+        The watermark of a stage is never behind the watermarks of its readers. If the results of a stage can lag behind
+        its watermark, as in a join, the stage is ahead of its readers by the maximum lag.
         """
         points: dict[str, int] = {}
         for stage in reversed(self.stages):
@@ -307,7 +307,7 @@ class EpochDriver:
     def commit_corrections(
         self, corrections: Callable[[Sequence[ShardTask]], Sequence[EmitReport]], replayed: ReplayRecord
     ) -> None:
-        """Commit an epoch without source rows that corrects windows with dead letters; see `dead_letters.replay`."""
+        """Commit an epoch that corrects windows with dead letters and has no source rows; see `dead_letters.replay`."""
         context, stage, (before, *others) = self._context(), self.stage, self.state.stages
         timer = PhaseTimer(self.hooks.faults, context.epoch)
         with timer.phase("emit"):

@@ -48,7 +48,10 @@ class NoFaultInjector:
 
 @dataclass(frozen=True)
 class KillDriver:
-    """A function that a worker calls at each step. At `step`, it kills the worker and the driver, on the same machine."""
+    """A function that a worker calls at each step, and that kills the worker and the driver at `step`.
+
+    Both must run on the same machine.
+    """
 
     step: str
     driver: int
@@ -85,13 +88,13 @@ def fault_injector_from_environment() -> FaultInjector:
 
 
 class PhaseTimer:
-    """Measures the seconds of each phase: `with timer.phase("ingest"): …`.
+    """Measures the duration of each phase in seconds: `with timer.phase("ingest"): …`.
 
     If several stages go through the same phase, their times are added up.
     """
 
     def __init__(self, faults: FaultInjector, epoch: int, began: float | None = None) -> None:
-        """Start the timer. `began`: when the planning of the epoch began, on the monotonic clock, if it was planned."""
+        """Start the timer. `began`: when planning of the epoch began, on the monotonic clock; None without planning."""
         now = time.monotonic()
         self.seconds: dict[str, float] = {} if began is None else {"plan": now - began}
         self.began = now if began is None else began
@@ -99,7 +102,7 @@ class PhaseTimer:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Measure a phase. A phase that fails does not reach the step after it."""
+        """Measure a phase. If the phase fails, the step after it is not reached."""
         self._faults.hit(f"{name}.before", self._epoch)
         start = time.monotonic()
         try:

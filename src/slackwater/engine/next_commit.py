@@ -211,14 +211,14 @@ def add_target_counts(commit: Commit) -> Commit:
 
 
 def add_phase_times(commit: Commit, seconds: Mapping[str, float]) -> Commit:
-    """Add seconds per phase to the totals over all epochs. Phases that run after a commit are counted toward the next one."""
+    """Add seconds per phase to the totals over all epochs. Phases after a commit count toward the next commit."""
     spent: Counter[str] = Counter(commit.counters.get("spent_us", {}))
     spent.update({phase: round(1e6 * s) for phase, s in seconds.items()})
     return commit.model_copy(update={"counters": {**commit.counters, "spent_us": dict(spent)}})
 
 
 def advance_offsets(before: Commit, batch: Batch) -> dict[str, SourceRecord]:
-    """Return the records of the sources for the next commit, with their offsets after `batch`."""
+    """Return the source records for the next commit, with the offsets after `batch`."""
     return {
         name: record if (offsets := batch.offsets.get(name)) is None else record.model_copy(update={"offsets": offsets})
         for name, record in before.sources.items()

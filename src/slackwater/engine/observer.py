@@ -77,7 +77,7 @@ class Observer:
         """
 
     def on_pending(self, epoch: PendingPublish | None) -> None:
-        """Called before an epoch is published, by the run that committed the epoch or by the next start.
+        """Called before an epoch is published, whether by the run that committed it or by the next start.
 
         Called again after each target that fails, and after each success while some targets have not received the
         output yet. None means that everything is published.

@@ -1,6 +1,7 @@
 """Publish the staged output of a commit to the targets: rows to write and rows to delete.
 
-If store and target share a database, publishing is part of the commit's transaction. Otherwise, it follows the commit.
+If the store and a target share a database, publishing is part of the commit's transaction. Otherwise, it follows the
+commit.
 
 COMMIT ─▶ write (target, with a marker) ─▶ note (store)     after a crash in between, repeating the write has no effect
        ─▶ write (the next target) ─▶ note                   an unavailable target does not delay the others
@@ -40,7 +41,7 @@ def split_deletes(
         supersede   u     09:05         77          NULL   ─▶ to delete (user, window_start, session_id)
         late        u     09:00         12          8      ─▶ to write (all columns)
 
-    Without `upserts`, the target is append-only and gets all rows unchanged.
+    Without `upserts`, the target is append-only and receives all rows unchanged.
     """
     output = operator.sorted_output(pl.concat(_add_missing_columns(operator, frame) for frame in staged))
     columns = [f.name for f in operator.output]
@@ -51,7 +52,7 @@ def split_deletes(
 
 
 def _add_missing_columns(operator: Operator, frame: pl.DataFrame) -> pl.DataFrame:
-    """Add the output columns that did not exist yet when the epoch was committed, filled with NULL."""
+    """Add a NULL column for each output column that did not exist yet when the epoch was committed."""
     new = [f for f in operator.output if f.name not in frame.columns]
     return frame.with_columns(pl.lit(None, f.polars).alias(f.name) for f in new) if new else frame
 
@@ -99,7 +100,7 @@ class Publisher:
         store: The store of the state.
         letters: The target of dead letters, if any.
         hooks: The functions through which the driver reports.
-        unavailable: The errors of the targets that could not be opened, by target.
+        unavailable: The errors raised when targets could not be opened, by target.
         held_markers: See `target_locations.with_targets`.
     """
 
@@ -117,7 +118,7 @@ class Publisher:
         return {binding.stage for binding in self.bindings.values()}
 
     def capacity(self, stage: str) -> ValueLimits:
-        """Return the limits of the values that all targets of a stage can store."""
+        """Return the limits on values that all targets of a stage can store."""
         limits = ANYTHING
         for binding in self.bindings.values():
             if binding.stage == stage:
@@ -169,7 +170,7 @@ class Publisher:
         return commit.staged and self.store.published_epoch() < commit.epoch
 
     def publish_pending(self, commit: Commit) -> None:
-        """Publish the output of a commit that is still pending. Each epoch begins with this, to keep the order."""
+        """Publish the pending output of a commit. Each epoch begins with this step, to keep the order."""
         if self.is_pending(commit):
             self._publish(commit, lambda name: nullcontext())
 

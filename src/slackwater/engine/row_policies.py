@@ -218,7 +218,7 @@ def _log_join(pipeline: Pipeline, epoch: int, outcome: IngestOutcome) -> None:
 
 
 def divide_group_limit(limit: int, shards: int, shard: int) -> int:
-    """Return the share of one shard in a limit. Shares differ by at most one and add up to the limit."""
+    """Return one shard's share of a limit. Shares differ by at most one and add up to the limit."""
     return limit // shards + (1 if shard < limit % shards else 0)
 
 
@@ -251,7 +251,7 @@ class ClockSkewWarnings:
     def check_late_rows(
         self, before: StageState, clocks: Mapping[str, SourceClock], epoch: int, outcome: IngestOutcome
     ) -> None:
-        """Warn if most rows are late that were read since the watermark last moved. `before`: the last commit."""
+        """Warn if most of the rows read since the watermark last moved are late. `before`: the last commit."""
         if before.watermark_us != self.watermark_us:
             self.watermark_us, self.rows, self.late = before.watermark_us, 0, 0
         self.rows += sum(r.rows for r in outcome.reports)

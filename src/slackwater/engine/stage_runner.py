@@ -1,4 +1,4 @@
-"""One stage of a pipeline: takes rows, returns results and its new state. It does not commit anything itself.
+"""One stage of a pipeline, which takes rows and returns results and its new state. It commits nothing itself.
 
 rows of sources, ─▶ late? merge, cut ─▶ watermark ─▶ due results ─▶ results ─▶ the stages that read them
 results of stages   staged state        of its inputs  staged                  or a target
@@ -88,12 +88,12 @@ class StageInput:
 
     @property
     def overtaken(self) -> dict[str, Sequence[str]]:
-        """Return the partitions, by source, that the watermark passed while they were idle and that lag behind it."""
+        """Return the partitions that the watermark passed while they were idle and that still lag behind, by source."""
         overtaken = {n: c.overtaken_partitions(self.before.watermark_us) for n, c in self.clocks.items()}
         return {n: partitions for n, partitions in overtaken.items() if partitions}
 
     def clocks_after(self, rows: Mapping[str, SourceStats] | None) -> Mapping[str, SourceClock]:
-        """Return the clocks after rows with these statistics, or after silence if `rows` is None."""
+        """Return the clocks after reading rows with these statistics, or after silence if `rows` is None."""
         quiet_us = self.context.quiet_us
         if rows is not None and self.context.moves_clocks:
             return {
@@ -175,7 +175,7 @@ class StageRunner:
         return replace(done, idle=self._is_idle(clocks, stage_input.upstream))
 
     def raise_watermark(self, done: StageResult, watermark: int, context: EpochContext) -> StageResult:
-        """Raise the watermark of a result to the `watermark` of a flush, and stage the results that become due."""
+        """Raise the watermark in `done` to the `watermark` of a flush, and stage the results that become due."""
         before = done.state
         if before.watermark_us < watermark:
             more = self._emit(before, before.model_copy(update={"watermark_us": watermark}), context, None)
@@ -215,7 +215,7 @@ class StageRunner:
     def _advance_clocks(
         self, stage_input: StageInput, outcome: IngestOutcome | None
     ) -> tuple[Mapping[str, SourceClock], IngestOutcome | None]:
-        """Return the clocks after the rows of an epoch, and the outcome with the spans that the clocks needed."""
+        """Return the clocks after the rows of an epoch, and the outcome with the time spans that the clocks needed."""
         if outcome is None or not stage_input.context.moves_clocks:
             return stage_input.clocks_after(None), outcome
         outcome = next_commit.add_time_spans(outcome, stage_input.clocks)
@@ -256,7 +256,7 @@ class StageRunner:
         return all(upstream[n].idle if n in upstream else c.idle for n, c in clocks.items())
 
     def output_watermark_at(self, before: StageState, watermark: int, since: int | None = None) -> int:
-        """Return the output watermark at this watermark, assuming that no row changes the holds.
+        """Return the output watermark at `watermark`, assuming that no row changes the watermark holds.
 
         `since`: the previous output watermark, by default the committed one.
         """
@@ -266,7 +266,7 @@ class StageRunner:
     def _watermark_before_read(self, stage_input: StageInput, batch: Batch) -> EpochWatermark | None:
         """Return the watermark after the rows of this epoch if it is known before they are read; otherwise None.
 
-        Rows from other stages do not affect it, and some sources provide statistics beforehand.
+        It is known if each row comes from another stage, or from a source that provides statistics beforehand.
         """
         context, read = stage_input.context, batch.payload.keys() - stage_input.upstream.keys()
         stats = self.engine.statistics_before_read(batch, context.clock_us) if read else {}
@@ -365,19 +365,25 @@ class StageRunner:
         return [t for t in tasks if self.operator.may_be_due(t.state.metas, since, t.watermark, early)]
 
     def becomes_due(self, state: StageState, epoch: int, watermark: int) -> bool:
-        """Return whether a result becomes due up to a watermark. Reads the shards that may have due results."""
+        """Return whether a result becomes due as the watermark advances to `watermark`.
+
+        This reads the shards that may have due results.
+        """
         ahead = state.model_copy(update={"watermark_us": watermark})
         return any(
             self.operator.is_due(task) for task in self.due_tasks(ahead, epoch, state.watermark_us, False, False)
         )
 
     def may_emit_early(self, state: StageState, clock_us: int) -> bool:
-        """Return whether it is time to emit open windows again (emit = "updates"). True if the clock was set back."""
+        """Return whether it is time to emit open windows again (emit = "updates").
+
+        The result is also True if the clock was set back.
+        """
         return not 0 <= clock_us - state.emitted_us < self.operator.early_us
 
 
 def _split_late(rows: pl.DataFrame, watermark: int) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return all results, in which late ones have the watermark as their event time, and the unchanged late results.
+    """Return all results, with late event times raised to the watermark, and the late results, unchanged.
 
     Late results occur if a config change makes a stage emit results that are behind its previous output watermark.
     """

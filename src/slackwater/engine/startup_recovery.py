@@ -46,7 +46,7 @@ class StartupRecovery:
     ) -> tuple[list[StageRunner], Commit]:
         """Return the stages and the state to continue from.
 
-        The returned operators include the effects of earlier configs that are stored in the state.
+        The returned operators include the effects of earlier configs, as stored in the state.
 
         Args:
             stages: The stages of this config.
@@ -186,7 +186,7 @@ def _first_state(name: str, operator: Operator, shards: int) -> StageState:
 def _with_stages(
     commit: Commit, names: Sequence[str], operators: Sequence[Operator], matched: Sequence[StageState | None]
 ) -> Commit:
-    """Return the commit with the stages of this config, which continue stages of the commit or are new.
+    """Return the commit with the stages of this config, each of which is new or continues a stage of the commit.
 
     `matched`: see `stage_matching.StageMatch`.
     """

@@ -1,4 +1,4 @@
-"""The status that the engine reports after each epoch, as an immutable value for the logs, metrics and pages."""
+"""The status that the engine reports after each epoch, as an immutable value for logs, metrics and web pages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Counters:
     """Cumulative counters over the lifetime of the pipeline. They are part of every commit and survive restarts.
 
     Conservation: `rows_sql == rows_used + rows_late + rows_refused`, where `rows_sql` is the number of usable rows
-    after the SQL. `emitted` is by reason (`close`, `cap`, `flush`), `late` by cause (`lateness`, `idle`,
+    after the SQL. `emitted` is counted by reason (`close`, `cap`, `flush`), `late` by cause (`lateness`, `idle`,
     `flush`), and `letters` (dead letters) by reason (`late`, `undecodable`, `future`, `no event time`). The number of
     `late` letters is `rows_late + rows_partly_late`.
 
@@ -101,7 +101,7 @@ class StageStatus:
     """One stage after an epoch.
 
     `open` is the number of open windows, and `groups` the number of their groups. `rows` and `bytes` measure its state.
-    `counters` count this stage alone. `buffered` is for joins: by side, "left" and "right".
+    `counters` count this stage alone. `buffered` is set for joins, with one entry each for "left" and "right".
     """
 
     name: str
@@ -117,7 +117,7 @@ class StageStatus:
 
 @dataclass(frozen=True)
 class Status:
-    """The status of a pipeline after an epoch, or after an idle tick without a commit (`rows` is 0 then)."""
+    """The status of a pipeline after an epoch, or after an idle tick without a commit (in which case `rows` is 0)."""
 
     pipeline: str
     window_kind: str
@@ -147,7 +147,7 @@ class Status:
     read_results: Callable[[str | None], pl.DataFrame] | None = field(default=None, repr=False, compare=False)
 
     def results(self, target: str | None = None) -> pl.DataFrame:
-        """Read the rows that are currently in a target. `target`: its name, required if there are several targets.
+        """Read the rows that are currently in a target. `target`: its name, which is required if there are several.
 
         This works only on the status that `run` returns. Raises StartError for a target that cannot be read, such as
         the console.

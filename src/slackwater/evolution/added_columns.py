@@ -1,10 +1,10 @@
-"""Added columns of sources, state and targets: where they are accepted, and what earlier rows have in them.
+"""Columns added to sources, state and targets: where they are accepted, and what they contain in earlier rows.
 
     source ──▶ SQL ──▶ join: NULL in buffered rows ──▶ results ──▶ target: gets the column, NULL in earlier rows
 
 All of this requires `schema_changes = "add"` in the source. Columns are only added; they are never removed or retyped.
-If rows of the source reach a target, the target gets the columns that the latest commit did not write to it. A table
-to which this state has not written is not changed.
+If rows of the source reach a target, the columns that the latest commit did not write are added to the target. A table
+that this state has never written to stays unchanged.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def check_schema(source: str, before: str | None, now: str) -> list[str]:
 
     Args:
         source: The name of the source.
-        before: The schema at the first start, in the JSON form of Spark; None before the first start.
+        before: The schema at the first start, in Spark's JSON form; None before the first start.
         now: The current schema, in the same form.
 
     Raises StartError if a column is missing or has another type.
@@ -113,7 +113,7 @@ def check_schema(source: str, before: str | None, now: str) -> list[str]:
 
 
 def schema_types(schema: str) -> dict[str, str]:
-    """Return the types of the columns in a schema by name, both in the JSON form of Spark."""
+    """Return the column types of a schema by column name. Schema and types are in Spark's JSON form."""
     return {
         f["name"]: json.dumps(f["type"]) if isinstance(f["type"], dict) else f["type"]
         for f in json.loads(schema)["fields"]

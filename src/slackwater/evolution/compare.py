@@ -39,7 +39,7 @@ def compare_config(
         commit: The commit of the state.
         steps: The operators of the stages; None if their column types are unknown.
         shards: The number of shards with which the pipeline starts; None for the number in the config.
-        missing: The targets that have not received their output of the commit.
+        missing: The targets that have not received their output from the commit.
 
     Raises ConfigError if a description in the state cannot be read.
     """
@@ -113,7 +113,7 @@ def _compare_inputs(sub_pipeline: Pipeline, commit: Commit, state: StageState, p
 
 
 def _reorder_problem(pipeline: Pipeline, commit: Commit, pairs: StageMatch) -> str | None:
-    """Return why the stages cannot have their new positions; None if they can.
+    """Return why the stages cannot take their new positions; None if they can.
 
     In Postgres, the name of a state table contains the position of its stage.
     """

@@ -1,4 +1,4 @@
-"""Compare one stage of a state with the config: the differences of a window, a join or another step, key by key.
+"""Compare one stage of a state (a window, a join or another step) with the config, key by key.
 
 The column types that the SQL returns are known only when the pipeline starts. Without them, the comparison uses the
 types in the state.
@@ -140,7 +140,7 @@ class StageComparison:
             yield self._if_described("max_session_duration_ms", cap, above, is_described, how)
 
     def _if_described(self, key: str, before: Any, after: Any, is_described: bool, how: str) -> KeyChange:
-        """Return a migration, or a rebuild if the state does not describe the window of its rows."""
+        """Return a migration, or a rebuild if the state does not describe the window that it was written for."""
         if is_described:
             return self.change(key, before, after, MIGRATED, how)
         why = "the state does not describe its window, because an earlier version wrote it or an aggregation is custom"
@@ -181,7 +181,7 @@ class StageComparison:
         return self._if_described(label, None, now or spec.call, is_described, how)
 
     def _settings(self, new: Spec, old: Spec | None) -> Iterator[KeyChange]:
-        """Yield the changes of settings outside the fingerprint. Only a change of the emission rewrites the state."""
+        """Yield the changes of settings outside the fingerprint. Only changes to the emission rewrite the state."""
         was, now = stored_emission(self.state), _emission(new)
         rewrites, is_explained = was != now, False
         # keys whose stored values an earlier version did not read from a config
@@ -233,7 +233,7 @@ class StageComparison:
     def _other(self, new: Spec) -> Iterator[KeyChange]:
         """Yield the changes of a step that is neither a window nor a join.
 
-        A change in `STATE_KEYS` or in the fingerprint needs a rebuild, except for new columns of state. Every other
+        A change in `STATE_KEYS` or in the fingerprint needs a rebuild, except for new state columns. Every other
         change is compatible.
         """
         data = self.state.described.get("step")

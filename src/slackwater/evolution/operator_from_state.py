@@ -1,6 +1,6 @@
 """Restore the settings, columns and operators of stages from a state.
 
-Windows are restored from their description, other operators by their own `from_state`.
+Windows are restored from their description, and other operators by their own `from_state`.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def check_description(commit: Commit, stage: StageState, window: Window) -> None
 
 
 def restore_operator(commit: Commit, number: int = 0, *, trusting: bool = False) -> Operator:
-    """Restore the operator of one stage. An operator other than a window can read and rewrite state, but not run.
+    """Restore the operator of one stage. Unless the stage is a window, the operator can only read and rewrite state.
 
     Args:
         commit: The commit of the state.

@@ -1,4 +1,4 @@
-"""Match each stage of a config with a stage of the state, by its name or by its `formerly`.
+"""Match each stage of a config with a stage of the state, by its name or its `formerly` setting.
 
 config                               state       continues
 name = "visits"                      visits      visits
@@ -20,7 +20,7 @@ from slackwater.state.migrations import UNNAMED
 
 @dataclass(frozen=True)
 class StageMatch:
-    """Result of matching stages.
+    """The result of matching stages.
 
     Args:
         matched: For each stage of the config, the stage of the state that it continues; None for a new stage.
@@ -38,7 +38,7 @@ class StageMatch:
 def match_stages(former_names: Mapping[str, str | None], commit: Commit) -> StageMatch:
     """Match the stages of a config with those of a commit.
 
-    `former_names`: the `formerly` of each stage in the config, by name and in order.
+    `former_names`: the `formerly` setting of each stage in the config, by name and in order.
     """
     state = {s.name: s for s in commit.stages}
     origins: dict[str, str] = {}
@@ -85,7 +85,7 @@ def _problems_of_unnamed(
     """Return a problem if a change between [transform] and [[stages]] loses the state.
 
     Args:
-        former_names: The `formerly` of each stage in the config, by name.
+        former_names: The `formerly` setting of each stage in the config, by name.
         commit: The commit of the state.
         removed: The stages of the state that no stage of the config continues.
         problems: The problems so far.

@@ -87,7 +87,7 @@ def _with_common_aggregations(former: WindowOperator, state: StageState) -> Wind
 
 @dataclass(frozen=True)
 class StageMigration:
-    """Migration of one stage.
+    """The migration of one stage.
 
     Args:
         operator: The operator that continues the stage.

@@ -178,7 +178,7 @@ def describe_blocked_change(pipeline: Pipeline, commit: Commit, missing: Sequenc
     """Return why the pipeline must first be started with the previous config; None if this is not necessary.
 
     It is necessary if the new config would send pending output to a different place. `missing`: the targets that have
-    not received their output of the commit.
+    not received their output from the commit.
     """
     if not missing or not commit.targets:
         return None
@@ -195,14 +195,14 @@ def changed_pending_targets(
     missing: Sequence[str],
     growing: Collection[str] = (),
 ) -> list[str]:
-    """Return the changed settings of targets that have not received their output of a commit.
+    """Return the changed settings of targets that have not received their output from a commit.
 
     Args:
         commit: The commit.
         stages: The `formerly` of each stage in the config, by name.
         now: The destinations in the config, by target.
         letters: The location of the dead letters in the config.
-        missing: The targets that have not received their output of the commit.
+        missing: The targets that have not received their output from the commit.
         growing: The targets that may get new columns.
     """
     if commit.output and not commit.targets:
@@ -247,7 +247,7 @@ class ExpectedMarkers:
     """The markers of one target that are consistent with a commit.
 
     Args:
-        rollback: The marker of the target after a rollback to the output of this commit that it has received.
+        rollback: The marker that the target holds once output newer than the state is moved away.
         markers: The markers that the target may hold.
         may_be_empty: Whether the target may have no marker.
         is_exact: Whether the target must hold one of `markers`, or nothing if `may_be_empty`. False if the commit has
@@ -272,7 +272,7 @@ def expected_markers(
         name: The name of the target; LETTERS for the target of dead letters.
         location: The location of the target in the config.
         writer: The name under which the pipeline writes to the target.
-        missing: Whether the target may not have received its output of the commit.
+        missing: Whether the target may lack its output from the commit.
     """
     if name == LETTERS:
         same, markers = commit.letters_to == location, commit.letters_marks
@@ -311,7 +311,7 @@ def find_mismatch(commit: Commit, expected: ExpectedMarkers, held: TargetMarker 
 
 
 def _is_same(one: TargetMarker, other: TargetMarker) -> bool:
-    """Return whether two markers are equal. A commit id is ignored if the other marker has none (earlier versions)."""
+    """Return whether two markers are equal. Commit ids are ignored if one is empty (earlier versions)."""
     commits = one.commit, other.commit
     return (one.state, one.epoch) == (other.state, other.epoch) and ("" in commits or one.commit == other.commit)
 
@@ -319,7 +319,7 @@ def _is_same(one: TargetMarker, other: TargetMarker) -> bool:
 def start_branch(
     commit: Commit, branch: str, held: Mapping[str, TargetMarker | None], missing: Collection[str]
 ) -> Commit:
-    """Return the commit as the first commit of a branch. A branch is a separate state to its targets.
+    """Return the commit as the first commit of a branch, which targets treat as a separate state.
 
     Args:
         commit: The commit.

@@ -53,7 +53,7 @@ class JoinSide:
         return {**HIDDEN, **{f.name: f.polars for f in self.fields}}
 
     def add_missing_columns(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Add the columns that were added to the config after `rows` was stored, filled with NULL."""
+        """Add a NULL column for each column that was added to the config after `rows` was stored."""
         new = [f for f in self.fields if f.name not in rows.columns and f not in self.keys]
         return rows.with_columns(pl.lit(None, f.polars).alias(f.name) for f in new) if new else rows
 
@@ -80,7 +80,7 @@ class CompiledJoin:
 
     @property
     def lag_us(self) -> int:
-        """Return the longest time (µs) by which an output row can be behind the watermark."""
+        """Return the maximum time (µs) by which an output row can be behind the watermark."""
         waits = (max(s.high_us, 0) for s in self.sides if s.outer or self.event_time == s.name)
         return self.allowed_us + max(waits, default=0)
 
@@ -146,8 +146,8 @@ def build_join_side(
         which: LEFT or RIGHT.
         source: The name of the source or stage that the side reads.
         keys: The key columns.
-        fields: The other columns to buffer. Keys may be repeated.
-        output: The name and the column of each output column of this side.
+        fields: The other columns to buffer. They may include key columns.
+        output: For each output column of this side, the name and the buffered column.
         lower_us: The lower bound.
         upper_us: The upper bound.
         allowed_us: The allowed lateness.
@@ -161,7 +161,7 @@ def build_join_side(
 
 @dataclass(frozen=True)
 class ShuffleColumns:
-    """The shuffled columns of a join. `by_side`: for each side, pairs of a shuffled column's name and an own column."""
+    """The shuffled columns of a join. `by_side`: for each side, its columns and the names of their shuffled columns."""
 
     columns: tuple[Field, ...]
     by_side: tuple[tuple[tuple[str, Field], ...], ...]

@@ -50,7 +50,7 @@ class SideCounts:
 
 @dataclass
 class JoinResult:
-    """Result of matching an epoch's rows in one shard. The keys of mappings are sides."""
+    """Result of matching an epoch's rows in one shard. Mappings are keyed by side."""
 
     changes: Changes
     tallies: Mapping[int, SideCounts]
@@ -135,7 +135,7 @@ class _JoinEpoch:
     # -- pairs ---------------------------------------------------------------------------------------------------
 
     def match(self, query: NewRows, other: NewRows | None) -> int:
-        """Emit the pairs of a side's new rows with rows of the other side. Return the number of pairs.
+        """Pair a side's new rows with rows of the other side, and emit the pairs. Return the number of pairs.
 
         The buffered rows of the other side are always matched. Its new rows (`other`) are matched only if `query` is
         the left side, so that each pair is emitted once.
@@ -154,14 +154,14 @@ class _JoinEpoch:
     def _match_run(
         self, query: NewRows, run: SortedRows, low: Int64s, high: Int64s, matched: NDArray[np.bool_] | None = None
     ) -> int:
-        """Emit the pairs of new rows with the rows of a run. Return the number of pairs.
+        """Pair new rows with the rows of a run, and emit the pairs. Return the number of pairs.
 
         Args:
             query: The new rows of one side.
             run: Rows of the other side.
             low: For each new row, the earliest event time of its partners.
             high: For each new row, the latest event time of its partners.
-            matched: A mask in which the rows of the run that have a partner are set; None if the run is buffered.
+            matched: A mask of the rows of the run, in which rows with a partner are set; None if the run is buffered.
         """
         logic, other = self.logic, self.logic.sides[1 - query.side.which]
         begin, end = matching_ranges(run, query.run.kh, low, high)

@@ -151,7 +151,7 @@ def matching_ranges(run: SortedRows, kh: Int64s, low: Int64s, high: Int64s) -> t
 
     Args:
         run: The rows to search.
-        kh: The key hash of each query. The search is fastest if they are ascending.
+        kh: The key hash of each query. The search is fastest if the hashes are ascending.
         low: The earliest matching event time of each query.
         high: The latest matching event time of each query.
     """

@@ -1,4 +1,4 @@
-"""`slackwater state history`: the kept commits of a state, and how many rows each of them read and emitted."""
+"""`slackwater state history`: the stored commits of a state, and how many rows each of them read and emitted."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from slackwater.state.protocol import StateStore
 
 @dataclass(frozen=True)
 class CommitSummary:
-    """Summary of one kept commit. Times are in microseconds since 1970.
+    """Summary of one stored commit. Times are in microseconds since 1970.
 
-    The row counts cover only the epoch of this commit. They are None if the previous commit is not kept. `open` is the
-    number of open windows in the last stage, or of buffered rows if the last stage is a join.
+    The row counts cover only the epoch of this commit. They are None if the previous commit is not stored. `open` is
+    the number of open windows in the last stage, or of buffered rows if the last stage is a join.
     """
 
     epoch: int
@@ -30,7 +30,7 @@ class CommitSummary:
 
 
 def commit_history(store: StateStore) -> list[CommitSummary]:
-    """Summarize the kept commits, oldest first, without a lock. Damaged commits are omitted.
+    """Summarize the stored commits, oldest first, without a lock. Damaged commits are omitted.
 
     Raises StartError or StateError if the state store cannot be read.
     """
@@ -58,7 +58,7 @@ def _totals(commit: Commit) -> tuple[int, int, int, int]:
 
 
 def count_open_windows(commit: Commit) -> int:
-    """Return the number of open sessions, or of open panes per key, in the last stage; for a join, of buffered rows."""
+    """Return the number of open sessions, open panes per key, or buffered rows (for a join) in the last stage."""
     last = commit.stages[-1]
     if last.fingerprint.get("kind") == "join":
         return sum(m.rows for shard in last.segments for m in shard if not m.kind.endswith(("+", "-")))

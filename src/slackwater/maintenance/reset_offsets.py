@@ -5,7 +5,7 @@
     --offsets clicks=2026-03-01T12:00:00Z                move one source to a time
     --offsets '{"clicks": {"topic": {"0": 42}}}'         move one Kafka partition; the others stay unchanged
 
-To resolve a word or a time, the broker and therefore the config are required. A files source can restart only from its
+Resolving a word or a time requires the broker, and therefore the config. A files source can restart only from its
 beginning. A table source restarts from its current content or from the next change.
 """
 

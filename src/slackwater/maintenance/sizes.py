@@ -73,7 +73,7 @@ class Sizes:
         state_bytes: The size of the state rows in the latest commit.
         shards: The size of each shard of each stage.
         tables: The size of each table; empty for files.
-        kept: The epochs of the kept commits.
+        kept: The epochs of the stored commits.
         only_kept: Segments that only earlier commits reference.
         outputs: All stored outputs.
         waiting: Outputs that are not published yet.
@@ -103,7 +103,7 @@ class Sizes:
 def measure_sizes(store: StateStore, hot: int = 0) -> Sizes:
     """Measure a state without taking its lock.
 
-    `hot`: the number of keys with the most rows to report, and also of keys with the most events; 0 for none.
+    `hot`: how many keys to report in each of two rankings, by number of rows and by number of events; 0 for none.
 
     Raises StartError if there is no state, and StateError if the state cannot be read.
     """
@@ -122,7 +122,7 @@ def measure_sizes(store: StateStore, hot: int = 0) -> Sizes:
 
 
 def find_hot_shards(shards: Sequence[ShardSize]) -> list[ShardSize]:
-    """Return the shards that have at least twice as many rows as the mean shard of their stage, largest first.
+    """Return the shards with at least twice the mean number of rows per shard of their stage, largest first.
 
     Each epoch waits for these shards. Because hashes distribute keys evenly, a hot shard contains a few keys with very
     many rows. A stage with fewer than ENOUGH_ROWS rows per shard has no hot shards.
@@ -165,7 +165,7 @@ def _measure_files(store: FilesStore, latest: Commit, sizes: Sizes) -> None:
 
 
 def list_kept_commits(store: StateStore) -> list[Commit]:
-    """Return the kept commits, oldest first. Damaged commits, and commits deleted in the meantime, are omitted."""
+    """Return the stored commits, oldest first. Damaged commits, and commits deleted in the meantime, are omitted."""
     commits = []
     for epoch in store.epochs():
         try:
@@ -235,10 +235,10 @@ def _table(db: psycopg.Connection[Any], name: str) -> TableSize:
 
 @dataclass(frozen=True)
 class WriteCounts:
-    """Counts of writes to an object store by the kept epochs.
+    """Counts of writes to an object store by the epochs whose commits are stored.
 
     Args:
-        epochs: The number of kept epochs.
+        epochs: The number of these epochs.
         per_shard: The mean number of writes for one shard in an epoch.
         per_commit: The mean number of writes by the driver in an epoch.
         seconds: The mean time between two commits (s); None if there are fewer than two.
@@ -251,10 +251,10 @@ class WriteCounts:
 
 
 def count_writes(commits: Sequence[Commit], files: Collection[str]) -> WriteCounts | None:
-    """Count the writes of the kept epochs. Return None if there are no commits.
+    """Count the writes of the epochs whose commits are stored. Return None if there are no commits.
 
     Args:
-        commits: The kept commits, oldest first.
+        commits: The stored commits, oldest first.
         files: The names of the existing objects, such as "segments/000000012-003-….arrow".
     """
     if not commits:
@@ -350,7 +350,7 @@ def _(
 def _(
     logic: KeyedOperator, store: StateStore, snapshot: Snapshot, number: int, shard: int, count: int
 ) -> Iterator[HotKey]:
-    """Yield the keys with the most rows of state. Keys with later events come first if the number is equal."""
+    """Yield the keys with the most state rows. If two have equally many rows, the one with later events comes first."""
     rows = logic.drop_expired(snapshot.reader(shard, logic, number).scan(), snapshot.commit.stages[number].watermark_us)
     grouped = rows.group_by(logic.key_names).agg(pl.len().alias("__rows"), pl.col("__last").max())
     for row in grouped.top_k(count, by=["__rows", "__last"]).iter_rows(named=True):

@@ -164,7 +164,7 @@ def _(operator: KeyedOperator, rows: pl.DataFrame, state: StageState, shard: int
 def _(
     operator: IntervalJoinOperator, kind: str, rows: pl.DataFrame, shard: int, shards: int, exact: bool = True
 ) -> Iterator[str]:
-    """Describe the problems in one segment of a side.
+    """Describe the problems in one segment of a join side.
 
     Kind `left` contains buffered rows, `left+` the ids of matched rows, and `left-` the ids of evicted rows.
     """
@@ -204,7 +204,7 @@ def _parse_side(operator: IntervalJoinOperator, kind: str) -> tuple[JoinSide | N
 
 
 def _shared_keys(operator: IntervalJoinOperator) -> list[Field]:
-    """Return the key columns with the common types for which both sides compute hashes."""
+    """Return the key columns with the types, common to both sides, that the key hashes are computed from."""
     pairs = zip(operator.left.keys, operator.right.keys, strict=True)
     return [a if a.type == b.type else Field(a.name, "bigint") for a, b in pairs]
 

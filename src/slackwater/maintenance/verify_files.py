@@ -3,7 +3,7 @@
     manifests             readable; they describe this pipeline and the epoch in their name; none is missing
     referenced segments   bytes, rows, and the counts in the latest commit
     unpublished outputs   bytes and number of rows
-    lists                 bytes, of lists of offsets and of replayed dead letters
+    lists                 bytes, for lists of offsets and of replayed dead letters
     published             not after the latest epoch
 
 No lock is taken. Only problems of commits that still exist at the end are reported, because a runner may delete files
@@ -50,7 +50,7 @@ class _SegmentCheck:
 
 @dataclass
 class _FilesCheck:
-    """Check of a state directory, with the problems found so far."""
+    """A check of a state directory, with the problems found so far."""
 
     store: FilesStore
     report: VerifyReport
@@ -170,8 +170,8 @@ class _FilesCheck:
 
         Args:
             check: The segment.
-            step: The operator of its stage; None if it is unknown.
-            state: Its stage in the newest commit that references the segment.
+            step: The operator of the stage; None if it is unknown.
+            state: The stage in the newest commit that references the segment.
         """
         meta, shard = check.meta, (check.shard, check.shards)
         try:
@@ -277,7 +277,7 @@ def _check_begins(check: _FilesCheck) -> None:
 
 
 def _conclude(check: _FilesCheck, epochs: list[int]) -> VerifyReport:
-    """Complete the report with remedies, without the problems of commits that a runner deleted during the check."""
+    """Complete the report: add remedies, and drop the problems of commits that a runner deleted during the check."""
     report, stored_epochs = check.report, check.store.epochs()
     deleted = {e for e in epochs if e not in stored_epochs and stored_epochs and e < stored_epochs[0]}
     problems = [p for p in report.problems if not p.epochs or set(p.epochs) - deleted]

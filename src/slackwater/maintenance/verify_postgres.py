@@ -48,7 +48,7 @@ RESTORE = "restore it from a backup of the database, or start over under a new n
 
 @dataclass
 class _TablesCheck:
-    """Check of the tables of a pipeline. `snapshot`: the id of the snapshot that the transaction exported."""
+    """A check of the tables of a pipeline. `snapshot`: the id of the snapshot that the transaction exported."""
 
     db: psycopg.Connection[Any]
     url: str

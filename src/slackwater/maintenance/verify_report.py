@@ -1,4 +1,4 @@
-"""Result of checking a state, with a remedy for each problem."""
+"""The result of checking a state, with a remedy for each problem."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Problem:
 
 @dataclass
 class VerifyReport:
-    """Result of checking a state.
+    """The result of checking a state.
 
     Args:
         pipeline: The name of the pipeline.
@@ -60,7 +60,7 @@ def format_remedy(problem: Problem, kept_epochs: Sequence[int], sound: int | Non
 
     Args:
         problem: The problem.
-        kept_epochs: The epochs of the kept commits, ascending.
+        kept_epochs: The epochs of the stored commits, ascending.
         sound: The epoch of the last commit without problems; None if every commit has problems.
         copy: A noun phrase for the backup, such as "a copy of the state directory".
     """

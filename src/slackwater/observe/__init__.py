@@ -26,7 +26,7 @@ def _log(level: str, line: str) -> None:
 
 
 def open_telemetry(notice: Notice = _log) -> Observer:
-    """Return an observer that sends metrics by OTLP over HTTP. The variables of OpenTelemetry's SDK configure it.
+    """Return an observer that sends metrics by OTLP over HTTP, configured by the SDK's environment variables.
 
     Raises StartError if the library is not installed or its configuration is invalid.
     """

@@ -69,7 +69,7 @@ class CommitsRunFacet(RunFacet):
 
 @dataclass
 class _Commits:
-    """The sum of the commits that no event contains yet. `read` is by source, and `written` is by target."""
+    """The sum of the commits that no event contains yet. `read` counts rows by source, and `written` by target."""
 
     first: int
     last: int
@@ -116,7 +116,7 @@ class OpenLineage(Observer):
             logging.getLogger(name).addFilter(self._is_from_other_thread)
 
     def _is_from_other_thread(self, record: logging.LogRecord) -> bool:
-        """Return False for log records of the sending thread, because `_outage` already reports its failures."""
+        """Return False for log records from the sending thread, because `_outage` already reports its failures."""
         return record.thread != self._thread.ident
 
     def on_schema(self, columns: RunSchema) -> None:
@@ -251,7 +251,7 @@ def _schema(fields: Sequence[Field]) -> dict[str, Any]:
 
 
 def _client() -> OpenLineageClient:
-    """Create a client from OpenLineage's own configuration. Raises StartError if that is invalid or incomplete."""
+    """Create a client from OpenLineage's own configuration. Raises StartError if it is invalid or incomplete."""
     _remember_keys()
     log = logging.getLogger("openlineage.client.client")
     log.addFilter(_not_the_console)

@@ -1,7 +1,7 @@
 """OpenTelemetry metrics, with the names and values of the Prometheus metrics, sent by the SDK's OTLP exporter.
 
-The SDK's variables configure endpoint, interval and headers: OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_EXPORTER_OTLP_HEADERS,
-OTEL_METRIC_EXPORT_INTERVAL, OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES and others.
+The SDK's environment variables configure the endpoint, the interval and the headers: OTEL_EXPORTER_OTLP_ENDPOINT,
+OTEL_EXPORTER_OTLP_HEADERS, OTEL_METRIC_EXPORT_INTERVAL, OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES and others.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class _Exporter(OTLPMetricExporter):
         logging.getLogger(_LOGGER).addFilter(_capture_failures)
 
     def on_log_record(self, record: logging.LogRecord) -> None:
-        """Extract the reason of a failure from a log record of the SDK, and report the failure at the first attempt."""
+        """Extract the reason for a failure from an SDK log record, and report the failure on the first attempt."""
         arguments = record.args if isinstance(record.args, tuple) else ()
         errors = [a for a in arguments if isinstance(a, BaseException)]
         if errors or record.msg.startswith("Transient"):
@@ -156,7 +156,7 @@ class _Exporter(OTLPMetricExporter):
         return result
 
     def quit(self) -> None:
-        """Abort an attempt that is in progress."""
+        """Abort an export attempt that is in progress."""
         super().shutdown()
 
     def shutdown(self, timeout_millis: float = 30_000, **more: Any) -> None:
@@ -167,9 +167,9 @@ _exporting = threading.local()  # `by`: the exporter that is exporting in the cu
 
 
 def _capture_failures(record: logging.LogRecord) -> bool:
-    """Pass a record of the SDK's log to the exporter of the current thread, and return False to keep it out of the log.
+    """Pass an SDK log record to the exporter of the current thread, and return False to keep the record out of the log.
 
-    Return True if the record does not concern an exporter of Slackwater.
+    Return True if the record does not come from a Slackwater exporter.
     """
     exporter: _Exporter | None = getattr(_exporting, "by", None)
     if exporter is None:

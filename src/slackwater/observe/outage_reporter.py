@@ -1,4 +1,4 @@
-"""Warn once about an unreachable system, rather than at every attempt."""
+"""Warn once about an unreachable system, rather than on every attempt."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from slackwater.secrets import mask_secrets
 
 
 class OutageReporter:
-    """Reports an outage of an external system: a warning at the first failure, and a notice when the system works again.
+    """Reports an outage of an external system: a warning on the first failure, and a notice when it works again.
 
     Args:
         notice: Called with the level and the text of each message.
@@ -39,7 +39,7 @@ class OutageReporter:
 
 
 def error_reason(error: object, depth: int = 8) -> str:
-    """Return the first line of the innermost error. HTTP libraries wrap the errors of the system several times.
+    """Return the first line of the innermost error. HTTP libraries wrap a system error several times.
 
     At most `depth` levels are unwrapped.
     """

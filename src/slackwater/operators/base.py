@@ -165,7 +165,7 @@ class Operator(ABC):
     def fingerprint(self) -> dict[str, Any]:
         """Return the part of the config that the stored state depends on, and the operator's `kind`.
 
-        If the fingerprint changes, the state cannot be used any more. Every commit contains the fingerprint in readable
+        If the fingerprint changes, the state can no longer be used. Every commit contains the fingerprint in readable
         form.
         """
 
@@ -179,7 +179,7 @@ class Operator(ABC):
 
     @abstractmethod
     def description(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a description of the step for the commit, from which the state can be read without a config.
+        """Return a description of the step to store in the commit, so that the state can be read without a config.
 
         `data`: the step as plain data (see `config.spec_base.spec_to_data`).
         """
@@ -193,7 +193,7 @@ class Operator(ABC):
         return before.add(reports)
 
     def open_counts(self, counts: StageCounts) -> tuple[int, int]:
-        """Return the number of open windows, and the number of groups. Rows in the buffers of a join do not count."""
+        """Return the number of open windows, and the number of groups. Rows in join buffers do not count."""
         return 0, 0
 
     @abstractmethod
@@ -209,7 +209,7 @@ class Operator(ABC):
         Args:
             counts: The counts after the rows were added.
             watermark: The watermark of the previous epoch.
-            recount: Counts groups exactly in all shards, if the counts are only upper limits.
+            recount: A function that counts groups exactly in all shards, for counts that are only upper limits.
         """
         return
 
@@ -237,7 +237,7 @@ class StateRowOperator(KeyedStateLayout, Operator):
         return task.state.reader(self).due(self.due_between(task.since, task.watermark, task.early))
 
     def live_segments(self, metas: tuple[SegmentMeta, ...], since: int) -> tuple[SegmentMeta, ...]:
-        """Drop the expired segments before the first unexpired one. Other segments hide older versions of rows."""
+        """Drop the expired segments before the first unexpired one. Later segments may hide older versions of rows."""
         return tuple(dropwhile(lambda meta: is_segment_expired(meta, since), metas))
 
     def sample(self, rows: pl.DataFrame, time: str) -> tuple[dict[str, Any], ...]:
@@ -247,7 +247,7 @@ class StateRowOperator(KeyedStateLayout, Operator):
 
 @dataclass(frozen=True)
 class LateLetterContext:
-    """Facts about an epoch that the dead letters of its late rows contain (`late_data = "dlq"`)."""
+    """Facts about an epoch to record in the dead letters of its late rows (`late_data = "dlq"`)."""
 
     pipeline: str
     held_by: str | None  # the source that held back the watermark
@@ -309,7 +309,7 @@ def ingest_and_emit(task: ShardTask, rows: pl.DataFrame, origins: pl.Series | No
 
 
 def flag_idle_sources(task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:
-    """Replace the source tag of each row (`__src`) with a flag for idle sources and partitions (`__idle`)."""
+    """Replace the source tag of each row (`__src`) with a flag (`__idle`) for rows of idle sources and partitions."""
     if "__src" not in rows.columns:
         return rows
     return rows.with_columns(pl.col("__src").is_in(list(task.idle_sources)).alias("__idle")).drop("__src")

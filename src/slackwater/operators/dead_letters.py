@@ -110,7 +110,7 @@ def origin_column(columns: Mapping[str, str], source: str, file: str = "NULL") -
 
 
 def numbered_origin(number: str) -> str:
-    """Return Spark SQL for a column `_origin` with the offset `number` (SQL). All other fields are NULL."""
+    """Return Spark SQL for an `_origin` column whose offset is `number` (SQL). All other fields are NULL."""
     values = {"offset": number}
     fields = (f"{quote_string(f.name)}, CAST({values.get(f.name, 'NULL')} AS {f.type})" for f in ORIGIN_FIELDS)
     return f"named_struct({', '.join(fields)}) AS {ORIGIN}"
@@ -135,7 +135,7 @@ def _origin_sql(columns: Mapping[str, str], source: str, file: str) -> dict[str,
 
 
 def _times() -> str:
-    """Return the options of `to_json` that write times in microseconds. Spark's default is milliseconds."""
+    """Return the `to_json` options that write times in microseconds. Spark's default is milliseconds."""
     pattern = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"
     return f"map('timestampFormat', {quote_string(f'{pattern}XXX')}, 'timestampNTZFormat', {quote_string(pattern)})"
 
@@ -169,7 +169,7 @@ def stage_letters(task: ShardTask, letters: Mapping[str, Sequence[pl.DataFrame]]
 
 
 def tag_rows(task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None) -> pl.DataFrame:
-    """Flag the rows of idle sources (`__idle`). With origins, also number the rows, so that `__row` finds an origin."""
+    """Flag the rows of idle sources (`__idle`). With origins, also number the rows (`__row`) to find their origins."""
     rows = flag_idle_sources(task, rows)
     return rows if origins is None else rows.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("__row"))
 

@@ -1,4 +1,4 @@
-"""Deduplication: emits one of several rows of a key that are close together in event time.
+"""Deduplication, which emits one of several rows of a key that are close together in event time.
 
 keep = "first"      ●────── within ──────┤          ●──…           a row is a duplicate if a result of its key is less
                     result   ○   ○                  result         than `within` away
@@ -9,7 +9,7 @@ keep = "last"       ○ ── within ──┤                                a
                                   result        emitted here       one run: each row is less than `within` after another
 
 Event time alone decides which rows are duplicates. The watermark decides which rows are late, and when a row of state
-expires. It expires as soon as every row that it could affect has been read.
+expires. A row of state expires as soon as every row that it could affect has been read.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class DedupOperator(KeyedOperator):
 
     @property
     def state_fields(self) -> Sequence[Field]:
-        """Return the columns of state: the time of a result, or the first and last time of a run and its last row."""
+        """Return the state columns: the time of a result (keep = "first"), or the times and the last row of a run."""
         if self.keep == "first":
             return (Field(_EMITTED, "timestamp"),)
         return (Field(_FIRST, "timestamp"), Field(_LAST, "timestamp"), *self._row_fields)
@@ -114,7 +114,7 @@ class DedupOperator(KeyedOperator):
     # -- keep = "last" ---------------------------------------------------------------------------------------------
 
     def _extend_runs(self, rows: pl.DataFrame, state: pl.DataFrame) -> KeyedResult:
-        """Merge new rows and stored runs into runs. All rows of a run except the last one are duplicates."""
+        """Combine stored runs and new rows into new runs. All rows of a run except the last one are duplicates."""
         times = (pl.col(c).dt.timestamp("us").alias(c) for c in (_FIRST, _LAST))
         values = [f.name for f in self._row_fields]
         stored = state.select(KEY, *times, pl.col(TIMER).alias(_END), *values)
@@ -176,7 +176,7 @@ def _chain(key: Int64s, time: Int64s, within: int) -> NDArray[np.bool_]:
 
 
 def _next_results(key: Int64s, time: Int64s, within: int) -> Int64s:
-    """Return, for each row, the position of the first row of its key that is at least `within` later.
+    """Return, for each row, the position of the first row with the same key that is at least `within` later.
 
     Without a later row, the position is the number of rows.
     """

@@ -8,8 +8,8 @@ rows of state of these keys ──────┘                    └─▶ n
 rows of state that are due ─▶ expire (pure)
                                   └─▶ rows of state with later timers
 
-Stores, engines, migrations, verification, hot keys and `why` work with any `KeyedOperator`. A subclass defines only its
-columns of state, `advance`, and `expire` if its timers emit rows.
+Stores, engines, migrations, verification, hot-key reports and `why` work with any `KeyedOperator`. A subclass defines
+only its columns of state, `advance`, and `expire` if its timers emit rows.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class KeyedOperator(TimedStateLayout, StateRowOperator, NonWindowOperator):
     keys: tuple[Field, ...]
     fields: tuple[Field, ...]
 
-    KIND: ClassVar[str]  # kind in the fingerprint, and the reason of every emitted row
+    KIND: ClassVar[str]  # kind in the fingerprint, and the reason for every emitted row
     TAKES_LATE_ROWS: ClassVar[bool] = False  # whether rows behind the watermark are used, not late
-    EXPIRES_ROWS_ALONE: ClassVar[bool] = False  # whether one call of `expire` may get different timers of a key
+    EXPIRES_ROWS_ALONE: ClassVar[bool] = False  # whether one call of `expire` may receive different timers for one key
 
     @abstractmethod
     def advance(self, rows: pl.DataFrame, state: pl.DataFrame, watermark: int) -> KeyedResult:
@@ -71,7 +71,7 @@ class KeyedOperator(TimedStateLayout, StateRowOperator, NonWindowOperator):
         """Return the rows to emit for rows of state that are due, and new rows of state for the same keys.
 
         Each row of state is passed exactly once, and is then no longer part of the state. Within one call, all rows of
-        a key have the same timer, unless `EXPIRES_ROWS_ALONE`. The method must be pure.
+        a key have the same timer, unless `EXPIRES_ROWS_ALONE` is set. The method must be pure.
 
         Args:
             due: The rows of state that are due, sorted by key. Columns: `KEY`, `TIMER`, the keys, `state_fields`.
@@ -81,12 +81,12 @@ class KeyedOperator(TimedStateLayout, StateRowOperator, NonWindowOperator):
 
     @property
     def lag_us(self) -> int:
-        """Return the longest time (µs) by which an emitted row may be behind the watermark."""
+        """Return the maximum time (µs) by which an emitted row may be behind the watermark."""
         return 0
 
     @property
     def reach_us(self) -> int:
-        """Return the longest time (µs) from the event time of a row to its timer."""
+        """Return the maximum time (µs) from the event time of a row to its timer."""
         return 0
 
     # -- rows ----------------------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ class KeyedOperator(TimedStateLayout, StateRowOperator, NonWindowOperator):
 
     @property
     def added(self) -> Sequence[Field]:
-        """Return the output columns that the operator adds after the columns of the input rows."""
+        """Return the output columns that the operator appends to the columns of the input rows."""
         return ()
 
     @property
@@ -119,7 +119,7 @@ class KeyedOperator(TimedStateLayout, StateRowOperator, NonWindowOperator):
 
     @property
     def slots(self) -> dict[str, Field]:
-        """Return the input columns by the names under which they are sent to a shard."""
+        """Return the input columns, keyed by the names under which they are sent to a shard."""
         return {self.slot(i): f for i, f in enumerate(self.fields)}
 
     def sorted_output(self, frame: pl.DataFrame) -> pl.DataFrame:
@@ -240,7 +240,7 @@ class KeyedOperator(TimedStateLayout, StateRowOperator, NonWindowOperator):
     def _expire(self, due: pl.DataFrame, watermark: int) -> tuple[list[pl.DataFrame | None], pl.DataFrame]:
         """Call `expire` until no timer is due. Return the emitted frames, and the new rows of state.
 
-        Each round handles the earliest due timer of each key. Therefore, the result is the same whether the watermark
+        Each round fires the earliest due timer of each key. Therefore, the result is the same whether the watermark
         advances in one step or in several.
 
             timers of a key   5    9            watermark 10: round 1 expires 5, which adds 7;

@@ -1,4 +1,4 @@
-"""Registry of operator types: how a config step is compiled into an operator, and how a state restores the operator.
+"""Registry of operator types: how a config step is compiled into an operator, and how one is restored from a state.
 
 A step is bound to the output columns of the SQL. Each new operator needs an entry in `OPERATOR_TYPES`.
 """
@@ -35,7 +35,7 @@ Columns = Mapping[str, Mapping[str, Field]]  # the output columns of each source
 
 @dataclass(frozen=True)
 class OperatorType:
-    """Operator type that implements a step of the config.
+    """Operator type that implements one kind of config step.
 
     `from_state` restores an operator from the name of a pipeline and the state of a stage. It may raise KeyError,
     TypeError, ValueError or IndexError. It is None for windows, which `evolution.operator_from_state` restores.

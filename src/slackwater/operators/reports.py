@@ -1,4 +1,4 @@
-"""The reports of a shard about an epoch, and the counts of a stage that the driver adds up from them."""
+"""The reports of a shard about an epoch, and the stage counts that the driver adds up from these reports."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class StageCounts:
     sides: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # joins: the counts of `SideReport`, by side
 
     def add(self, reports: Sequence[IngestReport | EmitReport]) -> StageCounts:
-        """Return the counts after the changes of `groups` and `windows` in these reports."""
+        """Return the counts, updated with the changes in `groups` and `windows` from these reports."""
         groups, windows = list(self.groups), list(self.windows)
         for report in reports:
             groups[report.shard] += report.groups

@@ -19,7 +19,7 @@ from slackwater.state.commit import SegmentMeta, StageState
 from slackwater.state.protocol import NoState
 from slackwater.watermark import NO_WATERMARK
 
-ROW = "row"  # the reason of every emitted row
+ROW = "row"  # the reason for every emitted row
 MOST = 500_000  # maximum number of rows per output file
 
 

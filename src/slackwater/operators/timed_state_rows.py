@@ -1,4 +1,4 @@
-"""Rows of state of keyed operators: any number per key, each with a timer in event time.
+"""Rows of state that keyed operators store: any number per key, each with a timer in event time.
 
 A row of state is due when the watermark reaches its timer. Because the watermark alone decides this, nothing is written
 when a row of state expires:
@@ -44,7 +44,7 @@ class StateChange(NamedTuple):
 
 
 class TimedStateLayout(KeyedStateLayout):
-    """The layout of the rows of state of a keyed operator."""
+    """The layout of a keyed operator's rows of state."""
 
     @property
     @abstractmethod

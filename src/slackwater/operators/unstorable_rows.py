@@ -50,7 +50,7 @@ def unstorable_reason_sql(operator: Operator, which: int, capacity: ValueLimits)
     Args:
         operator: The operator that reads the rows.
         which: The side of a join, 0 or 1.
-        capacity: The values that the target and the state can store.
+        capacity: The limits on values that the target and the state can store.
     """
     tests = list(_checks(operator, which, capacity))
     cases = " ".join(f"WHEN {t.sql} THEN '{t.reason}'" for t in tests)
@@ -63,7 +63,7 @@ def unstorable_reason(operator: Operator, which: int, capacity: ValueLimits, row
     Args:
         operator: The operator that reads the rows.
         which: The side of a join, 0 or 1.
-        capacity: The values that the target and the state can store.
+        capacity: The limits on values that the target and the state can store.
         rows: The rows, with the event time (µs) in the column `ts`.
     """
     tests = list(_checks(operator, which, capacity))

@@ -42,7 +42,7 @@ class WindowOperator(CompiledWindow, StateRowOperator):
         return [*self.output, Field(EVENT_TIME, "timestamp")]
 
     def as_rows(self, results: pl.DataFrame) -> pl.DataFrame:
-        """Add `_event_ts`, the last instant of each window. While a window is open, the watermark is not after it."""
+        """Add `_event_ts`, the last instant of each window. While a window is open, the watermark has not passed it."""
         end = results[self.window.window_end_column]
         return results.with_columns((end - pl.duration(microseconds=self.last_instant_us)).alias(EVENT_TIME))
 
@@ -64,7 +64,7 @@ class WindowOperator(CompiledWindow, StateRowOperator):
 
     @property
     def fails_above(self) -> int | None:
-        """Return the number of groups above which an epoch fails; None if epochs do not fail."""
+        """Return the number of groups above which an epoch fails; None if there is no such limit."""
         return self.window.max_groups_per_window if self.window.on_state_cap == "fail" else None
 
     @abstractmethod

@@ -94,7 +94,10 @@ class PaneOperator(CompiledPaneWindow, WindowOperator):
         return build_late_letters(task, rows, pl.Series(count), _window_lists(first, count, self.hop_us), self.keys)
 
     def count_late_by_step(self, late: pl.DataFrame, watermark: int) -> dict[str, int]:
-        """Count late rows. A row of a pane is late once the last window of the pane has left the state."""
+        """Count late rows by the additional lateness that they would have needed.
+
+        A row of a pane is late once the last window of the pane has left the state.
+        """
         start, rows = late["__start"].to_numpy(), late["__n"].to_numpy()
         if self.has_forgotten(watermark):
             return {NEVER: int(rows.sum())}
@@ -273,8 +276,9 @@ def _admit_groups(
 ) -> tuple[pl.DataFrame, int]:
     """Apply `on_state_cap = "drop_new_groups"`: return the admitted panes, and the number of refused raw rows.
 
-    A group counts in every open window that contains its pane. Groups are admitted in order of (first event time, key),
-    and only if all these windows have room. The loop is not vectorized, and is needed only near the limit.
+    A group counts toward the limit of every open window that contains its pane. Groups are admitted in order of (first
+    event time, key), and only if all these windows have room. The loop is not vectorized, and is needed only near the
+    limit.
 
     Args:
         logic: The window.

@@ -1,4 +1,4 @@
-"""Compare two outputs by identity: which rows are equal, missing or different, and in which columns.
+"""Compare two outputs by identity, to find which rows are equal, missing or different, and in which columns.
 
     A  user  window_start  n        B  user  window_start  n
        a     09:00         3           a     09:00         3     equal
@@ -143,7 +143,7 @@ def _choose_identity(a: LabeledRows, b: LabeledRows, by: Sequence[str] | None) -
 
 
 def _latest_revisions(rows: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
-    """Return the newest revision of each row, without superseded rows. Rows without revisions are returned unchanged."""
+    """Return the newest revision of each row, without superseded rows. Without revisions, return the rows unchanged."""
     if not {"_revision", "_emit_reason"} <= set(rows.columns):
         return rows
     standalone = pl.col("_emit_reason") == "standalone"

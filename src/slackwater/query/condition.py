@@ -4,8 +4,8 @@
           length, depth  no statement   no function whose result is
                                         much larger than its input
 
-Polars receives SQL that is generated from the validated tree. Therefore, a difference between the two parsers cannot
-bypass the validation.
+Polars receives SQL generated from the validated tree. Therefore, a difference between the two parsers cannot bypass the
+validation.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def parse_condition(where: str, columns: Iterable[str]) -> pl.Expr:
 
 
 def _validated_sql(where: str, columns: list[str]) -> str:
-    """Validate a condition. Return SQL that is generated from its syntax tree.
+    """Validate a condition, and return SQL generated from its syntax tree.
 
     Raises StartError if the text is not a condition, or if it contains SQL that is not allowed.
     """
@@ -173,7 +173,7 @@ def _parser_message(error: errors.SqlglotError) -> str:
 
 
 def filter_rows(frame: pl.DataFrame, where: str | None) -> pl.DataFrame:
-    """Return the rows that satisfy a SQL condition; all rows for None. Raises StartError if the condition is invalid."""
+    """Return the rows that satisfy a SQL condition; all rows for None. Raises StartError for an invalid condition."""
     if where is None:
         return frame
     try:

@@ -54,7 +54,7 @@ def add_key_history(
 def read_key_history(
     pipeline: Pipeline, stage: str, keys: Sequence[Field], key: pl.DataFrame, limit: int = SHOWN
 ) -> KeyHistory:
-    """Return the history of a key in one stage. It reports dead letters and targets that cannot be read.
+    """Return the history of a key in one stage. If dead letters or a target cannot be read, the history says why.
 
     Args:
         pipeline: The pipeline.
@@ -69,7 +69,7 @@ def read_key_history(
 
 
 def format_dead_letter_keys(pipeline: Pipeline, store: StateStore, key: state_inspection.Texts) -> set[str]:
-    """Return a key as dead letters contain it: one string for each combination of key types in the stages.
+    """Return a key in the form that dead letters contain: one string for each combination of key types in the stages.
 
     Raises StateError if there is no state, and StartError if no stage has these key columns.
     """
@@ -86,7 +86,7 @@ def format_dead_letter_keys(pipeline: Pipeline, store: StateStore, key: state_in
 def _key_frames(
     pipeline: Pipeline, commit: Commit, key: state_inspection.Texts
 ) -> dict[str, tuple[WindowOperator, pl.DataFrame]]:
-    """Return the operator and the key as a one-row frame, for each stage with these key columns.
+    """For each stage with these key columns, return the operator, and the key as a one-row frame.
 
     Raises StartError if no stage has these key columns.
     """

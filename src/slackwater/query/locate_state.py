@@ -1,4 +1,4 @@
-"""Locate the state of a pipeline by its config, directory, URL or database, and a stage within the state."""
+"""Locate the state of a pipeline (by config, directory, URL or database), and a stage within that state."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def _choose_name(place: str, name: str | None, names: Sequence[str]) -> str:
 
 
 def find_stage_index(commit: Commit, name: str, option: str = "--stage") -> int:
-    """Return the index of a stage, from 0. Raises StartError if it does not exist. `option`: the name in the message."""
+    """Return the index of a stage, from 0. Raises StartError if it does not exist. `option`: the name in messages."""
     names = [s.name for s in commit.stages]
     if name not in names:
         raise StartError(

@@ -1,4 +1,4 @@
-"""Compute the open and retained windows of a state from its rows, with finished values.
+"""Compute the open and retained windows of a state from its rows, with the values that they would emit now.
 
         horizon          watermark
 gone       │   retained      │     open

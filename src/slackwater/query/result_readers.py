@@ -65,7 +65,7 @@ def read_all_results(pipeline: Pipeline, target: str | None = None) -> pl.DataFr
 
 
 def sort_by_start(frame: pl.DataFrame, start: str | None) -> pl.DataFrame:
-    """Parse times that are stored as text, and sort rows by `start`, the column of the window start, if they have it."""
+    """Parse times stored as text, and sort rows by the window start column `start`, if it exists."""
     texts = [c for c in {start, *TIMES} if c in frame.columns and frame.schema[c] == pl.String]
     frame = frame.with_columns(
         pl.col(c).str.to_datetime("%Y-%m-%dT%H:%M:%S%.fZ", time_unit="us", time_zone="UTC", strict=False) for c in texts

@@ -1,9 +1,9 @@
 """A read-only HTTP server that returns the contents of a state as JSON or Arrow.
 
-    GET /                                                    a description: pipeline, epoch, columns
-    GET /fetch?key=user_id=u7                                windows of a key; several columns: key=user_id=u7&key=region=eu
+    GET /                                                a description: pipeline, epoch, columns
+    GET /fetch?key=user_id=u7                            windows of a key; several columns: key=user_id=u7&key=region=eu
     GET /find-sessions?key=user_id=u7&earliest_end=TIME&latest_start=TIME
-    GET /scan?where=events>100&limit=1000                    windows of all keys
+    GET /scan?where=events>100&limit=1000                windows of all keys
 
 Every path accepts `at=EPOCH` to read an earlier commit. `Accept: application/vnd.apache.arrow.stream` or `format=arrow`
 selects Arrow.
@@ -86,7 +86,7 @@ class _TooLargeError(StartError):
 
 
 class _RequestPool:
-    """Runs a few requests on one view at the same time. A limited number of requests wait, and others are rejected."""
+    """Runs a few requests on one view at the same time. A limited number of others wait, and the rest are rejected."""
 
     def __init__(self, view: StateView) -> None:
         self.view = view

@@ -113,9 +113,10 @@ class StageInspector:
         return ClockReport(name, None, newest, self._hold_us(name), watermark, False, 0, None, of_stage=True)
 
     def find_holder(self) -> tuple[ClockReport | None, tuple[str, ...]]:
-        """Return the clock that holds back the watermark (None if all sources are idle), and the stages on the way to it.
+        """Return the clock that holds back the watermark, and the stages on the way to it.
 
-        The stages are the input stages between this stage and the source of the clock, nearest first.
+        The clock is None if all sources are idle. The stages are the input stages between this stage and the source of
+        the clock, nearest first.
         """
         source = watermark_holder(self.clocks)
         slowest = min(self.read, key=self._output_watermark, default=None)
@@ -143,7 +144,7 @@ class StageInspector:
 
     @_with_open_state.register
     def _(self, operator: PaneOperator, report: StageReport) -> StageReport:
-        """Count the open windows from the numbers of groups per pane in the commit."""
+        """Count the open windows, based on the group counts per pane in the commit."""
         groups = {pane: sum(of_shards) for pane, of_shards in self.state.panes.items()}
         totals = pane_windows.window_totals(operator, groups, self.state.watermark_us)
         windows = [(s, n) for s, n in sorted(totals.items()) if n]
@@ -257,7 +258,7 @@ class StageInspector:
     def _windows_of(
         self, logic: WindowOperator, rows: pl.DataFrame, last: Callable[[Mapping[str, Any]], int | None] | None = None
     ) -> tuple[OpenWindow, ...]:
-        """Return reports on open windows. `last`: a function that returns the last event time of a window (µs), if known."""
+        """Return reports on open windows. `last`: a function that returns a window's last event time (µs), if known."""
         count = next((a for a in logic.aggs if a.spec.agg == "count" and not a.columns), None)
         counts = [None] * rows.height if count is None else count.finish(rows).to_list()
         windows = []

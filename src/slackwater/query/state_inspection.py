@@ -1,4 +1,4 @@
-"""Inspect a state without Spark, even while a runner is active: operators, the rows of a key, the next windows to close."""
+"""Inspect a state without Spark, even during a run: operators, a key's rows, and the next windows to close."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def parse_key(logic: KeyedStateLayout, texts: Texts, option: str = "key") -> pl.
 
     Args:
         logic: The operator, which defines the key columns.
-        texts: Strings such as `name=value` or `name=value,name=value`, where a name without a value means NULL. A
-            mapping from names to values also supports values with any character.
+        texts: Strings such as `name=value` or `name=value,name=value`, where a name without a value means NULL. In a
+            mapping from names to values, a value can contain any character.
         option: The name of the argument in messages.
 
     Raises StartError if a key column is missing, a column is unknown, or a value has the wrong type.
@@ -132,7 +132,7 @@ _TAKES: Mapping[str, tuple[type, ...]] = {
 def _polars_key_value(field: Field, value: Any) -> Any:
     """Check the value of a key column, and return it for Polars.
 
-    Without this check, Polars would convert True to 1 and 1 to a date, round decimals, and panic for decimals that are
+    Without this check, Polars would convert True to 1 and 1 to a date, round decimals, and panic on decimals that are
     not numbers. Raises TypeError, ValueError or ArithmeticError if the value does not fit the type.
     """
     if value is None:

@@ -1,4 +1,4 @@
-"""Read-only view of a state: open and retained windows with their values, like a session store of Kafka Streams.
+"""Read-only view of a state: open and retained windows with their values, like a Kafka Streams session store.
 
     open_state("state/user-sessions")          the latest commit at the time of each query
         .fetch({"user_id": "u7"})              windows of one key
@@ -61,9 +61,9 @@ class StateView(NotebookRepr):
     """Open and retained windows as Polars frames; `frame.to_arrow()` converts them to Arrow. See `open_state`.
 
     The frames have the columns of the target, with the values that would be emitted if no more rows arrived. The view
-    adds `_status` (open or retained), `_closes_at` (the watermark that closes the window), `_last_event` (sessions only)
-    and `_epoch` (the commit). If the target already has a column with one of these names, another `_` is prepended.
-    Windows that have left the state are only in the target.
+    adds `_status` (open or retained), `_closes_at` (the watermark that closes the window), `_last_event` (sessions
+    only) and `_epoch` (the commit). If the target already has a column with one of these names, another `_` is
+    prepended. Windows that have left the state are only in the target.
 
     For a keyed stage, the frames contain the rows of state that are not due, with their keys, `_due_at`, `_last_event`
     and `_epoch`. A view may be used from several threads.
@@ -88,7 +88,7 @@ class StateView(NotebookRepr):
     def find_sessions(
         self, key: Any, earliest_end: Time | None = None, latest_start: Time | None = None
     ) -> pl.DataFrame:
-        """Return the sessions of one key within inclusive time limits, as session stores of Kafka Streams do.
+        """Return the sessions of one key within inclusive time limits, as Kafka Streams session stores do.
 
         A session ends at its last event, without the gap. A time is a datetime, an ISO 8601 string (both in UTC by
         default), or an integer of microseconds since 1970, where 0 and 2**63 - 1 set no limit.
@@ -150,14 +150,14 @@ class StateView(NotebookRepr):
             return _sorted(logic, pl.concat(selected))
 
     def as_of(self, epoch: int) -> StateView:
-        """Return a view of an earlier commit. Raises StateError if the commit is not kept (see `epochs`)."""
+        """Return a view of an earlier commit. Raises StateError if the commit no longer exists (see `epochs`)."""
         if _whole_number(epoch, "epoch", -1) not in (epochs := self.epochs()):
             available = f"epochs {epochs[0]} to {epochs[-1]}" if epochs else "no state"
             raise StateError(f"epoch {epoch} is not kept; available: {available}", Topic.EPOCH_NOT_KEPT)
         return StateView(self._store, epoch)
 
     def epochs(self) -> list[int]:
-        """Return the epochs of the commits that can be read, ascending. The Postgres store keeps only the latest one."""
+        """Return the epochs of readable commits, in ascending order. The Postgres store keeps only the latest one."""
         return self._store.epochs()
 
     def manifest(self) -> Commit:
@@ -317,7 +317,7 @@ def _whole_number(value: int, name: str, least: int) -> int:
 
 
 def to_arrow(frame: pl.DataFrame) -> pa.Table:
-    """Convert a frame to an Arrow table, with the types of the oldest compatibility level of Polars."""
+    """Convert a frame to an Arrow table, with the types of Polars' oldest compatibility level."""
     return frame.to_arrow(compat_level=pl.CompatLevel.oldest())
 
 

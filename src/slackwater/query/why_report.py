@@ -202,7 +202,7 @@ class StageReport:
         next: The windows that close first, or the timers of a keyed stage that are due first.
         key: The report on a key, if it was requested.
         sides: The sides of a join.
-        lateness: Statistics of how late rows were.
+        lateness: Statistics on how late rows were.
         kept: A description of the state of a keyed stage, or of a stage that emits results immediately.
         held_back_us: How far the output watermark of the nearest stage in `through` is behind the watermark of that
             stage, because sessions may still be cut.

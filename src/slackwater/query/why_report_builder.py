@@ -1,4 +1,4 @@
-"""Explain why a pipeline has not emitted a result: watermarks as of a commit, what holds them back, and open windows."""
+"""Explain why a pipeline has not emitted a result: committed watermarks, what holds them back, and open windows."""
 
 from __future__ import annotations
 

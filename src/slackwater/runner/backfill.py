@@ -86,11 +86,11 @@ def run_backfill(
 
     Args:
         pipeline: The pipeline.
-        since_us: Start of the range (µs UTC).
-        until_us: End of the range (µs UTC), not included.
+        since_us: The start of the range (µs UTC).
+        until_us: The end of the range (µs UTC), not included.
         partial: Also write windows that start before the range and extend into it, and windows that are not over yet.
         into: The path, table or topic to write to; by default, that of the pipeline's target.
-        slack_ms: How far the time of a Kafka record may be from its event time. By default, the lateness plus the
+        slack_ms: How far the timestamp of a Kafka record may be from the event time. By default, the lateness plus the
             allowed lateness.
         spark: The Spark session to use; None starts one.
         on_status: Called with the status after each commit.
@@ -209,7 +209,7 @@ class _HistoryRunner:
 
 @dataclass
 class RangeCounts:
-    """Counts of windows of one backfill.
+    """The window counts of one backfill.
 
     Args:
         windows: Windows written.
@@ -224,7 +224,7 @@ class RangeCounts:
 
 @dataclass
 class RangeFilterTarget:
-    """A target writer that passes on only the windows of the range.
+    """A target writer that passes on only the windows in the range.
 
     Args:
         clock_us: When the backfill was started (µs UTC). Windows that end later are unfinished.
@@ -250,7 +250,7 @@ class RangeFilterTarget:
         self.target.close()
 
     def publish(self, epoch: int, rows: pl.DataFrame, superseded: pl.DataFrame | None = None, commit: str = "") -> None:
-        """Publish the rows of the range. Only the start of a superseded row decides, because such a row has no end."""
+        """Publish the rows in the range. Superseded rows are selected by their start only, because they lack an end."""
         start = pl.col(self.window.window_start_column).dt.timestamp("us")
         end = pl.col(self.window.window_end_column).dt.timestamp("us")
         span = self.span
@@ -322,7 +322,7 @@ class PlannedRangeReader:
 class KafkaRangeReader:
     """Reads the Kafka records whose record time is in the range, extended by the slack.
 
-    `missing`: the partitions whose oldest records have been removed, so that records of the range may be missing.
+    `missing`: the partitions whose oldest records have been removed, so records in the range may be missing.
     """
 
     def __init__(self, session: SparkSession, source: KafkaSource, span: BackfillRange) -> None:
@@ -352,7 +352,7 @@ class KafkaRangeReader:
         if not total:
             return None
         limit = min(self.source.spec.max_offsets_per_trigger or RECORDS, total)
-        # every partition advances in proportion, so that their event times stay close together
+        # all partitions advance in proportion, so that their event times stay close together
         end = {key: start[key] + -(-limit * n // total) for key, n in remaining.items()}
         batch = self.source.read_between(self._session, group_by_topic(start), group_by_topic(end), record)
         if batch is None:  # the topic was recreated and holds fewer records

@@ -1,4 +1,4 @@
-"""Plan of a backfill: its time range, how far around the range to read rows, and the pipeline that it runs."""
+"""The plan of a backfill: the time range, how far beyond it rows are read, and the pipeline to run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class BackfillRange:
 
     Args:
         reach_us: How far beyond each end of the range rows are read.
-        slack_us: How far the time of a Kafka record may be from its event time.
+        slack_us: How far the timestamp of a Kafka record may be from the event time.
     """
 
     since_us: int
@@ -42,7 +42,7 @@ class BackfillRange:
 
 
 def reach_us(window: Window) -> int:
-    """Return how far (µs) beyond the range a window that starts in the range may need rows.
+    """Return how far (µs) beyond the range the rows of a window that starts in the range may lie.
 
     For sessions this is the cap plus the gap, so that a session that extends into the range is complete. If the gap is
     a column, it is assumed to be as long as the cap.
@@ -128,7 +128,7 @@ def backfill_pipeline(pipeline: Pipeline, since_us: int, until_us: int, into: st
 
 
 def _target(pipeline: Pipeline, into: str | None) -> TargetSpec:
-    """Return the target with `into` as its path, table or topic. Parquet files replace a console."""
+    """Return the target with `into` as its path, table or topic. Instead of a console, return Parquet files."""
     target, kind = pipeline.target, explain.connection_kind(pipeline.target, pipeline)
     if into is None:
         return target

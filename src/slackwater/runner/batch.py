@@ -1,4 +1,4 @@
-"""Windows and joins over batch DataFrames: a single epoch with all rows, without a state store and without late rows.
+"""Windows and joins over batch DataFrames: a single epoch with all rows, without a state store or late rows.
 
 DataFrame ─▶ event time ─▶ SQL ─▶ input columns ─▶ shuffle by key ─▶ mapInArrow: aggregate, emit ─▶ DataFrame
                                   (panes: partial aggregates)        all rows of a shard at once
@@ -97,8 +97,8 @@ def batch(
 
     Raises:
         ConfigError: An argument is wrong.
-        StartError: Columns are missing or unsuitable, or the SQL is invalid. Spark raises errors in the data later, when
-            it runs the plan.
+        StartError: Columns are missing or unsuitable, or the SQL is invalid. Spark reports errors in the data later,
+            when it runs the plan.
     """
     update: dict[str, Any] = {"emit": "final" if window.late_data == "reopen" else "on_close", "crash_recovery": None}
     if window.late_data != "reopen":  # "reopen" only decides when a window is final; no row is late here
@@ -132,8 +132,8 @@ def batch_join(
 ) -> DataFrame:
     """Join two batch DataFrames. The result has the columns and rows that a pipeline would write.
 
-    No row is late, and every outer row without a match is emitted. `max_rows_per_key` does not apply. The order of the
-    rows, the memory, the errors and the other arguments are as in `batch`.
+    No row is late, and every outer row without a match is emitted. `max_rows_per_key` does not apply. The row order,
+    memory use, errors and other arguments are as in `batch`.
 
     Args:
         left: The rows of the left side.
@@ -248,7 +248,7 @@ def _plan(
 def _run_on_shards(
     rows: DataFrame, shards: int | None, logic: Operator, shard_function: ShardFunction, caller_frame: DataFrame
 ) -> DataFrame:
-    """Run `shard_function` over all rows of each shard. Return a DataFrame of the Spark session of `caller_frame`."""
+    """Run `shard_function` over all rows of each shard. Return a DataFrame in the Spark session of `caller_frame`."""
     names = rows.columns
     moved = rows.repartition("__kh") if shards is None else rows.repartition(shards, "__kh")
     plain_names = moved.selectExpr(*(f"{quote_identifier(c)} AS c{i}" for i, c in enumerate(names)))

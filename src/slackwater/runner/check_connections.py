@@ -1,4 +1,4 @@
-"""Check that every system of a pipeline is reachable and fits the config, without changing it: `check --connect`."""
+"""The checks of `check --connect`: every system of a pipeline is reachable and fits the config. Nothing is changed."""
 
 from __future__ import annotations
 

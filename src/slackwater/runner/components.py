@@ -1,6 +1,6 @@
 """Create the components of a run from its config: sources, bound stages, targets, and the target of dead letters.
 
-A stage is bound to its input columns: event time, SQL, and the window or join over the SQL's result.
+Binding a stage to its input columns resolves its event time, its SQL, and the window or join over the SQL's result.
 
 columns of sources ──▶ bind ──▶ stage ──▶ columns of its results ──▶ bind ──▶ the stages that read them ──▶ …
 """
@@ -99,7 +99,7 @@ class BoundStage(NamedTuple):
 
     Args:
         pipeline: The pipeline reduced to this stage; see `Pipeline.stage_pipelines`.
-        times: The SQL of the event time, by source or stage that is read.
+        times: The SQL for the event time, by source or stage that is read.
         frames: The columns of each source or stage that is read, as DataFrames without rows.
     """
 
@@ -115,7 +115,7 @@ class BoundStage(NamedTuple):
         return SparkEngine(rows, refresh)
 
     def end_sql(self, session: SparkSession) -> str | None:
-        """Return the SQL for the end of the gap of a row; None if the gap is constant. Raises StartError.
+        """Return the SQL for the end of a row's gap; None if the gap is constant. Raises StartError.
 
         The expression is evaluated over the result of the stage's SQL.
         """
@@ -211,7 +211,7 @@ def _time_sql(stage_pipeline: Pipeline, session: SparkSession, source: Source, f
 
 
 def _origin_sql(stage: BoundStage, session: SparkSession) -> dict[str, tuple[str, ...]]:
-    """Return, by input path, the SQL that `late_data = "dlq"` needs: it preserves the column `_origin`."""
+    """Return the SQL by input path, extended to preserve the column `_origin`, which `late_data = "dlq"` needs."""
     sql_texts = {
         w.key: sql_analysis.add_origin_to_sql(session, stage.pipeline, w, stage.frames[w.origin])
         for w in stage.pipeline.input_paths
@@ -225,7 +225,7 @@ def _origin_sql(stage: BoundStage, session: SparkSession) -> dict[str, tuple[str
 def create_target_writers(
     pipeline: Pipeline, operators: Mapping[str, Operator], state_id: str = "", latest: Commit | None = None
 ) -> dict[str, TargetWriter]:
-    """Create the writers for the targets of the config. Return the writers by name of the target.
+    """Create the writers for the targets of the config. Return the writers by target name.
 
     Args:
         pipeline: The pipeline.
@@ -256,7 +256,7 @@ def create_targets(pipeline: Pipeline) -> None:
 
 
 def create_letter_writer(pipeline: Pipeline, state_id: str = "", marker: str = "letters") -> TargetWriter | None:
-    """Create the writer for dead letters; None if the config has no target for them. `marker`: ends the marker's name."""
+    """Create the writer for dead letters; None if the config has no target for them. `marker`: suffix of its marker."""
     if pipeline.dead_letter is None:
         return None
     table = TargetTable(f"{pipeline.name}-{marker}", LETTER, None, state_id, ADDED)

@@ -34,7 +34,7 @@ def replay_dead_letters(
     spark: SparkSession | None = None,
     on_notice: Callable[[str, str], None] | None = None,
 ) -> ReplayResult:
-    """Apply dead letters in separate epochs. The store is locked meanwhile.
+    """Apply dead letters in separate epochs. The store stays locked until the replay ends.
 
     Args:
         pipeline: The pipeline.

@@ -70,7 +70,7 @@ class EpochExecutor:
             faults.hit("checkpoint.before", self.driver.state.epoch)
 
     def tick(self, quiet_us: int) -> None:
-        """Run an idle tick. `quiet_us`: how long the sources have had no rows (µs)."""
+        """Run an idle tick. `quiet_us`: how long the sources have returned no rows (µs)."""
         self.driver.tick(quiet_us)
         self.files.report_changes()
 
@@ -123,7 +123,7 @@ class ChangedFileReporter:
 
     @property
     def read(self) -> Mapping[str, Collection[FileEntry]]:
-        """The files that have been read, by source, with the sizes and modification times that they had then."""
+        """The files that have been read, by source, with their sizes and modification times when they were read."""
         return {name: tracker.entries.values() for name, tracker in self._trackers.items()}
 
     def remember(self, names: Iterable[str]) -> None:

@@ -1,10 +1,10 @@
 """Error boundary: users see one-line errors, without stack traces of Spark, Py4J or a database driver.
 
-    error raised                            error that the user gets
-    SlackwaterError                         the error itself, without a cause
-    any error while the Spark process has ended SparkEndedError: how Spark ended, what was committed last, what to do
-    an error of a service or of the system  EpochError with one line of the error
-    any other error                         the error itself with its trace: it is a bug in Slackwater
+    error raised                                 error that the user gets
+    SlackwaterError                              the error itself, without a cause
+    any error after the Spark process has ended  SparkEndedError: how Spark ended, what was committed last, what to do
+    an error from a service or the system        EpochError with one line of the error
+    any other error                              the error itself with its trace, because it is a bug in Slackwater
 
 `SLACKWATER_DEBUG=1` keeps every trace.
 """
@@ -92,7 +92,7 @@ def _user_error(error: Exception, pipeline: str, spark: SparkSession | None, com
 
 
 def describe_service_error(error: Exception) -> str | None:
-    """Return one line for an error of a service or of the operating system. Return None for any other error."""
+    """Return one line for an error from a service or the operating system. Return None for any other error."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror + (f': "{error.filename}"' if error.filename is not None else "")
     service = type(error).__module__.partition(".")[0]
@@ -183,11 +183,11 @@ class _LogFilter(logging.Filter):
 
 
 def _hide_bridge() -> Callable[[], None]:
-    """Keep Py4J's stack traces out of the log of the user until the returned function is called.
+    """Keep Py4J's stack traces out of the user's log until the returned function is called.
 
     Filters are added to Py4J's loggers and to the root logger; the user's handlers and levels are unchanged. A root
     logger without handlers would get one when its first line is logged, and then every Slackwater line would appear
-    twice. Therefore, it temporarily gets Python's last-resort handler, which would be used anyway.
+    twice. Therefore, it temporarily gets Python's last-resort handler, which Python would use anyway.
     """
     root = logging.getLogger()
     undo = _install_filters([root, *(logging.getLogger(name) for name in _BRIDGE)])
@@ -206,7 +206,7 @@ def _hide_bridge() -> Callable[[], None]:
 def hide_stack_traces(spark: SparkSession) -> Callable[[], None]:
     """Prevent Spark from logging failed analyses to standard error, until the returned function is called.
 
-    Spark must be running. The logging of the user does not affect these lines. Errors of the thread that receives
+    Spark must be running. The user's logging settings do not affect these lines. Errors in the thread that receives
     Spark's accumulators go to the debug log of Slackwater.
     """
     from pyspark.logger import PySparkLogger

@@ -1,4 +1,4 @@
-"""Compare the output in the targets with the state at a start, so that no row is lost or written twice.
+"""Compare the output in the targets with the state when a run starts, so that no row is lost or written twice.
 
 an existing state ─▶ read the marker of each target ─┬─ the state expects it ─▶ continue
                                                      └─ otherwise ─▶ fail, or follow the user's choice
@@ -131,7 +131,7 @@ def _list_checked_targets(
 
 
 def _target_specs(pipeline: Pipeline) -> list[tuple[str, str, TargetSpec, str, Pipeline | None]]:
-    """Return name, title, spec, writer and stage of each target; the target of dead letters has no stage."""
+    """Return the name, title, spec, writer and stage of each target; the target of dead letters has no stage."""
     specs: list[tuple[str, str, TargetSpec, str, Pipeline | None]] = [
         (
             name,
@@ -158,7 +158,7 @@ def target_with_marker(pipeline: Pipeline, spec: TargetSpec, writer: str, lineag
 
 
 def read_unrecorded_markers(pipeline: Pipeline, commit: Commit | None) -> dict[str, TargetMarker | None]:
-    """Return the marker of each target that the commit does not mention. Without a commit, these are all targets.
+    """Return the marker of each target that the commit does not mention, or of all targets if there is no commit.
 
     Targets that cannot be read are omitted, because the start will fail later anyway, when it opens them.
     """

@@ -1,4 +1,4 @@
-"""Check the local directories of a config: can a run write to them, and did earlier runs write elsewhere?"""
+"""Check whether a run can write to the local directories of a config, and whether earlier runs wrote elsewhere."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _subdirectories(key: str, directory: Path, pipeline: Pipeline) -> Iterator[P
 
 
 def missing_directories(pipeline: Pipeline) -> Iterator[str]:
-    """Yield a line `key: problem` for each file source whose directory does not exist. A run would fail."""
+    """Yield a line `key: problem` for each file source whose directory does not exist, which would make a run fail."""
     for i, source in enumerate(pipeline.sources):
         connection = (
             resolve_connection(source.connection, pipeline.connections) if source.connection is not None else None
@@ -62,7 +62,7 @@ def missing_directories(pipeline: Pipeline) -> Iterator[str]:
 def check_moved_directories(pipeline: Pipeline) -> None:
     """Raise StartError if state or output exists only below the working directory.
 
-    Earlier versions resolved relative paths from there. Without this check, a run would create a new state.
+    Earlier versions resolved relative paths against that directory. Without this check, a run would create a new state.
     """
     relocated = list(_moved_directories(pipeline))
     if relocated:

@@ -72,7 +72,7 @@ class PollingLoop:
         If the caller is interrupted, the epoch in progress still finishes. Meanwhile, the thread of the caller checks that
         Spark's process is alive, because an idle loop would not notice its end.
 
-        `thread_class`: the class of the thread. The default inherits the caller's job settings in Spark.
+        `thread_class`: the class of the thread. The default inherits the caller's Spark job settings.
         """
         make: Callable[..., threading.Thread] = thread_class or spark_connect.thread_class(
             self.planners.streams.session
@@ -157,7 +157,7 @@ class PollingLoop:
     def _quiet_us(self, polled_at: float) -> int:
         """Return the silence (µs) up to this poll that has not been counted yet.
 
-        A poll finds all rows since the previous poll, so the duration of an epoch in between counts as silence. A long
+        A poll reads all rows since the previous poll, so the duration of an epoch in between counts as silence. A long
         pause, for example while the machine slept, counts only in part, because nothing was polled.
         """
         longest = max(self._every, 4 * max(self._pause, compute_poll_seconds(polled_at - self._rows_at)))
@@ -287,7 +287,7 @@ class _StreamingQuery:
 
 
 def _has_nothing(query: StreamingQuery) -> bool:
-    """Return whether the latest poll of the query returned no rows. False while it starts, polls or plans a batch."""
+    """Return whether the latest poll of the query returned no rows. False while the query starts, polls or plans."""
     status = query.status
     return str(status["message"]).startswith("Waiting") and not status["isDataAvailable"]
 
@@ -309,7 +309,7 @@ def compute_poll_seconds(quiet_s: float) -> float:
 
 
 class PollInterval:
-    """The pause between two polls of a streaming query. Any thread may call it. `set_pause_ms` changes the query."""
+    """The pause between two polls of a streaming query. Thread-safe. `set_pause_ms`: sets the pause in the query."""
 
     def __init__(self, set_pause_ms: Callable[[int], None] | None) -> None:
         self.pause_ms = SHORTEST_MS
@@ -329,7 +329,7 @@ class PollInterval:
             self._change(new_pause_ms)
 
     def polled_until(self, now: float) -> float:
-        """Return the time up to which the sources have surely been polled. `now`: the current time in seconds."""
+        """Return the time up to which the sources have certainly been polled. `now`: the current time in seconds."""
         return now - self.pause_ms / 1000
 
     def check_seconds(self, quiet_s: float) -> float:

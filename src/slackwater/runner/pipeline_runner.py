@@ -1,4 +1,4 @@
-"""The runner owns the lock of the state and the Spark session. It builds, opens and closes the components of a run.
+"""The runner, which owns the state lock and the Spark session, and builds, opens and closes the components of a run.
 
     open ─▶ prepare: Spark ─▶ lookups, sources ─▶ event time, SQL, operators ─▶ target, dead letters ─▶ driver ─▶ close
 
@@ -97,7 +97,7 @@ class PipelineRunner:
         return ErrorBoundary(self.pipeline.name, lambda: self.spark, self._committed)
 
     def _committed(self) -> str:
-        """Describe the last commit: of this run or, before its first commit, of the state at the start."""
+        """Describe the last commit of this run or, before the first one, the last commit of the state at the start."""
         return run_log.describe_last_commit(getattr(self._driver, "state", self._latest))
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A start without a state: decide whether the pipeline is new or was renamed.
+"""Decide whether a pipeline that starts without a state is new or was renamed.
 
 no state of "sessions" ─┬─ an upserting target holds its results ─▶ fail: the state was removed
                         ├─ formerly = "user-sessions", which has a state here ─▶ take that state over
@@ -24,7 +24,7 @@ _BACKFILL = "-backfill-"
 
 
 def pipeline_under_former_name(pipeline: Pipeline, store: StateStore) -> Pipeline | None:
-    """Return the pipeline under its previous name if the next start would take over that state; otherwise None."""
+    """Return the pipeline under its previous name if the next start would take over its state; otherwise None."""
     if pipeline.formerly is None or not _is_durable(pipeline) or store.stored_record() is not None:
         return None
     previous = pipeline.model_copy(update={"name": pipeline.formerly})
@@ -32,7 +32,7 @@ def pipeline_under_former_name(pipeline: Pipeline, store: StateStore) -> Pipelin
 
 
 def take_over_renamed_state(pipeline: Pipeline, store: StateStore) -> str | None:
-    """Rename the state of a pipeline from the previous name of the pipeline to the current name.
+    """Rename the state of a pipeline from the pipeline's previous name to its current name.
 
     Return a line about the rename; None if the previous name has no state. Raises StateError or LockHeldError.
     """

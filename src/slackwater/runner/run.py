@@ -100,9 +100,9 @@ def run(  # noqa: PLR0913 -- one argument per option
         pipeline: The pipeline to run.
         available_now: End when all input that exists now has been processed.
         flush: Close all open windows at the end.
-        spark: The Spark session to use; by default one is started.
+        spark: The Spark session to use; by default, one is started.
         on_status: Called with the status after each commit.
-        on_notice: Called with the level and the text of each line about the run; by default lines are logged.
+        on_notice: Called with the level and the text of each line about the run; by default, lines are logged.
         stop: An event that ends the run after the epoch in progress.
         rebuild: Start over with a new state, and keep the old one under another name. Maps sources ("*" for all) to
             "earliest", "latest" or offsets; `{}` uses the starting offsets in the config.
@@ -160,7 +160,7 @@ def run_pipeline(pipeline: Pipeline, options: RunOptions) -> Status | None:
 
 
 def _with_pipeline(last: Status | None, pipeline: Pipeline) -> Status | None:
-    """Return the status with the pipeline, so that `Status.results` works."""
+    """Return the status with the pipeline attached, so that `Status.results` works."""
     return None if last is None else replace(last, config=pipeline, read_results=partial(_read_results, pipeline))
 
 
@@ -304,7 +304,7 @@ def run_to_end(runner: PipelineRunner, components: RunComponents, *, available_n
 def _commit_start_offsets(components: RunComponents, offsets_given: bool) -> None:
     """Commit the first offsets of sources that have never been read, before anything else is committed.
 
-    These are the offsets to which "latest" currently refers, or offsets specified for this start.
+    These are the offsets that "latest" currently refers to, or the offsets specified for this start.
     """
     start_offsets: dict[str, Offsets] = {}
     for source in components.streams.sources:
@@ -319,7 +319,7 @@ def _commit_start_offsets(components: RunComponents, offsets_given: bool) -> Non
 
 
 def _forget_checkpoints(components: RunComponents) -> None:
-    """Remove the checkpoints of earlier runs with Spark's streaming query: from now on only the state is used."""
+    """Remove checkpoints of earlier runs with Spark's streaming query, because only the state is used from now on."""
     home = components.streams.store.checkpoint
     for checkpoint in home.iterdir() if home.is_dir() else ():
         shutil.rmtree(checkpoint, ignore_errors=True)

@@ -95,7 +95,7 @@ def _open_fields(status: Status) -> str:
 class ThrottledStatusLog:
     """Logs epochs, with at most one line per `interval_s` seconds.
 
-    The first and the last epoch are always logged, as are epochs that emitted rows or had late ones.
+    The first and the last epoch are always logged, as are epochs with emitted or late rows.
     """
 
     def __init__(self, interval_s: float = 1.0) -> None:
@@ -206,7 +206,7 @@ class RunNotifier:
             self._files = (self._files[0] + count, self._files[1])
 
     def committed(self, status: Status) -> None:
-        """Report the status after a commit of this run, with its progress."""
+        """Report the status after a commit, with the progress of this run."""
         if self._files:
             status = replace(status, files_done=self._files[0], files_total=max(self._files))
         self.last = status

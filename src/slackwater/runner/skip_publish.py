@@ -1,4 +1,4 @@
-"""Publish a committed epoch again, or skip an epoch that its target does not accept and write its rows elsewhere.
+"""Publish a committed epoch again, or write the rows of an epoch elsewhere if its target does not accept them.
 
 committed, not published ─┬─ retry  as every start does
                           └─ skip   rows ─▶ dead letters ("not published") or files ─▶ marked as published
@@ -44,7 +44,7 @@ class PendingOutput(NamedTuple):
 
     Args:
         committed_us: When the epoch was committed (µs UTC).
-        rows: The rows of each stage, by the names of the stage's targets that lack them.
+        rows: The rows of each stage, keyed by the names of the targets that lack them.
         letters: The number of dead letters that have not been written.
         has_one_target: Whether the pipeline has a single target.
     """
@@ -184,7 +184,7 @@ def _results_as_letters(rows: pl.DataFrame, pipeline: str, epoch: int) -> pl.Dat
 
 
 def _write_letters(pipeline: Pipeline, commit: Commit, pending: PendingOutput, letters: pl.DataFrame | None) -> str:
-    """Write rows and dead letters under separate markers, so that a repetition after a crash does not write twice."""
+    """Write rows and dead letters under separate markers, so that a retry after a crash writes nothing twice."""
     of_letters = create_letter_writer(pipeline, commit.state_id)
     of_rows = create_letter_writer(pipeline, commit.state_id, "letters-aside")
     assert of_rows is not None and of_letters is not None, "checked by skip_publish"

@@ -1,4 +1,4 @@
-"""Compare the columns of the tables that a pipeline reads with its state, for `plan`.
+"""Compare, for `plan`, the columns of the tables that a pipeline reads with the columns recorded in its state.
 
 Logs and catalogs provide the columns, so Spark is not needed. Each table is compared in a separate thread, and a table
 that does not respond in time is reported.
@@ -57,7 +57,7 @@ class _TableCheck:
 
 
 def add_table_schema_changes(comparison: StateComparison, pipeline: Pipeline, commit: Commit) -> StateComparison:
-    """Return the comparison of a config with a commit, with the changes in the tables that the pipeline reads added."""
+    """Return the comparison of a config with a commit, extended with changes in the tables that the pipeline reads."""
     checks, threads = list[_TableCheck](), list[threading.Thread]()
     for spec in pipeline.sources:
         connection, record = resolve_connection(spec.connection, pipeline.connections), commit.sources.get(spec.name)

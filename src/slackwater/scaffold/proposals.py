@@ -38,7 +38,7 @@ def propose_time_columns(sample: Sample) -> list[TimeColumn]:
 
 
 def _paths(sample: Sample) -> Iterator[tuple[tuple[str, ...], list[Any]]]:
-    """Yield the path and the values of each column, and of each field of a struct column, that could contain times."""
+    """Yield the path and the values of each column or struct field that could contain times."""
     for name, kind in sample.columns.items():
         values = [row.get(name) for row in sample.rows]
         if kind.startswith("STRUCT<"):
@@ -53,8 +53,8 @@ def _paths(sample: Sample) -> Iterator[tuple[tuple[str, ...], list[Any]]]:
 def closest_time_column(sample: Sample, name: str | None = None) -> tuple[str, int, Any] | None:
     """Return the column that looks most like an event time, to explain to the user why no column is usable.
 
-    The result is its name, the index of its first row without a valid time, and the value in that row. It is None if no
-    column is named like a time or contains a time. `name`: restricts the search to one column.
+    Return its name, the index of its first row without a valid time, and the value in that row. Return None if no
+    column is named like a time or contains one. `name`: restricts the search to one column.
     """
     candidates = []
     for path, values in _paths(sample):
@@ -160,7 +160,7 @@ def propose_measure_column(sample: Sample, *taken: str) -> str | None:
 
 
 def declare_event_time(sample: Sample, time: TimeColumn | None) -> Sample:
-    """Return the sample with the type TIMESTAMP for its event-time column, if this is a string in JSON or CSV."""
+    """Return the sample with its event-time column declared as TIMESTAMP, if that is a string in JSON or CSV."""
     if time is None or time.unit is not None or time.name not in sample.columns or sample.format == "parquet":
         return sample
     return replace(sample, columns={**sample.columns, time.name: "TIMESTAMP"})
@@ -177,7 +177,7 @@ _STEPS_S = (1, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21_600, 43_200, 8
 
 
 def find_time_unit(values: Sequence[int | float]) -> str | None:
-    """Return the unit in which nearly all of these numbers are times; None if there is no such unit."""
+    """Return the unit in which nearly all of these numbers are plausible times; None if there is no such unit."""
     for unit, factor in (("s", 1), ("ms", 1000), ("us", 10**6), ("ns", 10**9)):
         fit = sum(_FROM_S * factor <= v < _TO_S * factor for v in values)
         if values and fit >= 0.99 * len(values):

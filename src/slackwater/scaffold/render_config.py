@@ -243,7 +243,7 @@ def lateness_note(disorder: OutOfOrderness | None) -> str:
     if disorder.in_time == 1.0:
         return f"rows are out of order by up to {most} in the sample"
     share = math.floor(disorder.in_time * 10_000 + 1e-6) / 100  # never more than the actual share
-    note = f"keeps {share:g} % of the sample, where rows are out of order by up to {most}"
+    note = f"keeps {share:g}% of the sample, where rows are out of order by up to {most}"
     return f"{note}: a clock in it may be wrong, see max_jump" if disorder.in_time < 0.5 else note
 
 
@@ -268,7 +268,7 @@ def describe_disorder(disorder: OutOfOrderness) -> list[str]:
 
 
 def describe_late_rows(disorder: OutOfOrderness | None) -> str:
-    """Describe how many rows of the sample would be late with the proposed lateness; an empty string if none."""
+    """Describe how many rows of the sample would be late with the proposed lateness; empty if there are none."""
     if disorder is None or not disorder.late:
         return ""
     return f"{plural(disorder.late, 'row')} of the sample would be late"

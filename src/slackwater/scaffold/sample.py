@@ -219,7 +219,7 @@ def _csv(path: Path, query: str, lines: list[str], several: bool) -> Sample:
 def _is_header(row: list[str]) -> bool:
     """Return whether a row is a header: distinct names, none of which is a number, a flag or a date.
 
-    A cell may also be empty, as above an index column.
+    A header cell may also be empty, for example above an index column.
     """
     names = [c.strip() for c in row if c.strip()]
     plain = all(isinstance(parse_csv_cell(c), str) and not re.match(r"\d{4}-", c) for c in names)

@@ -3,8 +3,8 @@
 rows of the batch ─▶ event time ─▶ SQL, lookups ─▶ pre-aggregation, if chosen ─▶ shuffle by key ─▶ a task per shard
         ╰─▶ statistics per source: from file footers, a separate job, or an observation of the main job
 
-If a batch contains an event time in the far future, the batch is processed a second time. These rows are then bad rows.
-Bad rows, rows that cannot be stored, and late rows of pre-aggregated windows are read again for samples and dead
+If some event times in a batch are in the far future, the batch is processed a second time, with those rows treated as
+bad. Bad rows, rows that cannot be stored, and late rows of pre-aggregated windows are read again for samples and dead
 letters.
 
 If the new watermark is known before the rows are read, the tasks also emit. Otherwise, `emit` runs a second set of
@@ -89,7 +89,7 @@ class SparkEngine:
     preaggregation: PreaggregationPolicy = field(default_factory=PreaggregationPolicy)
 
     def __post_init__(self) -> None:
-        """Make Spark pickle the modules of user-defined aggregations by value, so that workers need not have them."""
+        """Make Spark pickle the modules of user-defined aggregations by value, since workers may not have them."""
         from pyspark import cloudpickle
 
         self.hints = FirstRowHints(self.session, self.pipeline, self.rows.times)
@@ -122,7 +122,7 @@ class SparkEngine:
     def ingest(
         self, batch: Batch, tasks: Sequence[ShardTask], clock_us: int, idle: Mapping[str, Sequence[str]]
     ) -> IngestOutcome:
-        """Run the job of an epoch. If an event time is in the far future, run it again with these rows as bad rows.
+        """Run the job of an epoch. If it reads event times in the far future, run it again and treat those rows as bad.
 
         The plan of the first run has no upper limit for event times. The limit changes with every epoch, and Spark
         compiles literals into generated code, so Spark would compile the code again in every epoch. If there is a

@@ -76,7 +76,7 @@ def describe_empty_column(source: str, column: str, rows: int, names: Iterable[s
     Args:
         source: The name of the source.
         column: The name of the column.
-        rows: The number of first rows.
+        rows: The number of rows checked.
         names: The field names in the data.
     """
     sorted_names = sorted(names)
@@ -140,11 +140,11 @@ class FirstRowHints:
     _frames: dict[str, DataFrame] = field(default_factory=dict)  # the latest rows, if a column is empty so far
 
     def add_statistics(self, name: str, statistics: Mapping[str, Any]) -> None:
-        """Store the statistics of a source in the latest epoch, which include the results of `aggregates`."""
+        """Store the statistics of a source for the latest epoch, including the results of `aggregates`."""
         self._statistics[name] = dict(statistics)
 
     def begin_sources(self, frames: Mapping[str, DataFrame]) -> None:
-        """Prepare the checks of each source that is new in `frames`: its declared columns, and its event-time unit."""
+        """Prepare to check the declared columns and the event-time unit of each source that is new in `frames`."""
         for spec in self.pipeline.sources:
             if spec.name in frames and spec.name not in self._counts:
                 connection = resolve_connection(spec.connection, self.pipeline.connections)
@@ -214,7 +214,7 @@ class FirstRowHints:
         return replace(outcome, sources=sources)
 
     def warn_missing(self, *names: str) -> None:
-        """Log a warning for each declared column that is NULL in the first rows of a source. By default, for all sources."""
+        """Log a warning for each declared column that is NULL in the first rows of these sources (by default, all)."""
         for name in names or tuple(self._counts):
             counts, frame = self._counts[name], self._frames.pop(name, None)
             if frame is None or counts.is_warned or not counts.rows:

@@ -1,6 +1,6 @@
-"""Handle the rows that an epoch rejects: bad rows, unstorable rows, and late rows of pre-aggregated windows.
+"""Describe the rows that an epoch rejects: bad rows, unstorable rows, and late rows of pre-aggregated windows.
 
-Rejected rows are read again for the reasons, a few samples, and dead letters. The description of a bad row has the
+Rejected rows are read again for the reasons, a few samples, and dead letters. The description of a bad row contains the
 column and value at fault, the line in the file, and advice for two causes: a header that was read as a row, and a
 string that is longer than the reader accepts.
 """
@@ -44,7 +44,7 @@ _MAX_STRING_LENGTH = 20_000_000  # the JSON reader's default limit in characters
 
 @dataclass(frozen=True)
 class RejectedRowHandler:
-    """Handler of the rejected rows of one step. `rows`: the builder of the plan for the rows."""
+    """Collects samples and dead letters of the rows that one step rejects. `rows`: the builder of the row plan."""
 
     rows: RowQueryBuilder
 
@@ -101,7 +101,7 @@ class RejectedRowHandler:
     ) -> tuple[list[UnstorableRows], list[LetterFile]]:
         """Read unstorable rows again. Return the reasons and a few samples of each source, and the dead letters.
 
-        Raises EpochError if the number of these rows differs from the first read.
+        Raises EpochError if the number of these rows is not the same as in the first read.
         """
         unstorable, staged = [], list[LetterFile]()
         for source_rows in outcome.unstorable:
@@ -238,7 +238,7 @@ def _explain(
     Args:
         source: The source of the row. None if it is unknown.
         column: The event-time column.
-        bad: A sample of `describe_bad_rows`.
+        bad: A sample, as in `describe_bad_rows`.
         row: The values of the row, by column. None if they are unknown.
     """
     if bad["__bad"] != "undecodable":

@@ -36,7 +36,7 @@ class TimedRows:
 
     Args:
         timed: The rows of each source, with `_event_ts` and `__bad`.
-        split: The idle partitions of each source that have rows in the batch.
+        split: For each source, the idle partitions that have rows in the batch.
         tagged: Whether rows need a tag that identifies their source.
     """
 
@@ -204,7 +204,7 @@ class RowQueryBuilder:
 
 
 def _by_idleness(rows: DataFrame, index: int, sources: int, idle: Sequence[str]) -> list[tuple[int, DataFrame]]:
-    """Split the rows of a source into rows of active and of idle partitions. Return them with their tags.
+    """Split the rows of a source into those of active and those of idle partitions. Return both with their tags.
 
     Args:
         rows: The rows.

@@ -39,7 +39,7 @@ def partition_by_shard(rows: DataFrame, shards: int, owner: str) -> DataFrame:
 
 @cache
 def shard_keys(shards: int) -> tuple[int, ...]:
-    """Return one INT key per shard. Spark's hash partitioning sends rows with it to the partition of the shard."""
+    """Return one INT key per shard. Spark's hash partitioning sends rows with this key to the shard's partition."""
     key_of: dict[int, int] = {}
     start, block = 0, 8 * shards + 64
     while len(key_of) < shards:

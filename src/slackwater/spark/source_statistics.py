@@ -120,7 +120,7 @@ def newest_by_partition(timed: DataFrame, source: str, newest: int | None, tasks
     Args:
         timed: The rows of the source.
         source: The name of the source.
-        newest: The newest time over all partitions that the epoch's main job computed.
+        newest: The newest time over all partitions, as computed by the epoch's main job.
         tasks: The number of tasks in the job.
 
     Raises:

@@ -131,7 +131,7 @@ class PackedTasks:
 
     @classmethod
     def pack(cls, tasks: Sequence[ShardTask]) -> PackedTasks:
-        """Pack the tasks of one stage. The order of the tasks must be the order of the shards."""
+        """Pack the tasks of one stage. The tasks must be in shard order."""
         from pyspark import cloudpickle
 
         bare: Sequence[object] = [{**vars(t), "operator": None} for t in tasks]
@@ -192,7 +192,7 @@ def late_task(task: ShardTask) -> Task:
 
 
 def emit_task(tasks: Sequence[ShardTask]) -> Task:
-    """Return a task that emits the results of a shard. The only row of a partition contains the number of the shard."""
+    """Return a task that emits the results of a shard. The only row of each partition contains the shard number."""
     packed = PackedTasks.pack(tasks)
 
     def run(table: pa.Table) -> str:

@@ -46,7 +46,7 @@ def _encode_offsets(offsets: Offsets | None) -> Mapping[str, Any] | None:
 
 
 class SegmentMeta(CommitModel):
-    """The metadata of a segment: an immutable file with state rows of one shard. Times are microseconds since 1970, UTC.
+    """The metadata of a segment, which is an immutable file with state rows of one shard. Times are µs since 1970 UTC.
 
     In Postgres, `file` is the token of staged rows, or empty for rows in the state table.
     """
@@ -57,7 +57,7 @@ class SegmentMeta(CommitModel):
     first_due: Time  # the lowest watermark at which a row may be emitted
     last_due: Time  # the highest watermark at which a row may be emitted
     close: Time  # the watermark that closes the last open window
-    dead: Time  # the watermark from which on all rows have expired
+    dead: Time  # the watermark at which all rows have expired
     checksum: Id = ""  # see `storage.arrow_files.file_checksum`
     # joins: "left" for rows of the left side, "left+" for ids of matched rows, "left-" for ids of evicted rows
     kind: SegmentKind = ""
@@ -83,8 +83,8 @@ class TargetMarker(CommitModel):
     """The marker that a target stores with its rows.
 
     Args:
-        state: The `lineage` of the commit that wrote last.
-        epoch: The last epoch that was written.
+        state: The `lineage` of the last commit that wrote to the target.
+        epoch: The last epoch written to the target.
         commit: The id of that commit; empty if an earlier version wrote the marker.
     """
 
@@ -102,11 +102,11 @@ class TargetDestination(CommitModel):
     Args:
         stage: The name of the stage.
         writer: The name under which the target stores its marker.
-        place: The path, the table and the topic of the target, of which at most one is set.
+        place: The path, table and topic of the target; at most one of them is set.
         columns: The columns of the results; None if unknown.
         upserts: Whether results replace earlier rows; None if unknown.
-        marks: The last marker written. If this commit has rows for the target, its own marker follows. Empty in states
-            of earlier versions.
+        marks: The last marker written to the target, followed by the marker of this commit if it has rows for the
+            target. Empty in states of earlier versions.
     """
 
     stage: str
@@ -127,7 +127,7 @@ class PartitionRecord(CommitModel):
 
 
 class ClockRecord(PartitionRecord):
-    """The clock of one input of a stage at the end of an epoch, and the numbers of all rows and of usable rows."""
+    """The clock of one input of a stage at the end of an epoch, with the number of rows and how many were usable."""
 
     partitions: Mapping[str, PartitionRecord] = Field(default_factory=dict)
     rows: Amount = 0
@@ -170,7 +170,7 @@ class BatchId(CommitModel):
 
 
 class TableRecord(CommitModel):
-    """What a commit records about the Postgres table of a stage: the number of rows, and the types of the columns."""
+    """The number of rows and the column types that a commit records for the Postgres table of a stage."""
 
     rows: Amount
     columns: Mapping[str, str] = Field(default_factory=dict)
@@ -231,7 +231,7 @@ class StageState(CommitModel):
 
     @property
     def is_flushed(self) -> bool:
-        """Return whether --flush set the current watermark, and no event has advanced it since."""
+        """Return whether `--flush` set the current watermark and no event has advanced it since."""
         return NO_WATERMARK < self.flushed_us == self.watermark_us
 
     @property
@@ -317,12 +317,12 @@ class Commit(CommitModel):
         return [*([LETTERS] if self.letters else []), *(n for n, t in self.targets.items() if t.stage in staged)]
 
     def rows_of(self, recipient: str) -> int:
-        """Return the number of rows in this epoch for a target, or of dead letters for LETTERS."""
+        """Return how many rows this epoch has for a target, or how many dead letters if `recipient` is LETTERS."""
         outputs = self.letters if recipient == LETTERS else self.output_of(self.targets[recipient].stage)
         return sum(o.rows for o in outputs)
 
     def missing(self, reached: Collection[str]) -> list[str]:
-        """Return the recipients that do not hold this epoch yet. `reached`: those that received it after the commit."""
+        """Return the recipients that do not hold this epoch yet. `reached`: those that received it since the commit."""
         return [name for name in self.recipients if name not in self.reached and name not in reached]
 
     @property
@@ -342,7 +342,7 @@ class Commit(CommitModel):
 
     @property
     def clocks(self) -> dict[str, ClockRecord]:
-        """Return the clock of each source, by name. It is the clock of the first stage that reads the source."""
+        """Return the clock of each source, by name. If stages share a source, the clock of the first one is used."""
         clocks = {n: c for s in reversed(self.stages) for n, c in s.clocks.items()}
         return {n: clocks.get(n, ClockRecord()) for n in self.sources}
 
@@ -367,7 +367,7 @@ class Commit(CommitModel):
         return sum(m.bytes for m in self.metas)
 
     def successor(self, **changed: Any) -> Commit:
-        """Return a commit of the next epoch with the same state and no output. `changed`: fields with other values."""
+        """Return a commit of the next epoch with the same state and no output. `changed`: fields to override."""
         nothing = {"output": (), "letters": (), "reached": (), "emitted": 0}
         following = {"epoch": self.epoch + 1, "commit_id": new_commit_id(), **nothing}
         return self.model_copy(update={**following, **changed})
@@ -383,7 +383,7 @@ def parse_commit(record: Mapping[str, Any], version: int, label: str) -> Commit:
 
     Args:
         record: The record, as parsed JSON.
-        version: The number of its format.
+        version: The format number of the record.
         label: The name of the record in messages.
 
     Raises:

@@ -175,7 +175,7 @@ OfSides = Annotated[list[list[Column]], Field(min_length=2, max_length=2)]
 
 @with_config(CLOSED)
 class JoinFingerprint(TypedDict):
-    """The settings of a join that its buffered rows depend on. `keys` and `columns`: of the left and the right side."""
+    """The settings of a join that its buffered rows depend on. `keys` and `columns` list the left side first."""
 
     kind: Literal["join"]
     outer: list[Side]

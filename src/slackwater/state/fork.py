@@ -34,7 +34,7 @@ def fork_store(store: StateStore, name: str, epoch: int | None = None) -> Commit
 
     Raises:
         StartError: The name is not valid.
-        StateError: Output is unpublished, the commit does not exist, or the name has a state.
+        StateError: Output is unpublished, the commit does not exist, or the name already has a state.
         LockHeldError: A pipeline of this name is running.
     """
     if not re.fullmatch(NAME, name):

@@ -1,9 +1,9 @@
-"""Migrate state from earlier formats, with pure functions from commit record to commit record that all stores use.
+"""Migrate state from earlier formats with pure functions on commit records, which all stores share.
 
     record in format 1 ── migration 1 ──▶ format 2 ── migration 2 ──▶ …        always forward, without gaps
 
-A store migrates an old record when it reads it, and its next commit uses the current format. Migrations also provide SQL
-statements to alter Postgres tables. Files stay unchanged, because each segment stores its schema.
+A store migrates an old record on reading it, and writes the next commit in the current format. Migrations also provide
+SQL statements to alter Postgres tables. Files stay unchanged, because each segment stores its schema.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Migration:
     """A migration from one state format to the next.
 
     Args:
-        description: What the new format does, as a phrase after its number.
+        description: What is new in the format, as a phrase that follows the format number in messages.
         change: A function that migrates the record of a commit.
         tables: A function that returns the SQL statements to alter the tables of a stage.
     """
@@ -49,7 +49,7 @@ _PLAIN = ("count", "sum", "min", "max", "avg", "first", "last", "stddev", "var")
 def migrate_to_2(record: Record) -> Record:
     """Add the field `emission`, and the field `described`, which describes the window in the fingerprint.
 
-    Values that the fingerprint does not contain are assumed, and listed in `described["assumed"]`. The next start
+    Values that the fingerprint does not contain are assumed and listed in `described["assumed"]`. The next start
     replaces them with values from the config.
     """
     emission = {"updates": False, "retain_us": 0} | record.get("emission", {})
@@ -57,7 +57,7 @@ def migrate_to_2(record: Record) -> Record:
 
 
 def _for_both_stages(change: Callable[[Record], Record]) -> Callable[[Record], Record]:
-    """Return a function that applies `change` to a record and to its second stage, which it contains as `then`."""
+    """Return a function that applies `change` to a record and to its second stage, which is in the field `then`."""
 
     def both(record: Record) -> Record:
         then = record.get("then")
@@ -70,7 +70,7 @@ def _for_both_stages(change: Callable[[Record], Record]) -> Callable[[Record], R
 def _describe_window(record: Record, emission: Mapping[str, Any]) -> Record:
     """Return a description of the window in the fingerprint of a record, and of the columns that it reads.
 
-    The description is empty for a join, and if the fingerprint lacks settings of an aggregation.
+    The description is empty for a join, or if the fingerprint lacks settings of an aggregation.
     """
     written = record["fingerprint"]
     if written.get("kind") not in ("tumbling", "hopping", "session"):
@@ -107,7 +107,7 @@ def _typed(text: str) -> tuple[str, str]:
 
 
 def _aggregation(text: str) -> tuple[Record, dict[str, str]] | None:
-    """Parse a text such as "sum amount bigint" to an aggregation and the types of its columns.
+    """Parse a text such as "sum amount bigint" into an aggregation and the types of its columns.
 
     Return None if the text does not contain all settings of the aggregation.
     """
@@ -170,7 +170,7 @@ _COUNTED_OF_COMMIT = ("replayed", "files_changed")
 
 
 def migrate_to_3(record: Record) -> Record:
-    """Move the stages of a commit to one list. In format 2, the first stage contains the second one as `then`.
+    """Move the stages of a commit into one list. In format 2, the first stage contains the second one as `then`.
 
     Each stage gets the clocks of its inputs, while sources keep their offsets. The first of two stages gets the name by
     which the second one reads it. A single stage gets the name "transform".
@@ -203,7 +203,7 @@ def _stage(name: str, record: Record) -> Record:
 def with_targets(record: Record) -> Record:
     """Convert a record of an unreleased version, which had one field `destination` instead of `targets`.
 
-    It described the target of the last stage and the destination of dead letters.
+    That field described the target of the last stage and the destination of dead letters.
     """
     if "destination" not in record:
         return record
@@ -238,7 +238,7 @@ FORMAT = max(STEPS) + 1
 
 
 def migration_route(version: int, label: str) -> list[int]:
-    """Return the numbers of the formats from `version` on that must be migrated, ascending.
+    """Return the numbers of the migrations that convert format `version` to the current format, in order.
 
     Raises StateError if a migration is missing or the format is newer than this version. `label` names the state in
     messages.
@@ -258,7 +258,7 @@ def migrate_record(record: Record, version: int, label: str) -> Record:
 
     Args:
         record: The record in its stored format.
-        version: The number of its format.
+        version: The format number of the record.
         label: The name of the record in messages.
     """
     for number in migration_route(version, label):

@@ -61,7 +61,7 @@ class StateReader(Protocol):
         """Return all rows of the shard."""
 
     def outline(self) -> pl.DataFrame:
-        """Return the columns OUTLINE of all rows of the shard, without keys and accumulators."""
+        """Return the OUTLINE columns of all rows of the shard, without keys and accumulators."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Snapshot:
         return self.buffers_of(shard, logic, stage)
 
     def reader(self, shard: int, logic: KeyedStateLayout, stage: int = 0) -> StateReader:
-        """Return a reader of the state rows of one shard. `logic`: the logic of the stage with number `stage`."""
+        """Return a reader of the state rows of one shard. `logic`: the logic of the stage. `stage`: its number."""
         return self.rows_of(shard, logic, stage)
 
 
@@ -129,7 +129,7 @@ class ShardState(Protocol):
     ) -> tuple[SegmentMeta, ...]:
         """Stage new versions of units (rows with the same `__h`), and return the segments of the shard.
 
-        The rows become visible when a commit references the returned segments. Two calls for one epoch do no harm.
+        The rows become visible when a commit references the returned segments. Repeated calls in an epoch are harmless.
 
         Args:
             logic: The logic of the stage.
@@ -315,7 +315,7 @@ class StateStore(Protocol):
         """Record that all targets hold this epoch."""
 
     def delivered_targets(self) -> frozenset[str]:
-        """Return the names of the targets that are recorded to hold the latest epoch."""
+        """Return the names of the targets that are recorded as holding the latest epoch."""
 
     def mark_delivered(self, epoch: int, target: str) -> None:
         """Record that one of several targets holds the latest epoch, so that it is not written there again."""

@@ -1,10 +1,10 @@
-"""The history of runs of a pipeline: start, end, outcome and error of each run.
+"""The run history of a pipeline: the start, end, outcome and error of each run.
 
     after the lock is taken        ──▶ save_run(run)              without an end: in progress, or killed
     before the lock is released    ──▶ save_run(run with its end) replaces the first entry
 
-Pipelines do not depend on the history. A damaged history counts as empty, and a run continues if it cannot write its
-entry.
+Pipelines do not depend on the history. A damaged history counts as empty, and a run continues even if it cannot
+write its entry.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Epoch = Annotated[StrictInt, Field(ge=-1, lt=10**18)]
 
 
 class Run(BaseModel):
-    """One run of a pipeline. Times are microseconds since 1970, UTC.
+    """One run of a pipeline. Times are in microseconds since 1970 UTC.
 
-    While the run is in progress, and after its process was killed, all fields from `ended_us` on are None.
+    If the run is in progress or its process was killed, `ended_us` and all fields after it are None.
 
     Args:
         started_us: The start time.

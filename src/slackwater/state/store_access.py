@@ -1,4 +1,4 @@
-"""Create the store of a config, and edit or rename the state of a pipeline that is not running.
+"""Create the state store of a pipeline, and edit or rename its state while the pipeline is not running.
 
 with edit_state(store) as commit:                      takes the lock, and checks that all output is published
     store.commit(commit.successor(committed_us=…, …))  commits the next epoch: the same state with changes

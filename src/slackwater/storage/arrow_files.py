@@ -1,4 +1,4 @@
-"""Write frames to Arrow files with checksums, and read such files by mapping them to memory."""
+"""Write frames to Arrow files with checksums, and read such files by mapping them into memory."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def rebuild_empty_lists(frame: pl.DataFrame) -> pl.DataFrame:
     """Return the frame with new buffers for each list column in which all lists are empty.
 
     In Polars, the values of such a column may be a slice that begins after the end of its buffer. Arrow would then
-    write the following columns at wrong positions.
+    write the following columns at the wrong positions.
     """
     lists = [c for c, t in frame.schema.items() if isinstance(t, pl.List) and not frame[c].list.len().sum()]
     return frame.with_columns(*(_rebuild_empty(frame[c]) for c in lists)) if lists else frame
 
 
 def _rebuild_empty(lists: pl.Series) -> pl.Series:
-    """Return an equal column with new buffers. All its lists must be empty or NULL."""
+    """Return an equal column with new buffers. All lists in the column must be empty or NULL."""
     if lists.null_count() == len(lists):
         return pl.Series(lists.name, [None], dtype=lists.dtype).new_from_index(0, len(lists))
     return pl.Series(lists.name, lists.to_list(), dtype=lists.dtype)
@@ -138,7 +138,7 @@ def verify_file(path: Path, expected: str, size: int | None = None, shown: str =
 
 
 def find_damage(path: Path, expected: str, size: int | None = None) -> str:
-    """Return how a file is damaged, for a message, such as "is missing"; "" if it is intact.
+    """Return a phrase for the damage to a file, such as "is missing"; "" if the file is intact.
 
     Args:
         path: The path of the local file.
@@ -177,7 +177,7 @@ def read_arrow(path: Path, expected: str, shown: str = "") -> pl.DataFrame:
 
 
 def open_arrow(path: Path, shown: str = "") -> pa.Table:
-    """Map an Arrow file to memory, and return its table. Raises StateError if the file cannot be read.
+    """Map an Arrow file into memory, and return its table. Raises StateError if the file cannot be read.
 
     `shown`: the name of the file in messages; by default, its path.
     """

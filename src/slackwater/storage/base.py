@@ -33,26 +33,26 @@ class FileRef(NamedTuple):
 
 
 class VersionedContent(NamedTuple):
-    """The content of a small file and its version. Only object stores have versions; on disk, it is empty."""
+    """The content of a small file and its version. Only object stores have versions; on disk, the version is empty."""
 
     content: bytes
     version: str = ""
 
 
 class StorageLock(Protocol):
-    """The lock of a runner. `token` identifies the runner in its commits; it is empty on disk, where none is needed."""
+    """The lock of a runner. `token` identifies the runner in its commits; it is empty on disk, which needs none."""
 
     @property
     def token(self) -> str: ...
 
     def confirm(self, doing: str) -> None:
-        """Raise FencedError if this runner has lost the lock. `doing`: the action to refuse, for the message."""
+        """Raise FencedError if this runner has lost the lock. `doing`: the action to refuse, named in the message."""
 
     def close(self) -> None: ...
 
 
 class Storage(Protocol):
-    """The files of one state, by relative name such as "segments/x.arrow". Instances can be pickled for workers.
+    """The files of one state, under relative names such as "segments/x.arrow". Instances can be pickled for workers.
 
     Methods raise OSError or SlackwaterError if reading or writing fails, and FileNotFoundError for a missing file.
     """
@@ -87,7 +87,7 @@ class Storage(Protocol):
         """Write a file. Raises EpochError if this fails."""
 
     def local_path(self, file: FileRef) -> Path:
-        """Return the path of a local copy of a file, and fetch it if necessary.
+        """Return the path of a local copy of a file, fetching the file if necessary.
 
         An open copy stays readable after it is deleted. Raises StateError if the stored object is missing or damaged.
         """
@@ -96,7 +96,7 @@ class Storage(Protocol):
         """Fetch files from an object store to this machine, in parallel. On disk, do nothing."""
 
     def find_damage(self, file: FileRef) -> str:
-        """Return how a file is damaged, for a message, such as "is missing"; "" if it is intact."""
+        """Return a phrase for the damage to a file, such as "is missing"; "" if the file is intact."""
 
     def check(self, files: Sequence[FileRef]) -> None:
         """Raise StateError if a file is missing or damaged. In an object store, only sizes are compared."""
@@ -112,7 +112,7 @@ class Storage(Protocol):
     def replace(self, file: str, content: bytes, version: str | None) -> str:
         """Replace a file, and return its new version. Files on disk are replaced without a check.
 
-        Raises FencedError if the version in an object store is not `version` (None: the file does not exist).
+        Raises FencedError if the version in an object store is not `version` (None if there is no file yet).
         """
 
     def sizes(self, folder: str) -> Mapping[str, int]:
@@ -139,7 +139,7 @@ class Storage(Protocol):
         """Return whether nothing is stored for this pipeline."""
 
     def copy_from(self, origin: Storage, file: str) -> None:
-        """Copy a file from another state. A FileNotFoundError has the name of the missing file as `filename`."""
+        """Copy a file from another state. If it is missing, raises FileNotFoundError with its name as `filename`."""
 
     def put_aside(self, name: str) -> str:
         """Rename the state to an unused name, and return its new location. The caller must hold the lock.
@@ -152,7 +152,7 @@ class Storage(Protocol):
 
 
 def open_file(storage: Storage, file: FileRef) -> pa.Table:
-    """Open an Arrow file. Raises StateError if it is unreadable or its number of rows differs from the reference."""
+    """Open an Arrow file. Raises StateError if it is unreadable or its row count differs from that in the reference."""
     name = storage.full_name(file.file)
     table = arrow_files.open_arrow(storage.local_path(file), name)
     if table.num_rows != file.rows:

@@ -26,7 +26,7 @@ _added = 0  # number of files that this process has added
 
 
 class FileCache:
-    """The cached files of one state. `name`: its subdirectory of the cache, which no other state uses."""
+    """The cached files of one state. `name`: a subdirectory of the cache that no other state uses."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -107,7 +107,7 @@ def trim_cache(home: Path) -> None:
 def _cache_directory() -> Path:
     """Create the cache directory, and return its path.
 
-    Raises StateError if creation fails or other users can write to it: they could change state through cached files.
+    Raises StateError if this fails, or if other users can write to the directory and thus change state in cached files.
     """
     configured = os.environ.get("SLACKWATER_CACHE_DIR")
     home = Path(configured) if configured else Path(tempfile.gettempdir()) / f"slackwater-cache-{os.getuid()}"

@@ -113,7 +113,7 @@ class LocalStorage:
         return {p.name: _size(p) for p in sorted((self.path / folder).glob("*"))}
 
     def clear_pending(self) -> None:
-        """Delete the temporary files that a process left when it died during a commit."""
+        """Delete the temporary files of a process that died during a commit."""
         for path in self.path.glob(f"{PENDING}*"):
             path.unlink(missing_ok=True)
 
@@ -210,9 +210,9 @@ class Flock:
         self._path, self._file, self._directory = path, file, directory
 
     def confirm(self, doing: str) -> None:
-        """Raise FencedError if the locked directory has been replaced; without one, check the lock file instead.
+        """Raise FencedError if the locked directory or, without one, the lock file has been replaced.
 
-        `doing`: the action to refuse, for the message, such as "commit epoch 7".
+        `doing`: the action to refuse, named in the message, such as "commit epoch 7".
         """
         descriptor = self._file.fileno() if self._directory is None else self._directory
         path = self._path if self._directory is None else self._path.parent
@@ -327,7 +327,7 @@ def _is_free(descriptor: int) -> bool:
 def _open_lock_file(path: Path) -> TextIO:
     """Open or create the lock file. Raises StateError for a symbolic link or a special file.
 
-    The file is overwritten later, and following a link could thus destroy another file.
+    The file is overwritten later, so following a link could destroy another file.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)

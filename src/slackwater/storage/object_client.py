@@ -1,8 +1,8 @@
 """A client for object stores that counts requests, retries them, and raises errors that suggest a remedy.
 
 If the response to a conditional put is lost, the store may reject the retry although the put succeeded. A rejected
-writer therefore reads the object, and compares it with its own bytes. The bytes of two writers differ, because they
-include a token of the writer.
+writer therefore reads the object, and compares it with the bytes that it sent. No two writers send the same bytes,
+because the bytes include a token of the writer.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ObjectClient:
     Args:
         url: The URL; the names of objects are relative to it.
         options: Settings of the store and of the HTTP client. They may contain secrets.
-        label: The purpose of the store, with which messages begin.
+        label: The purpose of the store. Messages begin with it.
         requests: The number of requests so far, by kind: put, get, list or delete.
     """
 
@@ -118,7 +118,7 @@ class ObjectClient:
     def rewrite(self, file: str, content: bytes, version: str | None) -> str | None:
         """Put an object if its stored version is `version` (None: if it does not exist).
 
-        Content that an earlier `rewrite` of this client stored after raising an error counts as `version` as well.
+        Content from an earlier `rewrite` of this client that was stored despite an error counts as `version`, too.
 
         Returns:
             The new version, or None if another writer has replaced the object.
@@ -182,7 +182,7 @@ class ObjectClient:
     def get(self, file: str, size: int | None = None) -> StoredObject:
         """Read an object. Raises FileNotFoundError if it is missing, and StateError for other failures.
 
-        `size`: the size in bytes, if known; large objects are then read in parallel, and returned without a version.
+        `size`: the size in bytes, if known. Large objects are then read in parallel, and returned without a version.
         """
         with self._wrapped_errors(f"{file} cannot be read", file):
             if size is not None and size > 2 * PART:
@@ -250,7 +250,7 @@ class ObjectClient:
     def _retry(self, work: Callable[[], object], is_transient: Callable[[str], bool] | None = None) -> None:
         """Run an idempotent request, and repeat it after transient errors, of which obstore retries only some.
 
-        `is_transient`: a function that judges the text of an error; the default excludes errors that need a remedy.
+        `is_transient`: a function that classifies an error by its text; the default excludes errors that need a remedy.
         """
         is_transient = is_transient or _is_transient
         ends = time.monotonic() + PATIENCE_S
@@ -268,10 +268,10 @@ class ObjectClient:
     def _wrapped_errors(
         self, problem: str, file: str | None = None, kind: type[SlackwaterError] = StateError
     ) -> Iterator[None]:
-        """Convert each error of the block to one that can be shown to users.
+        """Convert each error raised in the block into one that can be shown to users.
 
         `problem`: what failed, for the message. `file`: the object that is read; if it is missing although the bucket
-        exists, raise FileNotFoundError. `kind`: the class of other errors.
+        exists, raise FileNotFoundError. `kind`: the class of all other errors.
         """
         try:
             yield
@@ -281,7 +281,7 @@ class ObjectClient:
             raise self._wrap_error(error, problem, kind) from None
 
     def _wrap_error(self, error: Exception, problem: str, kind: type[SlackwaterError]) -> SlackwaterError:
-        """Return the error to raise instead of an error of the client: one line with problem, reason and remedy.
+        """Return the error that replaces a client error. It states the problem, the reason and the remedy on one line.
 
         `kind`: the class of the returned error, unless the bucket or the credentials are wrong.
         """
@@ -346,7 +346,7 @@ def _is_interrupted(text: str) -> bool:
 
 
 def _short_reason(error: Exception) -> str:
-    """Return the message of an error as one line, without secrets and internals of the client."""
+    """Return the message of an error as one line, without secrets or client internals."""
     text = str(error).partition("\n\nDebug source:")[0]
     code = re.search(r"<Code>([A-Za-z]+)</Code>", text)
     text = " ".join(text.partition("<?xml")[0].split())

@@ -6,7 +6,7 @@
     lock              the lease of the runner, see `object_store_lease`
 
 An epoch costs one put per file of a shard, and one each for the manifest, for `published` and for the list of files that
-were read. A runner does not request objects that it has written, and fetches other objects once.
+were read. A runner does not request objects that it has written, and fetches other objects only once.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     runner   put if absent ── replace if unchanged ── replace ── … ── release
 
-Another process takes the lease, again by a replacement if unchanged, in one of these cases:
+Another process takes over the lease, also by "replace if unchanged", in one of these cases:
 
     - the runner released it, or its process ended on this machine
     - it expired more than SKEW_S ago by the local clock
@@ -98,7 +98,7 @@ class ObjectStoreLease:
         return parse_lease(bytes(stored.content)), stored.version
 
     def _encode(self, held: bool) -> bytes:
-        """Return the content of the lease, which differs in each call. `held`: False to release the lease."""
+        """Return the content of the lease, which is different on each call. `held`: False to release the lease."""
         until = time.time_ns() // 1000 + int(LEASE_S * 1e6)
         fields = {
             "token": self.token,
@@ -194,7 +194,7 @@ def _is_over(content: dict[str, Any]) -> bool:
 
 
 def _same_machine(content: dict[str, Any]) -> bool:
-    """Return whether the lease was written by a process on this machine, since its last boot and in this namespace."""
+    """Return whether a process on this machine wrote the lease since the last boot, in the same process namespace."""
     here = _machine()
     return bool(here["boot"]) and all(content.get(k) == here[k] for k in ("boot", "processes"))
 

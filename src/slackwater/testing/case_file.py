@@ -1,4 +1,4 @@
-"""Parser of pipeline tests in TOML. A test lists the input step by step, and the expected results.
+"""Parser for pipeline tests in TOML. A test lists the input, step by step, and the expected results.
 
 pipeline = "../clicks.toml"       # by default, the TOML file of the same name in the parent folder
 

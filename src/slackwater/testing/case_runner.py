@@ -173,7 +173,7 @@ class LoadedCase:
             return test.result(), test
 
     def _prepare_rows(self, test: LocalPipeline, steps: Sequence[CaseStep]) -> dict[int, dict[str, Rows]]:
-        """Prepare the rows of all steps before the next config change with Spark. Return them by step and source."""
+        """Use Spark to prepare the rows of all steps before the next config change. Return them by step and source."""
         from slackwater.testing.spark_row_preparation import InputRows
 
         clock, inputs = test.now_us, list[tuple[int, InputRows]]()
@@ -213,7 +213,7 @@ class LoadedCase:
             target = test.pipeline.per_target.get(name or first)
             if target is None:
                 location = f"{self.path}: expect.rows.{format_key(name)}"
-                raise ConfigError([f"{location}: is not a target of the pipeline after the last step"])
+                raise ConfigError([f"{location}: is not a target of the pipeline as the last step configures it"])
             identity = test.identity_of(str(target.target.from_))
             key = f"rows.{name}" if name else "rows"
             differences[key] = _compare_table(rows, result.tables[name or first], identity)
@@ -234,7 +234,7 @@ class LoadedCase:
         return differences
 
     def actual(self, outcome: CaseResult) -> dict[str, list[dict[str, Any]]]:
-        """Return the actual rows as TOML values, by key of `CaseResult.differences`. Only compared columns are included."""
+        """Return the actual rows as TOML values, by key of `CaseResult.differences`, with compared columns only."""
         return {key: [row_as_toml(row, d.columns) for row in d.actual] for key, d in outcome.differences.items()}
 
 
@@ -268,7 +268,7 @@ def _letter_row(letter: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def quiet_logs() -> Iterator[None]:
-    """Silence the log during a test. It would warn about late and bad rows that the test expects."""
+    """Silence the log during a test, because it would warn about late and bad rows that the test expects."""
     log = logging.getLogger("slackwater")
     before = log.level
     log.setLevel(logging.CRITICAL)

@@ -65,7 +65,7 @@ class RowPreparer(Protocol):
             name: The name of the source.
             batch: The batch that contains the rows.
             clock_us: The processing time (µs).
-            capacity: The limits of the values that the target and the state can store.
+            capacity: The limits on values that the target and the state can store.
         """
         ...
 
@@ -80,7 +80,10 @@ class RowPreparer(Protocol):
 
 @dataclass(frozen=True)
 class LocalEngine:
-    """Engine that runs shard tasks one at a time. `early_statistics`: return statistics before the read, as Parquet does."""
+    """Engine that runs shard tasks one at a time.
+
+    `early_statistics`: whether to return statistics before the read, as Parquet does.
+    """
 
     preparer: RowPreparer
     early_statistics: bool = False
@@ -228,7 +231,7 @@ def _stats(timed: pl.DataFrame, batch_partitions: Mapping[str, int]) -> SourceSt
 def _newest_spans_by_partition(
     timed: Mapping[str, pl.DataFrame], source: str, jump_us: int
 ) -> Mapping[str, tuple[Span, ...]]:
-    """Return the newest event times by partition, with "" for the whole source. Watermarks detect clock jumps by them."""
+    """Return the newest spans of event times by partition ("" for the whole source), from which clocks detect jumps."""
     rows = timed[source].filter(pl.col("bad").is_null())
     partitions = rows["partition"].drop_nulls().unique().to_list()
     return {"": _newest_spans(rows, jump_us)} | {

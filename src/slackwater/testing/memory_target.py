@@ -29,7 +29,7 @@ class MemoryTarget:
         columns: The columns of the rows.
         identity: The columns that identify a row.
         upserts: Whether a row replaces an earlier row with the same identity.
-        capacity: The limits of the values that the target can store.
+        capacity: The limits on values that the target can store.
     """
 
     guarantee = "exactly once"
@@ -90,7 +90,7 @@ class MemoryTarget:
 
     @property
     def held(self) -> pl.DataFrame:
-        """Return the rows that a reader of the target sees: `table` if it upserts, otherwise all rows ever added."""
+        """Return the rows that readers see: `table` if the target upserts, otherwise all rows ever added."""
         if self.upserts or not self._changes:
             return self.table
         columns = list(self._schema)
@@ -124,7 +124,7 @@ def create_memory_targets(
     Args:
         pipeline: The pipeline.
         operators: The operators of the pipeline, by stage.
-        capacities: The limits of the values that each target can store, by target.
+        capacities: The limits on values that each target can store, by target.
         all_targets: All targets of the test, by name in the config and `target_name`. Missing targets are added.
         target_name: A name chosen by the test. Targets with a different name keep their rows but are not used.
         on_publish: A function to call with the published rows of each epoch, or None.
@@ -195,7 +195,7 @@ class LocalResult(TerminalRepr):
 
 
 class LocalFaults:
-    """Injects a crash when the kill point `step` is reached for the `nth` time. No crash is due while `step` is None."""
+    """Injects a crash the `nth` time that the kill point `step` is reached. No crash is due while `step` is None."""
 
     def __init__(self) -> None:
         self.step: str | None = None

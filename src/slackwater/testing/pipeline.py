@@ -222,7 +222,7 @@ class LocalPipeline:
         self._start()
 
     def replay(self, limit: int | None = None, dry: bool = False) -> ReplayResult:
-        """Replay the stored dead letters, at most `limit` of them. `dry`: whether this is a dry run, without changes."""
+        """Replay at most `limit` of the stored dead letters. `dry`: whether this is a dry run, without changes."""
 
         def replay_once() -> None:
             letters = self._letter_target.table
@@ -321,7 +321,7 @@ class LocalPipeline:
             self._spark_preparers[name].capacity = capacity
 
     def _set_targets(self, target_name: str) -> None:
-        """Use the targets of the config under the name `target_name`, which are created if they do not exist."""
+        """Use the targets of the config under the name `target_name`, and create them if they do not exist."""
         self._target_name = target_name
         self._targets = create_memory_targets(
             self.pipeline, self._steps, self._capacities, self._all_targets, target_name, self._on_publish

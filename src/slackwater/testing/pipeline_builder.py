@@ -1,4 +1,4 @@
-"""Build the pipeline of a test around a single step, and bind the steps of a pipeline to the columns of their inputs."""
+"""Build the pipeline of a test around a single step, and bind a pipeline's steps to the columns of their inputs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ RENAMED = {"listen": "capture_losses", "watch": "extra_stages"}  # old names of 
 
 
 def rename_options(renamed: Mapping[str, Any], **options: Any) -> dict[str, Any]:
-    """Return `options` of a `LocalPipeline`, updated with the options in `renamed`, which have old names.
+    """Return the options of a `LocalPipeline`, including those in `renamed`, which were passed under old names.
 
     Raises TypeError if `renamed` contains an unknown name.
     """
@@ -73,7 +73,8 @@ def build_pipeline(
     Args:
         step: The window, join or other step.
         sources: The names of the sources.
-        lateness_ms: The lateness of single sources (ms), by name. By default, a source has the lateness of the step.
+        lateness_ms: The lateness of individual sources (ms), by name. By default, a source has the lateness of the
+            step.
         name: The name of the pipeline.
         on_error: The config key `on_error`: what happens to bad rows.
         upserts: Whether the target replaces the results of windows.
@@ -105,7 +106,7 @@ WATCHED = "~"  # prefix for the names of targets that `watch_stages` adds
 
 
 def find_target_limits(pipeline: Pipeline, stage_operators: Mapping[str, Operator]) -> dict[str, ValueLimits]:
-    """Return the limits on values that each target and the state store set together, by target.
+    """Return, by target, the combined limits that the target and the state store place on values.
 
     `stage_operators`: the operators by stage.
     """

@@ -93,7 +93,7 @@ def source_columns(pipeline: Pipeline, given_columns: Mapping[str, Columns]) -> 
 
 
 def _check_ts(pipeline: Pipeline, source: str, declared: Columns) -> None:
-    """Raise StartError if a column `ts` has another use than the event time. The in-process engine reserves this name."""
+    """Raise StartError if a column `ts` is not the event time. The in-process engine reserves this name."""
     if "ts" not in declared:
         return
     transform = next(p for p in pipeline.stage_pipelines.values() if p.input_paths_from(source)).transform
@@ -175,11 +175,11 @@ def decode_letter(value: bytes) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class PlainRowPreparer:
-    """Prepares frames of `build_frame` for one step. Event times are in `ts`, and partitions in `__partition`.
+    """Prepares frames from `build_frame` for one step. Event times are in `ts`, and partitions in `__partition`.
 
     Args:
         logic: The operator of the step.
-        source_names: The names of the sources of the step, in the order of the config.
+        source_names: The names of the step's sources, in config order.
         max_future_ms: How far an event time may be ahead of the clock (ms). A row further ahead is bad.
         inputs: The input names of the step, by source. By default, an input has the name of its source.
     """
@@ -200,7 +200,7 @@ class PlainRowPreparer:
         return PreparedRows(timed, pl.concat(inputs))
 
     def _bad_reason(self, latest: int) -> pl.Expr:
-        """Return an expression for the reason why a row is bad, or NULL. `latest`: the latest allowed event time (µs)."""
+        """Return an expression for the reason why a row is bad, or NULL. `latest`: the last allowed event time (µs)."""
         ts = pl.col("ts")
         outside = ~ts.is_between(*unstorable_rows.storable_event_times(self.logic))
         no_time = pl.when(ts.is_null()).then(pl.lit("no event time"))

@@ -1,4 +1,4 @@
-"""A real Kafka broker and a real Postgres server for tests and demos. They listen on free ports of the loopback interface.
+"""A real Kafka broker and Postgres server for tests and demos. They listen on free ports of the loopback interface.
 
     with Kafka.started() as kafka, Postgres.started() as postgres:
         kafka.address, postgres.url

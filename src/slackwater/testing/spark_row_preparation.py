@@ -77,7 +77,7 @@ class LazyRows:
 
     @property
     def timed(self) -> pl.DataFrame:
-        """Return `PreparedRows.timed` of an arbitrary row preparer. All of them see the same partitions."""
+        """Return `PreparedRows.timed` from any of the row preparers, because all of them see the same partitions."""
         return next(iter(self.prepared.values())).timed
 
 
@@ -168,7 +168,7 @@ class SparkRowPreparer:
         return {i: _concat(parts) for i, parts in pieces.items() if parts}
 
     def prepare_source(self, name: str, batch: Batch, clock_us: int, capacity: ValueLimits) -> PreparedRows:
-        """Return the prepared rows of a source. Only dead letters and results of other stages are prepared now.
+        """Return the prepared rows of a source. Only dead letters and results of other stages are prepared here.
 
         `capacity` is not used. Other rows were prepared before their epoch, with `self.capacity`.
         """
@@ -258,7 +258,8 @@ class SparkRowPreparer:
     ) -> pl.DataFrame:
         """Run the SQL of an input path over some rows.
 
-        Each result has the number of its input row, or the first number in `run` if the SQL cannot pass numbers through.
+        Each result has the number of its input row, or the first number in `run` if the SQL cannot pass numbers
+        through.
 
         Args:
             way: The input path.

@@ -100,8 +100,8 @@ class PageCache:
     def _has_changed(self, now: float) -> bool:
         """Return whether the model must be rebuilt at the time `now` (seconds of the monotonic clock).
 
-        It must be rebuilt if it does not exist, if the commit, the runner or the latest run has changed, or if its epoch
-        was not published yet.
+        It must be rebuilt if it does not exist, if the commit, the runner or the latest run has changed, or if it
+        shows an epoch that was not published yet.
         """
         if now >= self._next_runner:
             self._runner, self._next_runner = self.watched.store.runner(), now + RUNNER_S

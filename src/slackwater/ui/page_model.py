@@ -49,7 +49,8 @@ class PageSource:
         file: The config file, for commands that the page suggests.
         render_why: Formats a `why` report.
         poller: Polls the sources for their backlogs.
-        is_described: Whether the config is unknown. Then `pipeline` comes from the state, and `file` is a placeholder.
+        is_described: Whether the config is unknown, in which case `pipeline` comes from the state and `file` is a
+            placeholder.
     """
 
     pipeline: Pipeline
@@ -208,7 +209,7 @@ def _stage_snapshot(snapshot: Snapshot, stage: StageSummary) -> Snapshot:
 
 
 def _join_sources(report: WhyReport, stage: str) -> list[str]:
-    """Return the names of the inputs of the left and the right side of a join."""
+    """Return the names of the left and the right input of a join."""
     return [side.source for s in report.reported_stages if s.stage == stage for side in s.sides]
 
 
@@ -244,7 +245,7 @@ def open_snapshot(watched: PageSource, epoch: int | None = None) -> Iterator[Sna
 
 
 def select_window_stage(snapshot: Snapshot, stage: str | None) -> tuple[Snapshot, str | None]:
-    """Narrow a snapshot to one stage. Return the snapshot and the name of the stage; None for the name of an only stage.
+    """Narrow a snapshot to one stage. Return the snapshot and the stage's name, or None for a single stage.
 
     `stage`: the name; None selects the last stage with windows. Raises StartError for an unknown stage.
     """
@@ -283,7 +284,7 @@ def load_key(watched: PageSource, key: Texts, now_us: int, stage: str | None = N
 
 
 def _lines_of_key(watched: PageSource, report: WhyReport) -> list[str]:
-    """Return the lines of a `why` report that are about its key, which are the last paragraph."""
+    """Return the lines of a `why` report about its key, which are the last paragraph."""
     lines = list(watched.render_why(report, watched.file))
     begins = max((n for n, line in enumerate(lines) if not line), default=-1) + 1
     return lines[begins:]

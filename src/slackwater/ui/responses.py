@@ -1,6 +1,6 @@
 """HTTP responses of the page: pages, blocks and JSON with an ETag, or a one-line error.
 
-A function that answers a request takes the page cache of a pipeline or stage, and the location of its page.
+Each function that answers a request takes the page cache of a pipeline or stage, and the location of its page.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _problem_page(cache: PageCache, location: PageLocation) -> Response:
 def _cached_page(
     cache: PageCache, location: PageLocation, request: Request, name: str, make: Callable[[PageModel], bytes]
 ) -> Response:
-    """Return a page that `make` renders once per commit; while the pipeline has a problem, a page that describes it.
+    """Return a page that `make` renders once per commit or, if the pipeline has a problem, a page that describes it.
 
     `name`: the name of the page in the cache.
     """
@@ -251,7 +251,7 @@ def block_renderer(blocks: Sequence[str], location: PageLocation) -> Callable[[P
 
 
 def fragment(cache: PageCache, location: PageLocation, name: str, request: Request) -> Response:
-    """Return a block as HTML. While the pipeline has a problem, the block "top" describes it and others are empty."""
+    """Return a block as HTML. While the pipeline has a problem, the block "top" describes it and the rest are empty."""
     content = cache.get_content(name, lambda model: pages.render_fragment(name, model, location))
     if content is None:  # status 200, so that the browser replaces the old block
         return html_response(_problem_fragment(cache) if name == "top" else b"")

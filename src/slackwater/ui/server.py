@@ -4,7 +4,7 @@
     GET /epoch/41               the page of an earlier commit, which does not change
     GET /closing?from=US&to=US  the first windows that close between two watermarks (µs)
     GET /key?user_id=u7         one key; a name without a value means NULL
-    GET /letters?reason=late    the newest dead letters, optionally of one reason
+    GET /letters?reason=late    the newest dead letters, optionally with one reason
     GET /hot                    the keys with the most rows
     GET /stage/NAME/            the page of one of several stages; the paths above and /ui/… also exist below it
     GET /ui/BLOCK               a block as HTML: top, stages, watermark, rows, closing, size, pace, joins, runs
@@ -264,7 +264,7 @@ def _is_loopback(host: str) -> bool:
 class TokenMiddleware:
     """ASGI middleware that requires the token, if one is set.
 
-    A client sends the token as a bearer token, or once as `?token=…`. That response sets a cookie for later requests.
+    A client sends the token as a bearer token, or once as `?token=…`; this response sets a cookie for later requests.
     """
 
     def __init__(self, app: Application, token: str | None) -> None:

@@ -47,9 +47,9 @@ def right() -> float:
 
 
 def lane_start(wide: float) -> float:
-    """Return the x coordinate at which axes start, to the right of the names of lanes.
+    """Return the x coordinate at which axes start, to the right of the lane names.
 
-    `wide`: the coordinate in a wide drawing. In a narrow drawing, the names get at most 36 % of the width.
+    `wide`: the coordinate in a wide drawing. In a narrow drawing, the names take up at most 36% of the width.
     """
     return min(wide, 0.36 * width())
 

@@ -1,4 +1,4 @@
-"""An HTTP server with bounded connections for any ASGI application. It does not know states or pipelines.
+"""An HTTP server with bounded connections for any ASGI application. It knows nothing about states or pipelines.
 
 May import: errors, logging.
 """

@@ -6,10 +6,10 @@ connected ──▶ waits for a request ──▶ is answered by the application
 
 A connection is closed when it has waited for WAIT_S seconds, or if the client reads the response too slowly. If there
 are too many connections, the one that has waited longest is closed. If none is waiting, a new connection displaces the
-oldest connection of the client that has the most, if that is at least two more than the client of the new one has.
+oldest connection of the busiest client, provided that this client has at least two more than the new one's client.
 
 Endless responses (event streams) share a fixed number of slots in the same way. A single client may use all slots, two
-clients get half of them each, and no client can lock another one out.
+clients get half each, and no client can lock another one out.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ class _BoundedServer(H11Protocol):
             self.transport.close()
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio closes the connection unless it is True
-        """Return whether to keep the connection open, because a response is in progress.
+        """Return whether a response is in progress, in which case the connection stays open.
 
         Some clients, such as `nc`, close their sending side after the request.
         """
@@ -231,9 +231,9 @@ class _BoundedServer(H11Protocol):
         super().connection_lost(exc)
 
     def timeout_keep_alive_handler(self) -> None:
-        """Do nothing, because `_check_progress` replaces this time limit of uvicorn.
+        """Do nothing, because `_check_progress` replaces uvicorn's time limit.
 
-        Unlike uvicorn's limit, it also disconnects a client that does not read the response.
+        Unlike uvicorn's limit, `_check_progress` also disconnects a client that does not read the response.
         """
 
     def _start_waiting(self) -> None:
@@ -330,7 +330,7 @@ class StreamSlots:
 
 
 class EventStream(Response):
-    """A response that sends server-sent events while it occupies one of `slots`. If no slot is available, the response is `refusal`.
+    """A response that sends server-sent events while it occupies one of `slots`; `refusal` if no slot is available.
 
     The response to a HEAD request has only headers.
     """

@@ -111,7 +111,7 @@ class CompiledWindow(KeyedStateLayout):
 
     @property
     def earlier_settings(self) -> Mapping[str, Any]:
-        """Return the settings that earlier configs determined. A state stores them for `with_earlier_settings`."""
+        """Return the settings that depend on earlier configs. A state stores them for `with_earlier_settings`."""
         return {"gone_us": self.gone_us}
 
     def with_earlier_settings(self, earlier: Mapping[str, Any]) -> Self:

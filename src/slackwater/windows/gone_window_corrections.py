@@ -1,4 +1,4 @@
-"""Corrections of windows that have left the state: late rows change their results in the target.
+"""Corrections of windows that have left the state: late rows change the results of these windows in the target.
 
     target     [0 ──── 5]      [9 ── 12]       sessions that left the state, gap 3
     state                                  [16 ── …
@@ -278,13 +278,13 @@ def _is_gone(horizon: int) -> pl.Expr:
 def _may_be_cut(logic: CompiledSessionWindow) -> pl.Expr:
     """Select sessions that end exactly at the cap.
 
-    The cap may have cut such a session. The time of its last event is then unknown.
+    The cap may have cut such a session, in which case the time of its last event is unknown.
     """
     return pl.col("__due") - 1 - pl.col("__start") == logic.cap_us
 
 
 def _revive_stored(retaining: CompiledSessionWindow, held: pl.DataFrame, stored: pl.DataFrame) -> pl.DataFrame:
-    """Convert the stored sessions that are not in the state to state rows that are marked as emitted."""
+    """Convert the stored sessions that are missing from the state into state rows, marked as emitted."""
     identity = ["__kh", *retaining.key_names, "__start"]
     emitted_starts = held.select("__kh", *retaining.key_names, "__out").explode("__out").drop_nulls("__out")
     absent = stored.join(emitted_starts.rename({"__out": "__start"}), on=identity, how="anti", nulls_equal=True)
@@ -339,7 +339,7 @@ def _refusal_reasons(
 
 
 def _with_floors(logic: CompiledSessionWindow, staying: pl.DataFrame, past: pl.DataFrame, horizon: int) -> pl.DataFrame:
-    """Return complete units: the staying state rows, and floors for expired sessions that can still make rows late."""
+    """Return complete units: the remaining state rows, and floors of expired sessions that can still make rows late."""
     bare = past.with_columns(pl.lit(FLOOR, pl.Int8).alias("__kind"))
     everything = pl.concat([staying, bare])
     if everything.is_empty():

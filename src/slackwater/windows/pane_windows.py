@@ -114,7 +114,7 @@ class CompiledPaneWindow(CompiledWindow):
         return ExpiryBounds(whole_upto=watermark, floor_upto=NEVER)
 
     def drop_expired(self, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
-        """Drop the panes that no window needs any more."""
+        """Drop the panes that no window needs any longer."""
         return state.filter((pl.col("__due") > watermark) | (pl.col("__kind") == DIRTY))
 
 
@@ -304,7 +304,7 @@ def read_revisions(panes: pl.DataFrame, first: Int64s, hop: int) -> pl.DataFrame
 def write_revisions(panes: pl.DataFrame, notes: pl.DataFrame, first: Int64s, hop: int) -> pl.DataFrame:
     """Replace the notes of panes. `notes`, `first` and `hop`: as in `read_revisions`.
 
-    If a pane has several notes of one window, the note with the largest revision is kept.
+    If a pane has several notes for one window, the note with the largest revision is kept.
     """
     row, start, rev = (notes[c].to_numpy() for c in ("__row", "__start", "__rev"))
     nth = (start - first[row]) // hop

@@ -81,9 +81,10 @@ def emit_sessions(
 
 
 def _split_between_units(units: pl.DataFrame) -> Iterator[pl.DataFrame]:
-    """Yield parts of at least `_ROWS_AT_ONCE` rows with whole units. The work on a part needs several times its memory.
+    """Yield parts of at least `_ROWS_AT_ONCE` rows, without splitting a unit.
 
-    Rows that are not sorted by `__h` are one part, because the rows of a unit may be apart.
+    Processing a part needs several times the memory of the part. Rows that are not sorted by `__h` form one part,
+    because the rows of a unit may not be adjacent.
     """
     hashes, start = units["__h"].to_numpy(), 0
     while units.height - start > _ROWS_AT_ONCE and units["__h"].is_sorted():
@@ -318,7 +319,7 @@ def find_holds(logic: CompiledSessionWindow, rows: pl.DataFrame) -> list[Hold]:
 
 
 def replace_holds(logic: CompiledSessionWindow, holds: Sequence[Hold], rows: pl.DataFrame) -> tuple[Hold, ...]:
-    """Return the holds of a shard after `rows`, sorted by unit, has replaced all rows of its units."""
+    """Return the holds of a shard after `rows` (sorted by unit) have replaced all rows of their units."""
     new = find_holds(logic, rows)
     if not holds:
         return bound_holds(new)

@@ -1,4 +1,4 @@
-"""Merging of an epoch's rows into the sessions of a shard. It prepares arrays for the compiled loops.
+"""Merging of an epoch's rows into the sessions of a shard. This module prepares arrays for the compiled loops.
 
 state rows ─┐                         ┌─ fragments: keys gathered, accumulators merged ─┐
             ├─ one order ─ the loops ─┤                                                 ├─▶ the units' new rows
@@ -254,7 +254,7 @@ def _floors(logic: CompiledSessionWindow, session_input: SessionInput, floors: I
 
 
 def _by_hash(fragments: pl.DataFrame, floors: pl.DataFrame) -> pl.DataFrame:
-    """Merge two frames of state rows that are sorted by `__h` into one, as segments require."""
+    """Merge two frames of state rows, both sorted by `__h`, into one sorted frame, as segments require."""
     if floors.is_empty():
         return fragments
     rows = pl.concat([fragments, floors])

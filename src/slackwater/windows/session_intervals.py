@@ -13,7 +13,7 @@ start of a run, and with it every cut. Therefore, a unit (the state rows of one 
 
 * WHOLE rows: one complete session each, which closes at `last + gap` without being written again.
 * FRAGMENT rows: parts of a run that may still be cut. Rows at or above `min(first open start, watermark) + cap` stay
-  separate fragments. All rows below can only be in the same session, and are merged.
+  separate fragments. All rows below this limit are certain to be in the same session, and are merged.
 * EMITTED and EMITTED_FRAGMENT rows: WHOLE and FRAGMENT rows that the target contains unchanged. They exist only if
   windows can be revised.
 * At most one FLOOR row: the latest end of the key's sessions that have left the state. Rows at or below it are late.
@@ -221,7 +221,7 @@ def is_gone(kind: NDArray[np.int8], due: Int64s, horizon: int) -> Bools:
 
 
 def mark_emitted(logic: CompiledSessionWindow, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
-    """Mark the whole sessions that the watermark has closed as emitted. Emission itself does not write to the state."""
+    """Mark as emitted all whole sessions that the watermark has closed. Emission itself does not write to the state."""
     if not logic.revises:
         return state
     emitted = (pl.col("__kind") == WHOLE) & (pl.col("__due") <= watermark)

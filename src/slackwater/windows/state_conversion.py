@@ -14,7 +14,7 @@ do not change.
                    [15 ── 20]22       [32]34     15 to 20 stays one session, although its rows may be 5 apart
 
 Rows up to 13 are late before and after the change, because the floor of a session that left the state does not move.
-Rows up to `watermark - gap` of the former gap also stay late, even if the floor that made them late has expired
+Rows up to `watermark - gap`, with the former gap, also stay late, even if the floor that made them late has expired
 (`CompiledSessionWindow.rows_from_us`). Windows that left the state are not restored (`gone_us`).
 """
 

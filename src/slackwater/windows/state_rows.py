@@ -79,7 +79,7 @@ class SegmentStats(NamedTuple):
 
 
 class ExpiryBounds(NamedTuple):
-    """Limits of `__due` (µs) up to which whole rows and floors have expired. A unit expires when all its rows have."""
+    """Limits of `__due` (µs) up to which whole rows and floors have expired. A unit expires with its last row."""
 
     whole_upto: int
     floor_upto: int

@@ -165,7 +165,7 @@ def test_any_value_of_a_key_is_accepted_or_refused_in_lines(spec: type[Spec], pa
         ("x = " + "[" * 5000 + "]" * 5000, "is nested too deeply to be read; expected at most 32 levels"),
         (
             "a" + ".a" * 900 + " = 1",
-            "a: is nested more than 32 levels deep, deeper than any key of a pipeline; correct it",
+            "a: is nested more than 32 levels deep, which is deeper than any pipeline key; reduce the nesting",
         ),
         ("x = " + "[" * 400 + "]" * 400, "x: is nested more than 32 levels deep"),
         ("x = " + "1" * 5000, "is not valid TOML: Exceeds the limit"),

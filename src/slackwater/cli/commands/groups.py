@@ -44,7 +44,7 @@ def ls(where: Where, schema: Schema = "public", as_json: Json = False) -> None:
 def show(
     where: Where, pipeline: Name = None, schema: Schema = "public", epoch: Epoch = None, as_json: Json = False
 ) -> None:
-    """Show one state: its stages, its watermarks, and where its sources continue."""
+    """Show one state: its stages, its watermarks, and the offsets from which its sources continue."""
     from slackwater.cli.state_show import show_state
 
     show_state(StateLocation(where, pipeline, schema), epoch, as_json)
@@ -116,7 +116,7 @@ def sizes(
 
 @state.command("history")
 def history(where: Where, pipeline: Name = None, schema: Schema = "public", as_json: Json = False) -> None:
-    """List the kept commits, each with its row counts, its number of open windows, and its size."""
+    """List the kept commits, each with its row counts, number of open windows, and size."""
     from slackwater.cli.state_maintenance import show_history
 
     show_history(StateLocation(where, pipeline, schema), as_json)
@@ -273,7 +273,7 @@ def outbox_show(
         int, typer.Option("--limit", "-n", min=1, max=MOST_ROWS, help="The number of rows to print.")
     ] = 10,
 ) -> None:
-    """Show the epoch that is waiting to be published, with its rows, without taking a lock."""
+    """Show the epoch that is waiting to be published and its rows, without taking a lock."""
     from slackwater.cli.dlq import show_pending_epoch
 
     show_pending_epoch(file, limit)

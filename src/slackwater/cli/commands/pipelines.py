@@ -37,7 +37,7 @@ def init(  # noqa: PLR0913 -- one argument per option of the command
         bool, typer.Option("--no-test", help="Do not write a test, tests/NAME.toml, with rows from the sample.")
     ] = False,
 ) -> None:
-    """Write a first config with comments, which passes check. If there is a sample, also write a test."""
+    """Write a first config, with comments, that passes check. If there is a sample, also write a test."""
     from slackwater.cli.init import InitOptions, write_first_config
 
     paths, keys, topics = (tuple(values or ()) for values in (sample, key, topic))
@@ -263,7 +263,7 @@ def demo_kafka(
         bool, typer.Option("--keep", help="Keep Kafka and Postgres running until Ctrl-C, to inspect them.")
     ] = False,
 ) -> None:
-    """Compute sessions from Kafka to Postgres on this machine, kill the runner twice, and show that no row is lost."""
+    """Write sessions from Kafka to Postgres on this machine, kill the runner twice, and show that no row is lost."""
     from slackwater.cli.demo_kafka import run_demo
 
     run_demo(rows, keep)

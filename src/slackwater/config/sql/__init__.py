@@ -1,1 +1,1 @@
-"""Static checks of SQL against its input columns, without Spark. It needs columns and types, but no config."""
+"""Static checks of SQL against its input columns, without Spark. They need columns and types, but no config."""

@@ -134,7 +134,7 @@ class _DdlParser:
         return int(token.text)
 
     def members(self, closing: str | None) -> list[tuple[str, str]]:
-        """Parse columns of a schema or fields of a struct. `closing`: the token after them; None for a schema."""
+        """Parse schema columns or struct fields. `closing`: the token after them; None for a schema."""
         columns: list[tuple[str, str]] = []
         while True:
             name = self.name()

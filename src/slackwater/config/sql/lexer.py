@@ -25,7 +25,7 @@ _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([0-3][0-7]{2})|
 
 
 class UnreadableError(Exception):
-    """The lexer cannot split the SQL. `open_quote`: whether a quote is not closed, which Spark rejects too."""
+    """The lexer cannot split the SQL. `open_quote`: whether the cause is an unclosed quote, an error in Spark too."""
 
     def __init__(self, line: str, open_quote: bool = False) -> None:
         super().__init__(line)
@@ -42,7 +42,7 @@ class Token:
     end: int
 
     def is_word(self, *words: str) -> bool:
-        """Return whether the token is one of these words, which are in upper case. Quoted names are not words."""
+        """Return whether the token is one of these words (in upper case), ignoring case. Quoted names are not words."""
         return self.kind == "word" and self.text.upper() in words
 
 

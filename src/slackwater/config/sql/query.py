@@ -1,7 +1,7 @@
 """Resolves a SQL query against its input columns, without Spark. Finds unknown names and non-row-wise constructs.
 
-A problem is reported only if it is certain. A column that depends on an unknown table, type or construct is unknown,
-which is not a problem. Names are resolved as in Spark: case is ignored, and lateral aliases are supported. Output
+A problem is reported only if it is certain. A column that depends on an unknown table, type or construct is itself
+unknown, and not reported. Names are resolved as in Spark: case is ignored, and lateral aliases are supported. Output
 columns keep their spelling.
 
 sqlglot parses the SQL, but its `qualify` is not used. It stops at the first unknown name, resolves an alias in WHERE
@@ -86,7 +86,7 @@ def resolve_query(
 
 
 def resolve_expression(text: str, columns: ColumnTypes, findings: SqlFindings) -> str | None:
-    """Return the type of an expression, and add its problems to `findings`. None: the type is unknown.
+    """Return the type of an expression (None if it is unknown), and add its problems to `findings`.
 
     Args:
         text: The expression.
@@ -285,7 +285,7 @@ class _QueryResolver:
             return table.columns
         elif name.casefold() in (row.casefold() for row in self.rows):
             self.findings.problems.append(
-                f'reads "{name}", which is the name of a source; in the SQL its rows are called source'
+                f'reads "{name}", which is the name of a source; in the SQL, refer to its rows as "source"'
             )
         elif hint := suggest_word(name, self.tables):
             self.findings.problems.append(f'reads "{name}", which does not exist{hint}')
@@ -294,7 +294,7 @@ class _QueryResolver:
         return ColumnTypes(from_source=False)
 
     def _joins(self, node: exp.Expr, reads: bool | None, scope: SelectScope) -> bool | None:
-        """Add the tables that a node joins to the scope. Return whether the joined rows come from `source`.
+        """Add to the scope the tables that a node joins. Return whether the joined rows come from `source`.
 
         `reads`: whether the rows of the node come from `source`; None if this is unknown.
         """

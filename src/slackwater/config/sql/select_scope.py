@@ -22,7 +22,7 @@ class GroupableColumns:
     """Columns by which SQL may group rows (`names`), although each epoch sees only its own rows.
 
     All tumbling and hopping windows with the same start and end close at the same watermark. Their results are emitted
-    in the same epoch, for all keys, so that GROUP BY their start or end is exact. If `names` is empty, the SQL must be
+    in the same epoch, for all keys, so a GROUP BY on their start or end is exact. If `names` is empty, the SQL must be
     row-wise. In this case, `reason` may explain why.
     """
 
@@ -30,7 +30,7 @@ class GroupableColumns:
     reason: str = ""
 
     def advice_for(self, non_row_wise: set[str]) -> str:
-        """Return the end of an error about non-row-wise constructs in the SQL: what to do about them; may be empty."""
+        """Return advice about non-row-wise constructs, to append to the error that reports them; may be empty."""
         if not non_row_wise & {AGGREGATE, WINDOW}:
             return ""
         if self.names:
@@ -181,7 +181,7 @@ def infer_expression_type(node: exp.Expr, scope: SelectScope) -> str | None:
 
 
 def output_columns_of_item(item: exp.Expr, scope: SelectScope) -> tuple[dict[str, str | None], bool]:
-    """Return the output columns of one item of a SELECT list, and whether no other columns are possible."""
+    """Return the output columns of one item of a SELECT list, and whether the item has no others."""
     from sqlglot import exp
 
     if isinstance(item, exp.Star):

@@ -1,4 +1,4 @@
-"""Amazon Kinesis streams and Google Pub/Sub subscriptions as sources: the descriptions of their connectors."""
+"""Descriptions of the connectors for Amazon Kinesis streams and Google Pub/Sub subscriptions as sources."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ Q = TypeVar("Q", KinesisConnection, PubSubConnection)
 
 
 class _CloudConnector(SparkStreamConnector[Q]):
-    """Base class of the connectors for Kinesis and Pub/Sub."""
+    """Base class for the Kinesis and Pub/Sub connectors."""
 
     @abstractmethod
     def reader(self, spec: Source) -> CloudReader:

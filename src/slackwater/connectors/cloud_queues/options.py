@@ -1,4 +1,4 @@
-"""Check the settings of Kinesis and Pub/Sub streams, and convert them to options of third-party Spark connectors.
+"""Check the settings of Kinesis and Pub/Sub streams, and convert them to options for third-party Spark connectors.
 
     r = kinesis_options("clicks", "eu-west-1")    # format, options, columns, packages to install
     session.readStream.format(r.format).options(**r.options).load()
@@ -53,7 +53,7 @@ class CloudReader:
     install: str
 
     def missing_connector_error(self, error: BaseException) -> StartError | None:
-        """Return an error with advice on what to install if `error` says that the format is unknown. Otherwise None."""
+        """Return an error that says what to install, or None if `error` does not report an unknown format."""
         text = str(error)
         unknown = (
             "DATA_SOURCE_NOT_FOUND" in text or "Failed to find data source" in text or "Failed to find the data" in text
@@ -132,11 +132,11 @@ def pubsub_options(
 
     Args:
         subscription: The name of the subscription. For Pub/Sub Lite, it can be the full path
-            (projects/…/locations/…/subscriptions/…), without `project`, `topic` and `location`.
+            (projects/…/locations/…/subscriptions/…), in which case `project`, `topic` and `location` are omitted.
         project: The project of the subscription.
         topic: The topic of the subscription; only for Pub/Sub itself.
         location: The location of the subscription; only for Pub/Sub Lite.
-        max_records_per_batch: The maximum number of messages per batch; for Pub/Sub itself, per request of a task.
+        max_records_per_batch: The maximum number of messages per batch or, for Pub/Sub itself, per request by a task.
 
     Raises:
         ConfigError: One or more arguments are wrong. The message lists all of them.

@@ -1,4 +1,4 @@
-"""The console as a target: the description of its connector."""
+"""Description of the connector for the console as a target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The console as a target: the rows of each epoch are printed as a table, at least once, and are not stored."""
+"""Console connector, which prints the rows of each epoch as a table, at least once, and does not store them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Delta tables as sources and targets: the description of their connector.
+"""Description of the connector for Delta tables as sources and targets.
 
 The library deltalake writes the tables; `log.py` reads their log.
 """

@@ -214,7 +214,7 @@ class DeltaLog:
 
 
 def delta_error_reason(error: BaseException, options: Mapping[str, str]) -> str:
-    """Format an error of the library deltalake as one line, without the values of secret storage options."""
+    """Format an error from the library deltalake as one line, without the values of secret storage options."""
     text = mask_secrets(" ".join(str(error).split()) or type(error).__name__)
     for name, value in options.items():
         if value and any(part in name.lower() for part in ("key", "secret", "token", "password", "credential")):
@@ -241,7 +241,7 @@ def _rows(add: Mapping[str, Any]) -> int:
 
 
 def _text(value: Any) -> str | None:
-    """Format a partition value as in the log. Return None for NULL, which the log may write as an empty string."""
+    """Format a partition value as in the log, where NULL may be an empty string. Return None for NULL."""
     if value is None or value == "":
         return None
     if isinstance(value, bool):

@@ -33,7 +33,7 @@ class DeltaResultReader(ResultReader):
         return none_if_empty(self._rows(table))
 
     def poll(self) -> pl.DataFrame | None:
-        """Return the rows of added files minus those of removed files, because a merge rewrites whole files."""
+        """Return the rows of added files, except those that a merge copied from removed files."""
         table = self._table()
         if table is None:
             return None

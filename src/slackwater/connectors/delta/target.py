@@ -1,11 +1,11 @@
-"""A Delta table as a target: each epoch writes its rows and its marker in one commit.
+"""Delta table target, which writes the rows and the marker of each epoch in one commit.
 
     table/_delta_log/00000000000000000012.json
       {"txn": {"appId": "slackwater/user-sessions", "version": 12}}     the marker (writer, epoch)
       {"add": …}  {"remove": …}                                         the rows
 
-The mode "merge" replaces rows with an equal identity (NULL equals NULL, NaN equals NaN) and deletes superseded rows.
-The mode "append" only adds rows.
+The "merge" mode replaces rows with an equal identity (NULL equals NULL, NaN equals NaN) and deletes superseded rows.
+The "append" mode only adds rows.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _DATAFUSION = {  # DataFusion's names of the types for which the log has the min
 
 
 class DeltaTarget:
-    """Target that writes each epoch exactly once. An epoch up to the one in the table's marker is ignored."""
+    """Target that writes each epoch exactly once. Epochs up to the one in the table's marker are ignored."""
 
     guarantee = "exactly once"
 
@@ -78,7 +78,7 @@ class DeltaTarget:
         return ValueLimits(time_range=YEARS)
 
     def open(self) -> None:
-        """Create the table, or add new columns to an existing table and check the other columns. Raises StartError."""
+        """Create the table, or add new columns to it and check its other columns. Raises StartError on failure."""
         try:
             if not DeltaTable.is_deltatable(self._path, self._options):
                 DeltaTable.create(self._path, self._arrow, mode="ignore", storage_options=self._options)
@@ -106,7 +106,7 @@ class DeltaTarget:
 
     @contextmanager
     def _start_errors(self, opens: bool = False) -> Iterator[None]:
-        """Convert any error of deltalake to StartError. `opens`: whether the table is being opened, for the message."""
+        """Convert any deltalake error to StartError. `opens`: whether the table is being opened, for the message."""
         try:
             yield
         except Exception as error:  # deltalake has no base class for errors
@@ -128,7 +128,7 @@ class DeltaTarget:
         return [c for c in commits if c.get("slackwater_writer")]
 
     def describe_previous_output(self) -> str | None:
-        """Describe the rows in the table that this writer wrote with another state.
+        """Describe the rows that this writer wrote to the table with another state.
 
         Return None if there are no such rows. Commits of early Slackwater versions are not recognized, because they do
         not name their writer.
@@ -175,7 +175,7 @@ class DeltaTarget:
 
     @property
     def _apps(self) -> tuple[str, str]:
-        """The application ids of two transactions: one stores a hash of the last state, one of the last commit id."""
+        """The application ids of two transactions, which store hashes of the last state and of the last commit id."""
         return f"slackwater/{self._table.writer}#state", f"slackwater/{self._table.writer}#commit"
 
     def last_epoch(self) -> int:
@@ -271,7 +271,7 @@ class DeltaTarget:
         return " AND ".join([*(f"(t.{c} IS NOT DISTINCT FROM s.{c})" for c in identity), *self._ranges(rows)])
 
     def _ranges(self, rows: pl.DataFrame) -> Iterator[str]:
-        """Yield SQL conditions for the value ranges of the identity columns, so that other files are skipped."""
+        """Yield SQL conditions for the value ranges of the identity columns, so that files outside them are skipped."""
         kinds = {f.name: _DATAFUSION.get(f.type) for f in self._table.fields}
         for name in self._table.identity or ():
             column, kind = rows[name].to_physical(), kinds[name]
@@ -281,7 +281,7 @@ class DeltaTarget:
                 yield f"(t.{_quote_name(name)} BETWEEN {_literal(low, kind)} AND {_literal(high, kind)})"
 
     def _cast(self, rows: pl.DataFrame, delta: DeltaTable) -> pa.Table:
-        """Convert the rows to the pipeline's types and the table's column order."""
+        """Cast the rows to the pipeline's types, and put the columns in the table's order."""
         table: pa.Table = rows.to_arrow().cast(self._arrow)
         return table.select([f.name for f in delta.schema().fields])
 
@@ -290,7 +290,7 @@ class DeltaTarget:
 
 
 def _number(text: str) -> int:
-    """Return a hash of a string that fits into the version number of a transaction."""
+    """Hash a string to a number that fits into a transaction's version field."""
     return xxhash.xxh3_64_intdigest(text.encode()) >> 1
 
 

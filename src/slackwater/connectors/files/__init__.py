@@ -1,4 +1,4 @@
-"""Files as sources and targets, on a local disk or in an object store: the description of their connector."""
+"""Description of the connector for files as sources and targets, on a local disk or in an object store."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class DirectoryListing:
 
     Args:
         pattern: An absolute pattern in Hadoop's syntax.
-        recursive: Whether to include all files below the roots, regardless of the names of their folders.
+        recursive: Whether to include all files below the roots, regardless of their folder names.
         only: A pattern that the file names must match. If None, all names match.
     """
 
@@ -57,7 +57,7 @@ class DirectoryListing:
     only: str | None = None
 
     def files(self) -> Iterator[str]:
-        """Yield the paths of all current files. Raises OSError, and ValueError for inconsistent partition folders."""
+        """Yield the paths of all current files. Raises OSError, or ValueError if partition folders are inconsistent."""
         for path in self._candidates():
             if self.only is None or matches_pattern(self.only, posixpath.basename(path)):
                 yield path
@@ -121,7 +121,7 @@ def _folders_with_files(root: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _table_root(folder: str, root: str) -> str | None:
-    """Return the parent of the first `column=value` folder between `root` and `folder`. None without such a folder."""
+    """Return the parent of the first `column=value` folder between `root` and `folder`, or None if there is none."""
     in_partition, current = False, folder
     while current != root:
         name, _, value = posixpath.basename(current).partition("=")
@@ -178,7 +178,7 @@ def is_pattern(path: str) -> bool:
 
 
 def plain_path(path: str) -> str:
-    """Remove the escapes from a pattern without wildcards, which results in a plain path."""
+    """Convert a pattern without wildcards to a plain path by removing its escapes."""
     return posixpath.normpath(re.sub(r"\\(.)", r"\1", path))
 
 
@@ -244,7 +244,7 @@ def _below(folder: str, parts: list[str]) -> Iterator[GlobRoot]:
 
 
 def scan_folder(folder: str) -> list[os.DirEntry[str]]:
-    """Return the entries of a folder. Empty if it does not exist."""
+    """Return the entries of a folder, or an empty list if it does not exist."""
     try:
         with os.scandir(folder) as entries:
             return list(entries)
@@ -253,7 +253,7 @@ def scan_folder(folder: str) -> list[os.DirEntry[str]]:
 
 
 def is_dir(entry: os.DirEntry[str]) -> bool:
-    """Return whether an entry is a directory. False for a symbolic link to itself."""
+    """Return whether an entry is a directory. Return False for a symbolic link that points to itself."""
     try:
         return entry.is_dir()
     except OSError:
@@ -262,7 +262,7 @@ def is_dir(entry: os.DirEntry[str]) -> bool:
 
 @lru_cache
 def _matcher(part: str) -> re.Pattern[str]:
-    """Compile one path component, without braces, to a regular expression. Raises ValueError if it is not valid."""
+    """Compile one path component, without braces, into a regular expression. Raises ValueError if it is not valid."""
     regex, index, in_set = "", 0, False
     while index < len(part):
         char = part[index]

@@ -26,7 +26,7 @@ CHANGES_SHOWN = 3  # the number of names of changed files that the state keeps f
 class FileChangeTracker:
     """Tracker of the files that a source has read.
 
-    `entries`: the entry of each file, by path, at the time of its read or of its last detected change.
+    `entries`: the entry of each file when it was read or when its last change was detected, by path.
     """
 
     entries: dict[str, FileEntry] = field(default_factory=dict)
@@ -65,7 +65,7 @@ def store_changed_files(store: StateStore, epoch: int, before: FileOffsets, file
         files: The current entries of the changed files.
 
     Returns:
-        The offsets, with the number of changed files and a few of their names.
+        The new offsets, including the number of changed files and a few of their names.
     """
     earlier = before.changed or ChangedFiles()
     names = (*earlier.last, *(file_uri_to_path(e.path) for e in files))

@@ -1,4 +1,4 @@
-"""The directory of a file target: local, or in an object store.
+"""The directory of a file target, either local or in an object store.
 
              writing a file                   writing the marker                      reading the files back
 Directory    temporary file, sync, rename     temporary file, sync, rename            in place
@@ -24,7 +24,7 @@ from slackwater.storage.object_client import ObjectClient
 
 
 class OutputDirectory(Protocol):
-    """A flat directory of named files. Operations raise OSError or an error of this project."""
+    """A flat directory of named files. Operations raise OSError or SlackwaterError."""
 
     @property
     def full_name(self) -> str:
@@ -32,7 +32,7 @@ class OutputDirectory(Protocol):
         ...
 
     def names(self, within: str = "") -> list[str]:
-        """Return the names of the files in the directory, or in its subfolder `within`. Empty if it does not exist."""
+        """Return the file names in the directory or its subfolder `within`. A missing folder counts as empty."""
         ...
 
     def write(self, name: str, fill: Callable[[Path], None]) -> None:
@@ -44,7 +44,7 @@ class OutputDirectory(Protocol):
         ...
 
     def write_marker(self, name: str, content: bytes) -> None:
-        """Overwrite the marker, a small file.
+        """Overwrite the marker, which is a small file.
 
         Raises PublishError if another runner has changed the marker since this runner read it.
         """

@@ -26,8 +26,8 @@ _UNITS = {"milliseconds": 1000, "microseconds": 1}
 def column_stats(files: Sequence[Path], column: str) -> ColumnStats | None:
     """Return the statistics of a column of times or integers.
 
-    Return None if the footer of a file does not contain them, or if a file cannot be read. The error is reported when
-    the rows of the file are read.
+    Return None if the footer of a file does not contain them, or if a file cannot be read. A read error is reported
+    later, when the rows of the file are read.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

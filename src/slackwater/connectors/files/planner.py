@@ -82,7 +82,7 @@ class FileBatch:
 
 
 def check_readable(spec: Source) -> None:
-    """Raise StartError if this user may not list the directories of a local source or read one of its files."""
+    """Raise StartError if this user cannot list the directories of a local source or cannot read one of its files."""
     file_listing = create_listing(spec)
     if file_listing is None:
         return
@@ -102,12 +102,12 @@ def check_readable(spec: Source) -> None:
 
 
 def _unlistable_reason(error: OSError) -> str:
-    """Describe why a directory cannot be listed, and what to do."""
+    """Describe why a directory cannot be listed, and how to fix this."""
     return f'"{error.filename}" cannot be listed ({error.strerror}); give this user read access, or narrow query'
 
 
 def list_backlog(source: Source) -> BacklogCounter:
-    """List the files of a source, and return a function that counts the files that a commit does not contain."""
+    """List the files of a source, and return a function that counts those that a commit does not contain."""
     file_listing = create_listing(source) or DirectoryListing(files_source.absolute_query(source.query or ""))
     try:
         paths = list(islice(file_listing.files(), MAX_COMPARED + 1))
@@ -130,7 +130,7 @@ def list_backlog(source: Source) -> BacklogCounter:
 
 
 class FilesPlanner:
-    """Planner of a local file source. `read`: the files that the state lists as read."""
+    """Planner for a local file source. `read`: the files that the state lists as read."""
 
     def __init__(self, source: FilesSource, read: Iterable[FileEntry]) -> None:
         file_listing = create_listing(source.spec)
@@ -138,7 +138,7 @@ class FilesPlanner:
         self._source, self._listing = source, file_listing
         self._max_files = source.spec.max_files_per_trigger
         self._seen_paths = {file_uri_to_path(e.path) for e in read}  # files that are planned or must not be read
-        self._pending: list[FileEntry] = []  # listed, but not planned yet
+        self._pending: list[FileEntry] = []  # listed but not yet planned
         self._ended = False
 
     @property
@@ -171,7 +171,7 @@ class FilesPlanner:
     def _new_files(self) -> list[FileEntry]:
         """Return the new files in the order in which they will be read.
 
-        Raises EpochError, or ExhaustedError, if a directory cannot be listed.
+        Raises EpochError or ExhaustedError if a directory cannot be listed.
         """
         try:
             new = {path for path in self._listing.files() if path not in self._seen_paths}

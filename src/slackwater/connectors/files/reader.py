@@ -71,7 +71,7 @@ class FilesResultReader(ResultReader):
 
 
 def read_path(where: str) -> LabeledRows:
-    """Read a file, or all files in a directory. Raises StartError if no file exists, or if the formats differ."""
+    """Read a file, or all files in a directory. Raises StartError if there is no file, or if file formats differ."""
     path = Path(where)
     if not path.exists():
         raise StartError(

@@ -1,9 +1,9 @@
-"""File sources as streams: a batch is a list of files, which the engine reads and the state stores.
+"""File sources as streams. Each batch is a list of files, which the engine reads and the state stores.
 
-`files.planner` or Spark plans the batches. If Spark plans, its checkpoint records which files belong to which batch
+`files.planner` or Spark plans the batches. If Spark does, its checkpoint records which files belong to which batch
 (`offsets/<batch>`, `sources/<i>/<n>`). The engine reads exactly the planned files as a batch DataFrame, so columns are
-pruned and each source is read once. The state store keeps the names of the files. `seek` writes them to a new
-checkpoint for Spark, so a source can resume even if its checkpoint is lost.
+pruned and each source is read once. The state store keeps the file names. `seek` writes these names to a new checkpoint
+for Spark, so a source can resume even if its checkpoint is lost.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-MERGE_AT = 64  # the number of lists of files at which they are merged into one list
+MERGE_AT = 64  # the number of file lists at which they are merged into one list
 SIZE_MODULUS = 1 << 20  # a fingerprint contains the file size modulo this number
 # reader options that make Spark skip files that it cannot read
 _SKIPPING_OPTIONS = {"ignorecorruptfiles": "ignoreCorruptFiles", "ignoremissingfiles": "ignoreMissingFiles"}
 
 
 class FileListReader(Protocol):
-    """Reader of stored lists, such as a state store or a read-only view of it."""
+    """Reader of stored file lists, such as a state store or a read-only view of one."""
 
     @property
     def read_list(self) -> Callable[[str], list[str]]: ...
@@ -56,7 +56,7 @@ class FileListReader(Protocol):
 
 @dataclass(frozen=True)
 class FileEntry:
-    """Attributes of one file when it was read.
+    """The attributes of one file at the time it was read.
 
     Args:
         path: The URI of the file.
@@ -85,7 +85,7 @@ class FileEntry:
         return time == self.timestamp and (self.size is None or self.size % SIZE_MODULUS == size)
 
     def differs(self, now: FileEntry) -> bool:
-        """Return whether the file has changed since this entry. `now`: the current entry of the file.
+        """Return whether the file has changed since this entry was recorded. `now`: the current entry of the file.
 
         Sizes are compared only if both are known, because early Slackwater versions did not store them.
         """
@@ -117,7 +117,7 @@ class FilesSource(SparkPlannedSource):
         return {"name": self.name, "query": restore_written_path(self.spec.query or ""), "format": self.spec.format}
 
     def seek(self, checkpoint: Path, index: int, store: StateStore, record: SourceRecord) -> str:
-        """Write a new checkpoint in which batch 0 has all files in the state. Return the offset line of batch 0."""
+        """Write a new checkpoint whose batch 0 contains all files in the state. Return the offset line of batch 0."""
         log = checkpoint / "sources" / str(index)
         log.mkdir(parents=True)
         entries = load_file_list(store, FileOffsets.coerce(record.offsets))
@@ -268,14 +268,12 @@ def _batch_reader(session: SparkSession, form: str, schema: StructType | None, o
 
 
 def resolve_schema(session: SparkSession, spec: Source, stored_schema: str | None) -> StructType:
-    """Return the declared schema, the schema in the state, or a schema inferred from existing files.
-
-    The first available schema is used.
+    """Return the first available schema: the declared one, the one in the state, or one inferred from existing files.
 
     Args:
         session: The Spark session.
         spec: The source.
-        stored_schema: The schema in the state, in Spark's JSON format. None at the first start.
+        stored_schema: The schema in the state, in Spark's JSON format. None on the first start.
 
     Raises:
         StartError: No schema can be inferred.
@@ -308,7 +306,7 @@ def resolve_schema(session: SparkSession, spec: Source, stored_schema: str | Non
 
 
 def check_directory_exists(spec: Source) -> None:
-    """Raise StartError if the directory of a local source does not exist. A pattern in it may match nothing yet."""
+    """Raise StartError if the directory of a local source does not exist. A pattern need not match any files yet."""
     query = spec.query or ""
     if "://" in query:
         return
@@ -382,7 +380,7 @@ def store_file_list(store: StateStore, epoch: int, before: FileOffsets, files: S
 
 
 def make_file_namer(files: Sequence[FileEntry]) -> Callable[[int], str | None]:
-    """Return a function that takes a fingerprint and formats the names of the files that have it, for a message."""
+    """Return a function that formats the names of the files that match a fingerprint, for a message."""
 
     def name_files(fingerprint: int) -> str | None:
         return " or ".join(file_uri_to_path(f.path) for f in files if f.has_fingerprint(fingerprint)) or None

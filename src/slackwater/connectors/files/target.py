@@ -1,4 +1,4 @@
-"""Files in a directory as a target: one file per epoch, and a marker with the last epoch.
+"""File target, which writes one file per epoch, and a marker with the last epoch, to a directory.
 
 out/sessions/
   user-sessions-000000012.parquet     written under a temporary name, then renamed, so it is complete or absent
@@ -29,7 +29,7 @@ _TIME = f"{TIME}Z"
 
 
 class FilesTarget:
-    """Target that writes each epoch exactly once. An epoch up to the one in the marker is ignored."""
+    """Target that writes each epoch exactly once. Epochs up to the one in the marker are ignored."""
 
     guarantee = "exactly once"
     upserts = False
@@ -51,7 +51,7 @@ class FilesTarget:
 
     @property
     def capacity(self) -> ValueLimits:
-        """The value limits: text formats write years with four digits, but Parquet can store any time."""
+        """The value limits: text formats support only four-digit years, but Parquet can store any time."""
         return ANYTHING if self._format == "parquet" else ValueLimits(time_range=YEARS)
 
     def open(self) -> None:
@@ -96,7 +96,7 @@ class FilesTarget:
         return infix if any(f"-{infix}" in name for name in self._files()) else ""
 
     def can_put_newer_aside(self, rollback: TargetMarker) -> bool:
-        """Return whether the files of this state up to `rollback` exist, and no other file has one of their names."""
+        """Return whether the files of this state up to `rollback` exist, and no other state uses these file names."""
         marker, own_infix = self._read_marker(), self._own_infix
         if marker.get("state", "") == self._table.state:
             return True
@@ -129,7 +129,7 @@ class FilesTarget:
         Args:
             name: The name of the file.
             epoch: The epoch of this state.
-            own_infix: The infix in the names of this state's files.
+            own_infix: The infix in this state's file names.
             marker: The current marker.
         """
         written = re.fullmatch(rf"{re.escape(self._table.writer)}-([0-9a-f]{{8}}-)?([0-9]{{9,}})\.\w+", name)
@@ -160,7 +160,7 @@ class FilesTarget:
         return [name for name in self._folder.names() if named.fullmatch(name)]
 
     def describe_previous_output(self) -> str | None:
-        """Describe the files in the directory that this writer wrote with another state.
+        """Describe the files that this writer wrote to the directory with another state.
 
         Return None if there are none.
         """
@@ -232,7 +232,7 @@ class FilesTarget:
 
 
 def text_columns(rows: pl.DataFrame) -> pl.DataFrame:
-    """Convert times to ISO 8601 and bytes to hexadecimal, also in nested values, for formats without these types."""
+    """Convert times to ISO 8601 and bytes to hexadecimal, even in nested values, for formats without these types."""
     return rows.with_columns(apply_to_scalars(pl.col(c), t, _to_text).alias(c) for c, t in rows.schema.items())
 
 

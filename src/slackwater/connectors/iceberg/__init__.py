@@ -1,4 +1,4 @@
-"""Iceberg tables as sources and targets, using the library PyIceberg: the description of their connector."""
+"""Description of the connector for Iceberg tables as sources and targets, based on the library PyIceberg."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class IcebergLog:
-    """Log of one Iceberg table, which consists of its snapshots.
+    """Log of one Iceberg table, consisting of the table's snapshots.
 
     Args:
         name: The name of the table.
@@ -109,7 +109,7 @@ class IcebergLog:
         """Return the snapshots after `offsets`, oldest first.
 
         The search goes back from the current snapshot. With `until`, it stops at the snapshot with this id, or at a
-        snapshot with an unknown parent.
+        snapshot whose parent is unknown.
 
         Raises:
             StartError: The table was rolled back or replaced, so the offsets are not on its main branch.
@@ -189,8 +189,8 @@ def _offsets_of(table: Table, snapshot: Snapshot, files: int | None = None) -> T
 def _is_successor(snapshot: Snapshot, offsets: TableOffsets) -> bool:
     """Return whether the sequence number of a snapshot directly follows `offsets`.
 
-    This identifies a successor whose parent is unknown, because PyIceberg drops the reference to an expired parent. In
-    tables of format version 1, all sequence numbers are 0.
+    PyIceberg drops the reference to an expired parent, so the parent cannot always identify a successor. In tables of
+    format version 1, all sequence numbers are 0.
     """
     if offsets.version < 0 and not snapshot.sequence_number:
         return snapshot.parent_snapshot_id is None

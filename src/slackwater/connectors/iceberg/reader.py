@@ -35,7 +35,7 @@ class IcebergResultReader(ResultReader):
         return None if table is None else self._read_rows(table, current_files.values())
 
     def poll(self) -> pl.DataFrame | None:
-        """Return the rows of added files minus those of removed files, because a merge rewrites whole files."""
+        """Return the rows of added files, except those that a merge copied from removed files."""
         former_files = self._files or {}
         table, current_files = self._load_files()
         self._files = current_files

@@ -1,4 +1,4 @@
-"""Iceberg tables in a catalog: load and create them, compare their columns with a pipeline's, and read them.
+"""Load, create and read the Iceberg tables in a catalog, and compare their columns with those of a pipeline.
 
 connection ──▶ IcebergTables ──▶ load, create      REST, SQL, Glue, Hive: every catalog that PyIceberg supports
                      table ──▶ read_files: rows of the current snapshot, file by file
@@ -89,7 +89,7 @@ class IcebergTables:
         Args:
             table: The name of the table, with its namespace.
             fields: The columns.
-            day_of: The time column by which the table is partitioned, by day. None for an unpartitioned table.
+            day_of: The time column to partition the table by, at day granularity. None for an unpartitioned table.
         """
         from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionField, PartitionSpec
         from pyiceberg.transforms import DayTransform
@@ -138,7 +138,7 @@ def schema_of(fields: Sequence[Field]) -> Schema:
 
 
 def add_columns(fields: Sequence[Field], table: Table) -> None:
-    """Add columns to a table in one metadata commit. It fails if the table has changed since it was loaded."""
+    """Add columns to a table in one metadata commit. The commit fails if the table has changed since it was loaded."""
     with table.update_schema() as change:
         change.union_by_name(schema_of(fields))
 
@@ -154,7 +154,7 @@ def column_differences(fields: Sequence[Field], table: Table) -> Iterator[str]:
 
 
 def _spark_type(kind: Any) -> str:
-    """Return a type in Spark's spelling."""
+    """Return an Iceberg type in Spark's spelling."""
     from pyiceberg.types import ListType, MapType, StructType
 
     if isinstance(kind, ListType):
@@ -168,7 +168,7 @@ def _spark_type(kind: Any) -> str:
 
 
 def to_table_types(rows: pl.DataFrame, fields: Sequence[Field], table: Table) -> pa.Table:
-    """Convert rows to the types and the column order of a table."""
+    """Cast rows to a table's types, and put the columns in the table's order."""
     schema = table.schema()
     wide = pa.schema(pa.field(f.name, f.type) for f in schema.as_arrow())
     return rows.to_arrow().cast(to_arrow_schema(list(fields))).select(wide.names).cast(wide)
@@ -205,7 +205,7 @@ def read_files(
 def read_file_rows(
     table: Table, task: FileScanTask, columns: Sequence[str] | None = None, where: BooleanExpression | None = None
 ) -> pl.DataFrame:
-    """Return the rows of a file that are not deleted.
+    """Return the rows of a file, except deleted rows.
 
     Args:
         table: The table.
@@ -237,7 +237,7 @@ def read_all(table: Table) -> pl.DataFrame:
 
 
 def iceberg_error_reason(error: BaseException) -> str:
-    """Format a PyIceberg error as one line, without secrets of the connection."""
+    """Format a PyIceberg error as one line, without the connection's secrets."""
     while inner := next((a for a in reversed(error.args) if isinstance(a, BaseException)), None):
         error = inner  # HTTP clients nest errors
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

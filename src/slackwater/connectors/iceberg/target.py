@@ -1,12 +1,12 @@
-"""An Iceberg table as a target: each epoch writes its rows and its marker in one commit of the catalog.
+"""Iceberg table target, which writes the rows and the marker of each epoch in one catalog commit.
 
     commit of epoch 12
       add-snapshot …                                            the rows; for a correction also the rewritten files
       set-properties {"slackwater/user-sessions/…": "12"}       the marker; a property, because snapshots expire
       assert-ref-snapshot-id main = …                           fails the commit if the table has changed
 
-The mode "append" only adds rows. The mode "merge" replaces rows with an equal identity (NULL equals NULL, NaN equals
-NaN) and deletes superseded rows. For this, it rewrites the files that contain these rows. Before a failed commit is
+The "append" mode only adds rows. The "merge" mode replaces rows with an equal identity (NULL equals NULL, NaN equals
+NaN) and deletes superseded rows. To do so, it rewrites the files that contain these rows. Before a failed commit is
 retried, the table is reloaded, because the commit may have succeeded although the response was lost.
 """
 
@@ -46,7 +46,7 @@ _MAIN = "main"
 
 
 class IcebergTarget:
-    """Target that writes each epoch exactly once. An epoch up to the one in the table's marker is ignored."""
+    """Target that writes each epoch exactly once. Epochs up to the one in the table's marker are ignored."""
 
     guarantee = "exactly once"
 
@@ -58,7 +58,7 @@ class IcebergTarget:
             name: The name of the table, with its namespace.
             mode: "merge" (needs an identity) or "append".
             table: The columns and the writer.
-            day_of: The time column by which a new table is partitioned, by day. None for an unpartitioned table.
+            day_of: The time column to partition a new table by, at day granularity. None for an unpartitioned table.
         """
         if mode == "merge" and not table.identity:
             raise StartError(
@@ -80,7 +80,7 @@ class IcebergTarget:
         return ValueLimits(time_range=YEARS)
 
     def open(self) -> None:
-        """Create the table, or add new columns to an existing table and check the other columns. Raises StartError."""
+        """Create the table, or add new columns to it and check its other columns. Raises StartError on failure."""
         try:
             table = self._tables.load(self._name)
             if table is None:
@@ -114,7 +114,7 @@ class IcebergTarget:
             raise self._open_error(error) from error
 
     def describe_previous_output(self) -> str | None:
-        """Describe the rows in the table that this writer wrote with another state.
+        """Describe the rows that this writer wrote to the table with another state.
 
         Return None if there are no such rows.
         """
@@ -158,7 +158,7 @@ class IcebergTarget:
     def publish(self, epoch: int, rows: pl.DataFrame, superseded: pl.DataFrame | None = None, commit: str = "") -> None:
         """Publish an epoch; see `connectors.target.TargetWriter`.
 
-        The first attempt uses the table in the version that was last loaded. If this version is outdated, the catalog
+        The first attempt uses the table version that was last loaded. If this version is outdated, the catalog
         rejects the commit. Each further attempt reloads the table first.
         """
         failed: Exception | None = None

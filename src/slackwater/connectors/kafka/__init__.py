@@ -1,4 +1,4 @@
-"""Kafka topics as sources, as targets and for dead letters: the description of their connector."""
+"""Description of the connector for Kafka topics as sources, as targets and for dead letters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _at_least_once(t: TargetKeys) -> str | None:
 
 
 def _upserts(t: TargetKeys, window: Window) -> bool:
-    """Return whether the key of a Kafka record identifies one result: its `group_by` values and its window."""
+    """Return whether the key of a Kafka record identifies one result by its `group_by` values and its window."""
     if t.key_columns is None:
         return True
     keys, key_columns = set(window.group_by), set(t.key_columns)

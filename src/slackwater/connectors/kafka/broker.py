@@ -145,9 +145,9 @@ class KafkaBroker:
     def _list_offsets(
         self, partitions: Sequence[tuple[str, int]], *specs: Any, **more: Any
     ) -> list[dict[tuple[str, int], int]]:
-        """Return the offsets by partition, in one mapping for each of the `specs`. Raises EpochError.
+        """Return one mapping from partitions to offsets for each of the `specs`. Raises EpochError.
 
-        Requests are retried until the timeout. `more`: further arguments of the client's `list_offsets`.
+        Requests are retried until the timeout. `more`: further arguments for the client's `list_offsets`.
         """
         from confluent_kafka import KafkaException, TopicPartition
 
@@ -215,6 +215,6 @@ def matches_query(query: str, topic: str) -> bool:
 
 
 def _format_topic_id(id_: Any) -> str:
-    """Format a topic id like Kafka's tools. Empty for the zero id, which brokers without topic ids return."""
+    """Format a topic id as Kafka's tools do. The zero id, which brokers without topic ids return, becomes empty."""
     text = str(id_).replace("/", "_").replace("+", "-")
     return "" if not text.strip("A") else text

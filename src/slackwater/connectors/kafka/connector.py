@@ -143,14 +143,14 @@ class KafkaConnector(Connector[KafkaConnection]):
 
 
 def list_backlog(broker: KafkaBroker, source: Source) -> BacklogCounter:
-    """Request the range of offsets of each partition, and return a function that counts the unread records."""
+    """Request the offset range of each partition, and return a function that counts the unread records."""
     partitions = broker.partitions(source.query or "", f'source "{source.name}"')
     bounds = broker.offset_ranges([(t, p) for t, parts in partitions.items() for p in parts])
 
     def count(snapshot: Snapshot) -> Backlog:
         record = snapshot.commit.sources.get(source.name)
         read = KafkaOffsets.coerce(None if record is None else record.offsets)
-        # Without a committed offset, a partition counts from its start. Records may expire before they are read.
+        # Without a committed offset, a partition is counted from its start. Records may expire before they are read.
         unread = sum(max(end - max(read.next_offset(*part) or low, low), 0) for part, (low, end) in bounds.items())
         return Backlog(source.name, "records", unread, unread)
 

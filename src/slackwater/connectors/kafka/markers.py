@@ -1,4 +1,4 @@
-"""The markers of exactly-once Kafka targets: one compacted topic per cluster, one key per writer and topic.
+"""The markers of exactly-once Kafka targets, in one compacted topic per cluster with one key per writer and topic.
 
     _slackwater_epochs    key "writer|topic"    value "state:epoch"    headers: the commit id, the id of the rows' topic
 
@@ -37,7 +37,7 @@ class KafkaMarkers:
     """Access to the marker of one writer in one topic.
 
     Args:
-        settings: A function that adds the settings passed to it to the client settings.
+        settings: A function that returns the client settings, extended with the settings passed to it.
         topic: The topic that contains the rows.
         writer: The name of the writer.
         timeout: The time limit of each broker operation, in seconds.
@@ -63,7 +63,7 @@ class KafkaMarkers:
         return f"{marker.state}:{marker.epoch}".encode(), [(k, v.encode()) for k, v in headers.items() if v]
 
     def _topic_id_of(self, admin: AdminClient) -> str:
-        """Return the current id of `topic`. Empty if it is unknown. A recreated topic has a different id."""
+        """Return the current id of `topic`, or an empty string if unknown. A recreated topic has a different id."""
         try:
             answers = admin.describe_topics(TopicCollection([self.topic]), request_timeout=self.timeout)
             return str(answers[self.topic].result(self.timeout).topic_id)
@@ -73,7 +73,7 @@ class KafkaMarkers:
     def find_topic(self, admin: AdminClient) -> None:
         """Create the markers topic if it does not exist. Raises StartError if the existing topic is not compacted.
 
-        Brokers delete old markers from a topic without compaction. Epochs would then be published again.
+        Brokers delete old markers from a topic that is not compacted, so epochs would be published again.
         """
         if EPOCHS_TOPIC not in admin.list_topics(timeout=self.timeout).topics:
             self.create(admin, EPOCHS_TOPIC, 1, {"cleanup.policy": "compact"})

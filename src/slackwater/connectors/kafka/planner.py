@@ -51,7 +51,7 @@ class OffsetRanges:
 
 
 class KafkaPlanner:
-    """Planner of a Kafka source, which continues at the offsets in `record`.
+    """Planner for a Kafka source. It continues at the offsets in `record`.
 
     Raises StartError or EpochError if the brokers do not respond.
     """
@@ -100,14 +100,14 @@ class KafkaPlanner:
 
 
 def limit_offsets(start: Offsets, end: Offsets, max_records: int | None) -> Offsets:
-    """Return the offsets at which an epoch with about `max_records` records ends. None means no limit.
+    """Return the offsets at which an epoch with about `max_records` records ends.
 
     Each partition with new records advances in proportion to their number, and by at least one record.
 
     Args:
         start: The offset of each partition at which the epoch begins.
         end: The end offset of each partition.
-        max_records: The limit on the number of records.
+        max_records: The limit on the number of records. None means no limit.
     """
     sizes = {p: until - start.get(p, until) for p, until in end.items()}
     total = sum(size for size in sizes.values() if size > 0)

@@ -1,7 +1,7 @@
 """Read the results in a Kafka topic, or its dead letters.
 
-Results are read from the last records of each partition: first the latest record of each key, then new records. Dead
-letters are read from the first record.
+Results are read from near the end of each partition: first the latest record of each key, then new records. Dead
+letters are read from the first record onward.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class KafkaResultReader(ResultReader):
             self._consumer.close()
 
     def _open_consumer(self, tail: int) -> bool:
-        """Open a consumer that starts `tail` offsets before the end of each partition. Return False without a topic."""
+        """Open a consumer that starts `tail` offsets before each partition's end. Return False if there is no topic."""
         from confluent_kafka import Consumer, TopicPartition
 
         if self._consumer is not None:
@@ -154,7 +154,7 @@ class KafkaResultReader(ResultReader):
 def _letter_from_message(
     key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]]
 ) -> dict[str, Any]:
-    """Convert a Kafka message that `connectors.kafka.rows.LetterRows` wrote to a dead letter.
+    """Convert a Kafka message written by `connectors.kafka.rows.LetterRows` back to a dead letter.
 
     In the message, the headers of the original record precede the headers that describe the dead letter.
     """

@@ -52,7 +52,7 @@ Messages = Iterator[tuple[bytes | None, bytes | None, Headers]]  # key, value, a
 
 
 class KafkaRows:
-    """Converter of rows to messages with a JSON key, a JSON or Avro value, and headers for the writer and the epoch."""
+    """Converter from rows to messages with a JSON key, a JSON or Avro value, and headers for writer and epoch."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class KafkaRows:
             yield from ((key, value, []) for key, value in zip(keys, values, strict=True))
 
     def tombstones(self, superseded: pl.DataFrame) -> Messages:
-        """Yield the key of every superseded row with a NULL value. A compacted topic then deletes the row."""
+        """Yield each superseded row's key, paired with a NULL value, so that a compacted topic deletes the row."""
         return ((key, None, []) for key in json_objects(superseded.select(self._key_columns)))
 
     def _avro_values(self) -> Callable[[pl.DataFrame], list[bytes]]:
@@ -130,7 +130,7 @@ class KafkaRows:
 
 
 class LetterRows(KafkaRows):
-    """Converter of dead letters to messages with the original key, value and headers, plus headers about the letter."""
+    """Converter from dead letters to messages with the original key, value and headers, plus headers for the letter."""
 
     def messages(self, rows: pl.DataFrame) -> Messages:
         for row in rows.iter_rows(named=True):

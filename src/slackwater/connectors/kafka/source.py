@@ -1,4 +1,4 @@
-"""Kafka sources as streams: each batch is a range of offsets, and the state stores the end of the range.
+"""Kafka sources as streams. Each batch is a range of offsets, and the state stores the end of the range.
 
 `kafka.planner` or Spark plans the batches.
 
@@ -169,7 +169,7 @@ class KafkaSource(SparkPlannedSource):
     def _choose_offsets(self, choose: Callable[[str, str, tuple[int, int]], int]) -> KafkaOffsets:
         """Return an offset for each partition, with the topic ids.
 
-        `choose`: a function of the topic, the partition, and its first and end offset, which returns the offset.
+        `choose`: a function that takes the topic, the partition, and its first and end offsets, and returns the offset.
         """
         partitions = self.partitions()
         ids, bounds = self.broker.topic_ids({t for t, _ in partitions}), self.broker.offset_ranges(partitions)
@@ -260,7 +260,7 @@ class KafkaSource(SparkPlannedSource):
     def read_between(
         self, session: SparkSession, start: ByTopic, end: ByTopic, record: SourceRecord | None = None
     ) -> SourceBatch | None:
-        """Return the records from `start` up to but not including `end`. None if the range has no records, lost or not.
+        """Return the records from `start` up to but not including `end`, or None if none exist and none were lost.
 
         Args:
             session: The Spark session.
@@ -342,7 +342,7 @@ class KafkaSource(SparkPlannedSource):
         return self.decode(records, count=sum(until - since for since, until in ranges.values()))
 
     def _reader(self, session: SparkSession) -> Any:
-        """Return the reader that all epochs share. Options that never change are set once per Spark session."""
+        """Return the reader that all epochs share. Its constant options are set once per Spark session."""
         if self._cache.get("session") is not session:
             read = session.read.format("kafka").options(**self._options()).option("kafka.group.id", self.group)
             read = read.option("failOnDataLoss", str(self.spec.on_data_loss != "skip").lower())
@@ -350,7 +350,7 @@ class KafkaSource(SparkPlannedSource):
         return self._cache["reader"]
 
     def decode(self, records: DataFrame, more: Sequence[str] = (), count: int | None = None) -> DataFrame:
-        """Decode records, as Spark reads them from a topic, to rows of this source.
+        """Decode records in the format of Spark's Kafka reader into rows of this source.
 
         Args:
             records: The records.

@@ -1,4 +1,4 @@
-"""A Kafka topic as a target: each row is one message. With exactly_once, an epoch and its marker are one transaction.
+"""Kafka topic target, which writes one message per row. With exactly_once, an epoch and its marker share a transaction.
 
     begin ─ row ─ row ─ row ─ marker ─ commit       readers with isolation.level = read_committed see all or none
             └──── topic ────┘ └ _slackwater_epochs (compacted): key "writer|topic", value "state:epoch"
@@ -109,7 +109,7 @@ class KafkaTarget:
 
     @property
     def capacity(self) -> ValueLimits:
-        """The value limits: years with four digits, as in JSON; a maximum key size if rows have an identity."""
+        """The value limits: four-digit years, as in JSON, and a maximum key size if rows have an identity."""
         return ValueLimits(time_range=YEARS, key_bytes=_KEY_BYTES if self._table.identity else None)
 
     def open(self) -> None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 def create_payload(records: RawRecords) -> Payload:
     """Return the decoder for a source's payload format. Raises StartError if a schema or a package is missing or wrong.
 
-    The modules of the formats are imported here, so that Spark's workers import only the format that they decode.
+    The format modules are imported in this function, so that Spark's workers import only the format that they decode.
     """
     from slackwater.connectors.payloads.avro import AvroPayload
     from slackwater.connectors.payloads.base import RawPayload

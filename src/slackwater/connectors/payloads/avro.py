@@ -4,8 +4,8 @@ Records are converted to the newest version of the schema.
 
 A record of ten bytes can declare a string of 2 GB or an array of two billion items. Avro's decoder allocates that much
 memory before it reads the content, which kills Spark's process. A single record would then stop the pipeline on every
-start. With `LIMITS`, the record becomes a bad row. Avro reads the limits from Java system properties when its decoder
-is loaded.
+start. With `LIMITS`, such a record becomes a bad row. Avro reads the limits from Java system properties when its
+decoder is loaded.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MARK = "_slackwater_decoded"
 
 @dataclass(frozen=True)
 class AvroPayload(Payload):
-    """Decoder of Avro records.
+    """Decoder for Avro records.
 
     Args:
         writers: The schemas with which records were written, as JSON, by registry id. The key None stands for the
@@ -86,13 +86,13 @@ def _text(spec: Source) -> str:
 
 
 def _marked(text: str) -> str:
-    """Add the field `_MARK` to a reader's schema. In a row, it is NULL only if the record could not be decoded."""
+    """Add the field `_MARK` to a reader's schema. It is NULL only in the rows of records that could not be decoded."""
     schema = json.loads(text)
     return json.dumps({**schema, "fields": [*schema["fields"], {"name": _MARK, "type": "boolean", "default": True}]})
 
 
 def _spark_schema(session: SparkSession, spec: Source, text: str) -> StructType:
-    """Return the columns that Spark derives from an Avro schema. Raises StartError if it is not a usable record."""
+    """Return the columns that Spark derives from an Avro schema. Raises StartError if the schema is not usable."""
     from pyspark.sql.types import StructType
 
     from_avro = spark_connect.from_avro(session)

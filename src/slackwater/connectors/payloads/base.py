@@ -1,4 +1,4 @@
-"""Base classes of all payload formats, and a client for schema registries with Confluent's API.
+"""Base classes for all payload formats, and a client for schema registries with Confluent's API.
 
 records ──▶ records with the payload as a struct, `_p` ──▶ fields of `_p`, columns of the record, `_corrupt_record`
 
@@ -77,7 +77,7 @@ def _get(spec: Source, registry: str, path: str) -> Any:
             return json.load(answer)
     except (OSError, ValueError) as error:
         raise StartError(
-            f'source "{spec.name}": the schema registry does not answer {path} ({spark_error_reason(error)}); check schema_registry',
+            f'source "{spec.name}": the schema registry does not respond to {path} ({spark_error_reason(error)}); check schema_registry',
             Topic.SERVICE_UNREACHABLE,
         ) from None
 
@@ -92,7 +92,7 @@ class RawRecords:
         body: The column with the bytes of a record.
         address: The address of the schema registry. None if none is configured.
         topics: The topics that the query lists by name.
-        stored_schema: The schema in the state, in Spark's JSON format. None at the first start.
+        stored_schema: The schema in the state, in Spark's JSON format. None on the first start.
         sample: A function that returns some records as strings, to infer a schema from them.
         zone: The time zone of timestamps that do not contain one.
     """
@@ -140,7 +140,7 @@ class Payload(ABC):
 
         Args:
             records: The records.
-            meta: SQL expressions over the columns of the records.
+            meta: SQL expressions for additional columns, based on the columns of the records.
             count: The number of records, if known.
         """
         text = f"coalesce(try_validate_utf8(CAST({self.body} AS STRING)), hex({self.body}))"
@@ -172,7 +172,7 @@ class Payload(ABC):
 
 @dataclass(frozen=True)
 class RawPayload(Payload):
-    """Payload that is not decoded. Its bytes become one BINARY column."""
+    """Decoder that returns the bytes of a record unchanged, as one BINARY column."""
 
     @classmethod
     def from_records(cls, records: RawRecords) -> RawPayload:

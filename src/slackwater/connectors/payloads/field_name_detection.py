@@ -1,4 +1,4 @@
-"""Detect the field names in the data of a source from the first rows of a batch, independently of the schema."""
+"""Detect the field names in a source's data from the first rows of a batch, independently of the schema."""
 
 from __future__ import annotations
 

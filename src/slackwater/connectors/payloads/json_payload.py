@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-MANY_RECORDS = 100_000  # a batch with this many records is worth the way to the workers and back
+MANY_RECORDS = 100_000  # a batch with this many records is worth the round trip to the workers
 # columns that sources add to the columns of the payload
 _INJECTED = frozenset(
     [
@@ -44,7 +44,7 @@ _INJECTED = frozenset(
 
 @dataclass(frozen=True)
 class JsonPayload(Payload):
-    """Decoder of JSON records.
+    """Decoder for JSON records.
 
     Args:
         zone: The time zone of timestamps that do not contain one.
@@ -57,9 +57,9 @@ class JsonPayload(Payload):
 
     @classmethod
     def from_records(cls, records: RawRecords) -> JsonPayload:
-        """Return a decoder for the declared schema, the schema in the state, or a schema inferred from a sample.
+        """Return a decoder for the first available schema: the declared or stored one, or one inferred from a sample.
 
-        The first available schema is used. Raises StartError if it is not valid or cannot be inferred.
+        Raises StartError if the schema is not valid or cannot be inferred.
         """
         return cls(_schema(records), records.body, records.zone)
 
@@ -111,7 +111,7 @@ class JsonPayload(Payload):
 
     @property
     def _spark_schema(self) -> StructType:
-        """The schema for `from_json`."""
+        """The schema to pass to Spark's `from_json`."""
         from pyspark.sql.types import StringType, StructField, StructType
 
         return StructType([*self._times.reader_schema.fields, StructField(CORRUPT, StringType())])

@@ -1,9 +1,9 @@
-"""Decode JSON in Spark's Python workers. Each Arrow batch of records gets the column `_decoded` with the payloads.
+"""Decode JSON in Spark's Python workers, and add the payloads to each Arrow batch of records as the column `_decoded`.
 
     a batch ──▶ could a record differ from Spark's rules? ──▶ Arrow's JSON reader ──▶ `_decoded`
                      │ yes                                           │ fails at a record
                      ▼                                               ▼
-                NULL, then Spark                                NULL, then Spark; the batch continues behind it
+                NULL, then Spark                                NULL, then Spark; the batch continues after it
 
 Arrow's reader is three times as fast as Spark's `from_json`, and stricter. It decodes a record only if `from_json`
 would return the same values. Spark decodes all other records: malformed records, records with values that do not match
@@ -35,7 +35,7 @@ _FAILED_ROW = re.compile(r"in row (\d+)$")
 
 @dataclass(frozen=True)
 class JsonDecoder:
-    """Decoder of JSON records, in the form that is sent to workers.
+    """Decoder for JSON records, in the form that is sent to Spark's workers.
 
     Args:
         type: The Arrow type of the payload, a struct.
@@ -58,7 +58,7 @@ class JsonDecoder:
         return self._decode_valid(records.drop_null()).take(pc.if_else(valid, positions, None))
 
     def _decode_valid(self, records: pa.Array) -> pa.Array:
-        """Decode records without NULLs. A record that Arrow cannot decode becomes NULL."""
+        """Decode records, none of which is NULL. A record that Arrow cannot decode becomes NULL."""
         import pyarrow as pa
 
         pieces, failures = [pa.nulls(0, self.type)], 0
@@ -77,7 +77,7 @@ class JsonDecoder:
         return pa.concat_arrays(pieces)
 
     def _read(self, records: pa.Array) -> tuple[pa.Array | None, int | None]:
-        """Return the payloads of all records and None, or None and the index of the record that failed, if known."""
+        """Return the payloads and None or, on failure, None and the index of the failed record, if known."""
         import pyarrow as pa
         import pyarrow.compute as pc
         import pyarrow.json as pj
@@ -106,10 +106,10 @@ class JsonDecoder:
 
 
 def _without_doubtful(records: pa.Array) -> pa.Array:
-    """Replace each record that Arrow's reader must not decode with NULL.
+    """Replace with NULL each record that is not safe to decode with Arrow's reader.
 
     The remaining records begin with `{`, end with `}`, and contain no line break. If they are joined with line breaks,
-    no object can extend over two records: a string must not contain a line break, and `{` must not follow a value.
+    no object can span two records: a string cannot contain a line break, and `{` cannot follow a value.
     """
     import pyarrow as pa
     import pyarrow.compute as pc

@@ -40,7 +40,7 @@ class _Document:
     Args:
         documents: All schemas as parsed JSON, by name. The main schema has the name "".
         name: The name of this schema.
-        followed: The references that were followed to get here. A repeated reference means recursion.
+        followed: The references that were followed to reach this schema. A repeated reference means recursion.
     """
 
     documents: Mapping[str, Any]

@@ -68,7 +68,7 @@ _PLAIN = {
     "date32[day]": "DATE", "timestamp[us, tz=UTC]": "TIMESTAMP", "duration[us]": "INTERVAL DAY TO SECOND",
     "decimal128(20, 0)": "DECIMAL(20, 0)",
 }  # fmt: skip
-# type numbers of descriptors, and the types as which values of each type can be read without changing their meaning
+# type numbers in descriptors, and the types that values of each type can be read as without changing their meaning
 _MESSAGE, _GROUP, _REPEATED = 11, 10, 3
 _READ_AS: Mapping[int, Sequence[int]] = {5: [3], 13: [4], 17: [18], 8: [5, 3, 13, 4], 14: [5, 3], 9: [12], 12: [9]}
 
@@ -153,7 +153,7 @@ class ProtoFiles:
         return ProtobufDecoder(self.data, name, None if prefixes is None else tuple(prefixes), body)
 
     def is_readable_by(self, newest: ProtoFiles, name: str) -> bool:
-        """Return whether messages `name` written with these files keep their meaning if `newest` decodes them."""
+        """Return whether `name` messages written with these files keep their meaning when `newest` decodes them."""
         return name in self.message_indexes and _is_compatible(self, name, newest, name, set())
 
 
@@ -242,7 +242,7 @@ def from_texts(text: str, others: Mapping[str, str]) -> ProtoFiles:
 
 
 def _compile(folder: Path, name: str) -> bytes:
-    """Compile a file and its imports to a FileDescriptorSet. Imports are in `folder` or are Google's common types."""
+    """Compile a file and its imports into a FileDescriptorSet. Imports are in `folder` or are Google's common types."""
     common = find_spec("google.type")
     roots = [str(Path(p).parent.parent) for p in (common.submodule_search_locations or ())] if common else []
     with tempfile.TemporaryDirectory(prefix="slackwater-proto-") as out:
@@ -296,7 +296,7 @@ def _varint(number: int) -> bytes:
 
 @dataclass(frozen=True)
 class ProtobufPayload(Payload):
-    """Decoder of Protobuf records. `decoder`: decodes the records in Python workers."""
+    """Decoder for Protobuf records. `decoder`: decodes the records in Python workers."""
 
     decoder: ProtobufDecoder = field(kw_only=True)
 

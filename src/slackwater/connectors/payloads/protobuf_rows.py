@@ -1,6 +1,6 @@
-"""Decode Protobuf in Spark's Python workers. Each Arrow batch of records gets the column `_p` with the payloads.
+"""Decode Protobuf in Spark's Python workers, and add the payloads to each Arrow batch of records as the column `_p`.
 
-a record's bytes ──▶ known prefix? ──▶ the message ──▶ ptars, a batch at a time ──▶ types of Spark ──▶ `_p`
+a record's bytes ──▶ known prefix? ──▶ the message ──▶ ptars, a batch at a time ──▶ Spark types ──▶ `_p`
                           │ no                            │ fails: each half of the batch separately,
                           ▼                               ▼        down to the record that cannot be decoded
                          NULL                            NULL
@@ -21,7 +21,7 @@ _END = 2**31 - 1  # beyond the end of any value
 
 @dataclass(frozen=True)
 class ProtobufDecoder:
-    """Decoder of one message type, in the form that is sent to workers.
+    """Decoder for one message type, in the form that is sent to Spark's workers.
 
     Args:
         files: A serialized FileDescriptorSet.
@@ -80,7 +80,7 @@ def decode_batches(decoder: ProtobufDecoder, batches: Iterator[pa.RecordBatch]) 
 
 
 def _decode_pieces(decoder: Any, messages: pa.Array, kind: pa.DataType) -> Iterator[pa.Array]:
-    """Yield the decoded messages as struct arrays, in order. Split messages that cannot be decoded together in half."""
+    """Yield the decoded messages as struct arrays, in order. If decoding fails, retry with each half of them."""
     import pyarrow as pa
 
     if messages.null_count == len(messages):
@@ -103,7 +103,7 @@ def _decode_pieces(decoder: Any, messages: pa.Array, kind: pa.DataType) -> Itera
 
 
 def _is_decoder_error(error: BaseException) -> bool:
-    """Return whether decoding a record can raise this error. True for Rust panics, which are not `Exception`s."""
+    """Return whether decoding a record can raise this error. This includes Rust panics, which are not `Exception`s."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
@@ -116,7 +116,7 @@ def message_decoder(files: bytes, message: str) -> Any:
     try:
         import ptars
         from google.protobuf import descriptor_pb2, descriptor_pool
-    except ImportError as error:  # the start checks packages only on its own machine
+    except ImportError as error:  # a start checks for packages only on its own machine
         raise ModuleNotFoundError(
             f"{error}; install it for Spark's workers: pip install 'slackwater[protobuf]'"
         ) from None

@@ -1,4 +1,4 @@
-"""Postgres tables as targets and for dead letters: the description of their connector."""
+"""Description of the connector for Postgres tables as targets and for dead letters."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class PostgresResultReader(ResultReader):
         return LabeledRows(self._label, rows)
 
     def read_letters(self, pipeline: str, letter_filter: LetterFilter) -> Iterator[pl.DataFrame]:
-        """Yield the dead letters in chunks. The server applies the filter, except the condition on `group_keys`."""
+        """Yield the dead letters in chunks. The server applies the filter, except for the condition on `group_keys`."""
         with client.open_connection(self.url, f"dead_letter {self.table}") as db:
             existing_columns = client.columns_of(db, self._sql_name)
             columns = [n for n in letter_filter.columns_to_read if n in existing_columns]
@@ -173,7 +173,7 @@ class PostgresResultReader(ResultReader):
 
 
 def _snapshot_clause(snapshot: str) -> str:
-    """Return SQL to append to a table name, which selects the rows that are visible in a snapshot."""
+    """Return SQL that, appended to a table name, selects the rows that are visible in a snapshot."""
     top = f"(SELECT pg_snapshot_xmax('{snapshot}'::pg_snapshot)::text::bigint AS {_TOP}) AS s"
     return f", {top} WHERE {_visible_in(snapshot)}"
 

@@ -1,4 +1,4 @@
-"""A Postgres table as a target: superseded rows are deleted, and rows are copied to a temporary table and upserted.
+"""Postgres table target, which deletes superseded rows and upserts new rows, both through temporary tables.
 
     superseded ─COPY─▶ temporary table ─DELETE … USING, by identity─▶               public.sessions
     rows       ─COPY─▶ temporary table ─INSERT … ON CONFLICT (identity) DO UPDATE─▶ public.sessions
@@ -91,7 +91,7 @@ class PostgresTarget:
         db.execute(f"CREATE TABLE {self._table} ({columns}{unique})")
 
     def _add_columns(self, db: psycopg.Connection[Any]) -> None:
-        """Add the columns that are new and missing, with one statement. Raises StartError if this fails."""
+        """Add the new columns that the table lacks, in one statement. Raises StartError on failure."""
         missing = self._columns.missing(client.columns_of(db, self._table))
         if not missing:
             return
@@ -106,7 +106,7 @@ class PostgresTarget:
             ) from None
 
     def describe_previous_output(self) -> str | None:
-        """Describe the rows in the table that this writer wrote with another state.
+        """Describe the rows that this writer wrote to the table with another state.
 
         Return None if there are no such rows. Raises StartError if the database cannot be read.
         """
@@ -144,7 +144,7 @@ class PostgresTarget:
 
     @contextmanager
     def _open_markers(self) -> Iterator[psycopg.Connection[Any]]:
-        """Connect to read markers. If a table does not exist, the context ends without an error."""
+        """Connect to read markers. If a queried table does not exist, the context exits without an error."""
         with client.open_connection(self.url, f"target {self._schema}.{self._name}") as db:
             try:
                 yield db
@@ -159,7 +159,7 @@ class PostgresTarget:
         )
 
     def problems(self) -> list[str]:
-        """Return a message for each problem that would make `open` fail. Nothing is changed."""
+        """Return a message for each problem that would make `open` fail, without changing anything."""
         try:
             with client.open_connection(self.url, f"target {self._schema}.{self._name}") as db:
                 if db.execute("SELECT to_regclass(%s)", (self._table,)).fetchone() == (None,):

@@ -1,4 +1,4 @@
-"""RabbitMQ queues as sources: the description of their connector."""
+"""Description of the connector for RabbitMQ queues as sources."""
 
 from __future__ import annotations
 

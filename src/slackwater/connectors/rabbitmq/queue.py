@@ -50,7 +50,7 @@ class RabbitMessage:
 
 
 def broker_address(url: str) -> str:
-    """Return the address of a broker without user and password. Raises StartError if the URL is not valid."""
+    """Return the address of a broker without the user and the password. Raises StartError if the URL is not valid."""
     try:
         parts = urlsplit(url)
         port = parts.port or (5671 if parts.scheme == "amqps" else 5672)
@@ -67,7 +67,7 @@ def broker_address(url: str) -> str:
 
 
 def import_client() -> Any:
-    """Import the client library pika, and turn off its log. Raises StartError if pika is not installed."""
+    """Import the client library pika, and turn off its logging. Raises StartError if pika is not installed."""
     try:
         import pika
     except ImportError:
@@ -113,8 +113,8 @@ def connect_queue(url: str, queue: str, prefetch: int = 0) -> tuple[Any, Any, in
         ) from None
     except (ValueError, TypeError):
         raise StartError(
-            f'RabbitMQ at {address}: "url" has an unknown setting; expected amqp://user:password@host:5672/vhost, then '
-            "settings such as ?heartbeat=60; correct it",
+            f'RabbitMQ at {address}: "url" has an unknown setting; expected amqp://user:password@host:5672/vhost, '
+            "optionally followed by settings such as ?heartbeat=60; correct the URL",
             Topic.SERVICE_UNREACHABLE,
         ) from None
     try:
@@ -137,7 +137,7 @@ def connect_queue(url: str, queue: str, prefetch: int = 0) -> tuple[Any, Any, in
 
 
 def describe_connection_error(error: BaseException) -> str:
-    """Return a short cause of a connection error. The errors of pika have no text themselves, but nest their causes."""
+    """Return the cause of a connection error in a few words. Errors from pika have no text, but nest their causes."""
     names: list[str] = []
     pending: list[Any] = [error]
     while pending:
@@ -156,7 +156,7 @@ def close_connection(connection: Any) -> None:
 
 
 def check_queue(url: str, queue: str) -> int:
-    """Return the number of ready messages.
+    """Return the number of messages in a queue that are ready for delivery.
 
     Raises StartError if the broker is unreachable or the queue does not exist.
     """
@@ -166,7 +166,7 @@ def check_queue(url: str, queue: str) -> int:
 
 
 def to_message(method: Any, properties: Any, body: bytes) -> RabbitMessage:
-    """Convert a delivery of pika to a message that was received now."""
+    """Convert a delivery from pika to a message, with the current time as the time of receipt."""
     headers = properties.headers
     return RabbitMessage(
         body,
@@ -184,10 +184,10 @@ def _json_default(value: Any) -> str:
 
 
 class RabbitQueue:
-    """Reader of one queue, which returns messages in numbered batches. The caller acknowledges batches with `ack`.
+    """Reader that returns the messages of one queue in numbered batches. The caller acknowledges batches with `ack`.
 
     After a lost connection, the broker redelivers unacknowledged messages. Redelivered messages with a `message_id` are
-    not returned twice: they rejoin their batch, or are acknowledged at once if the batch was acknowledged. A thread
+    not returned twice: they rejoin their batch, or are acknowledged at once if the batch already was. A thread
     answers the broker's heartbeats while a batch is processed.
     """
 
@@ -218,9 +218,9 @@ class RabbitQueue:
                 self._remember_identity(identity, through)
 
     def fetch(self, batch: int, limit: int | None = None) -> list[RabbitMessage]:
-        """Return up to `limit` messages in queue order, and assign them to the batch with number `batch`.
+        """Return up to `limit` messages in queue order, and assign them to batch number `batch`.
 
-        Empty if no message arrives within `read_timeout_ms`. Raises EpochError if the connection is lost twice.
+        Return no messages if none arrive within `read_timeout_ms`. Raises EpochError if the connection is lost twice.
         """
         connection_error = import_client().exceptions.AMQPError
         max_messages = self._max if limit is None else min(limit, self._max)

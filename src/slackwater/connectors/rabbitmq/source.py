@@ -7,14 +7,14 @@ A queue has no offsets, and an acknowledged message is gone. Therefore, messages
          └── unacknowledged: if the reader dies here, everything returns to the queue, in order
 
 Delivery is at least once. After a crash between the commit of an epoch and its acknowledgment, the queue delivers the
-messages of the epoch again. Messages with the property `message_id` are then recognized and dropped. For this, the end
-offset of a batch in Spark's checkpoint contains a short hash of each message. The latest 100,000 hashes are kept in
+messages of the epoch again. Messages with the property `message_id` are then recognized and dropped. To allow this, the
+end offset of a batch in Spark's checkpoint contains a short hash of each message. The latest 100,000 hashes are kept in
 memory. Messages without `message_id` cannot be recognized, so they count twice.
 
 A batch that Spark planned but did not finish is read from the queue again. The hashes identify its messages. Use only
 one pipeline per queue, because another consumer could receive some of these messages.
 
-The reader relies on the call order of PySpark 4.3, which calls `read` for the next batch only once a batch is finished.
+The reader relies on the call order of PySpark 4.3, which calls `read` only after the previous batch is finished.
 
 Columns: body BINARY, routing_key, exchange, message_id and headers (JSON) STRING, redelivered BOOLEAN, received
 TIMESTAMP.
@@ -71,7 +71,7 @@ _REPLAY = 90.0  # seconds to wait for redelivery; longer than a broker needs to 
 
 @dataclass(frozen=True)
 class RabbitSettings:
-    """The options of the data source after validation."""
+    """The validated options of the data source."""
 
     url: str
     queue: str
@@ -115,7 +115,7 @@ def _parse_count(options: Mapping[str, str], key: str, default: int, maximum: in
 
 
 def find_redelivered_messages(settings: RabbitSettings, identities: Iterable[bytes]) -> list[RabbitMessage]:
-    """Find the messages with these hashes in the queue, without acknowledging them.
+    """Find the messages in the queue whose hashes are in `identities`, without acknowledging them.
 
     Raises EpochError if a message is missing and `on_data_loss` is "fail".
     """

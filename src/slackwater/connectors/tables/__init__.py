@@ -1,4 +1,4 @@
-"""The code that the connectors for versioned tables (Delta and Iceberg) share. This module describes their sources."""
+"""Code shared by the connectors for versioned tables (Delta and Iceberg). This module describes their sources."""
 
 from __future__ import annotations
 

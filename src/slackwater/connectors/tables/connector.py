@@ -1,4 +1,4 @@
-"""Base class of the connectors for versioned tables (Delta, Iceberg).
+"""Base class for the connectors to versioned tables (Delta, Iceberg).
 
 During a run, a source keeps the columns that its table had at the start of the run.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class TableConnector(Connector[C]):
-    """Base class of connectors for a format of versioned tables."""
+    """Base class for the connector to one format of versioned tables."""
 
     has_versions = True
 
@@ -81,7 +81,7 @@ def _table_source(log: TableLog, spec: Source, schema_json: str | None) -> Table
     Args:
         log: The log of the table.
         spec: The config of the source.
-        schema_json: The columns with which the source was first read, in Spark's JSON format. None at the first start.
+        schema_json: The columns with which the source was first read, in Spark's JSON format. None on the first start.
 
     Raises:
         StartError: The table does not exist, cannot be read, or has columns that the source does not accept.
@@ -108,7 +108,7 @@ def _columns(schema_json: str) -> StructType:
 def _with_accepted_columns(source: TableSource, schema_json: str | None) -> TableSource:
     """Return the source with the columns that the run reads. Raises StartError if columns do not match the state.
 
-    `schema_json`: the columns in the state, in Spark's JSON format. None at the first start.
+    `schema_json`: the columns in the state, in Spark's JSON format. None on the first start.
     """
     if schema_json is None:
         return source

@@ -1,4 +1,4 @@
-"""The interface to the log of a versioned table, with its versions and files, and checks of changed columns.
+"""The interface to a versioned table's log of versions and files, and checks for changed columns.
 
 `delta.log` and `iceberg.log` implement the interface.
 """
@@ -39,7 +39,7 @@ class TableVersion:
         offsets: The offsets after the complete version.
         files: The files that it adds.
         rewrites: How the version removes or rewrites rows, as text for messages. None if it only adds rows.
-        rows: The number of rows in `files`. 0 if the version only adds rows.
+        rows: The number of rows in `files` if the version removes or rewrites rows, otherwise 0.
         columns: The columns of the table, if this version changed them.
     """
 
@@ -56,7 +56,7 @@ class TableSnapshot:
 
     Args:
         offsets: The offsets after the newest version.
-        columns: The columns. If the files identify columns by id, the metadata of the fields contains the ids.
+        columns: The columns. If the files identify columns by id, the field metadata contains the ids.
         partitions: The names of the partition columns. The files do not contain these columns.
     """
 
@@ -90,7 +90,7 @@ class TableLog(Protocol):
         ...
 
     def list_files(self, offsets: TableOffsets) -> Sequence[DataFile]:
-        """Return all files of the table at a version, in a stable order: the file that was added first comes first."""
+        """Return all files of the table at a version, in a stable order that begins with the file added first."""
         ...
 
     def read_version(self, offsets: TableOffsets) -> TableVersion:
@@ -106,7 +106,7 @@ class TableLog(Protocol):
         ...
 
     def error_reason(self, error: BaseException) -> str:
-        """Format an error of the library as one line, without secrets."""
+        """Format an error from the table format's library as one line, without secrets."""
         ...
 
 
@@ -117,7 +117,7 @@ def find_added_columns(earlier: StructType, now: StructType) -> list[str]:
 
 
 def _changed_columns(earlier: StructType, now: StructType) -> list[str]:
-    """Return a text for each column of `earlier` that is missing in `now` or has a different type."""
+    """Describe each column of `earlier` that is missing from `now` or has a different type there."""
     types = {f.name.casefold(): f.dataType.simpleString() for f in now.fields}
     return [
         f'"{f.name}" is now {types.get(f.name.casefold(), "missing")} (was {f.dataType.simpleString()})'

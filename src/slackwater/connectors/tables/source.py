@@ -1,4 +1,4 @@
-"""Versioned tables as streams: the files that each version adds, in version order.
+"""Versioned tables as streams of the files that each version adds, in version order.
 
     version     10       11       12        13        14
                 ├────────┼────────┼─────────┼─────────┼───▶
@@ -128,7 +128,7 @@ class TableSource(SelfPlannedSource):
         return read
 
     def with_source_name(self, error: SlackwaterError) -> SlackwaterError:
-        """Prefix an error of the log with the name of the source."""
+        """Prefix an error from the log with the name of the source."""
         return error if str(error).startswith("source ") else type(error)(f'source "{self.name}": {error}', error.topic)
 
     def _query_log(self, ask: Callable[[], Any]) -> Any:
@@ -172,7 +172,7 @@ class TableSource(SelfPlannedSource):
         return frame
 
     def _reader(self, session: SparkSession) -> Any:
-        """Return the reader that all epochs share. Options that never change are set once per Spark session."""
+        """Return the reader that all epochs share. Its constant options are set once per Spark session."""
         if self._cache.get("session") is not session:
             from pyspark.sql.types import StructType
 
@@ -231,9 +231,9 @@ class TableFileBatch:
 
 
 def make_file_namer(files: Sequence[DataFile]) -> Callable[[int], str | None]:
-    """Return a function that takes a fingerprint and formats the names of the files that have it, for a message.
+    """Return a function that formats the names of the files that match a fingerprint, for a message.
 
-    Only the size in the fingerprint is compared, because the time of a table's file is unknown.
+    Only the size in the fingerprint is compared, because the modification time of a table file is unknown.
     """
 
     def name_files(fingerprint: int) -> str | None:
@@ -244,7 +244,7 @@ def make_file_namer(files: Sequence[DataFile]) -> Callable[[int], str | None]:
 
 
 def _without_ids(columns: StructType) -> StructType:
-    """Return a schema without field ids."""
+    """Return a copy of `columns` without field ids."""
     from pyspark.sql.types import StructField, StructType
 
     return StructType([StructField(f.name, f.dataType) for f in columns.fields])
@@ -266,7 +266,7 @@ class _PendingFile:
 
 
 class TablePlanner:
-    """Planner of a table, which continues at the offsets in `record`.
+    """Planner for a table. It continues at the offsets in `record`.
 
     Raises SlackwaterError if this is not the table that was read before.
     """
@@ -326,7 +326,7 @@ class TablePlanner:
             ) from None
 
     def _add_remaining_files(self) -> None:
-        """Append the unread files of a version of which only a part was read."""
+        """Append the unread files of a version that was only partly read."""
         offsets, done = self._position, self._position.files or 0
         end = offsets.fully_read
         if offsets.content:

@@ -151,7 +151,7 @@ def _visit(query: exp.Expr, readable: Mapping[str, bool], readers: dict[int, str
 
     Args:
         query: The parsed query.
-        readable: The tables that the query can read, by name, with whether their rows come from `source`.
+        readable: For the name of each table that the query can read, whether its rows come from `source`.
         readers: Output: the name under which a SELECT reads the rows of `source`, by the number of the SELECT. None if
             the rows have no name.
     """
@@ -182,7 +182,7 @@ def _visit(query: exp.Expr, readable: Mapping[str, bool], readers: dict[int, str
 def _tables(
     node: exp.Expr, readable: Mapping[str, bool], readers: dict[int, str | None]
 ) -> Iterator[tuple[str | None, bool]]:
-    """Yield the name of each table in a FROM, and whether it has rows of `source`. Names are in lower case or None."""
+    """Yield the lowercase name (or None) of each table in a FROM, and whether the table has rows of `source`."""
     from sqlglot import exp
 
     inside: Any = node.args.get("from_") if isinstance(node, exp.Select) else None

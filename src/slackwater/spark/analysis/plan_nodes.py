@@ -136,7 +136,7 @@ def _join_kind(value: Any) -> str:
 
 
 def _classes(value: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield all expressions that are nested in a JSON value of a plan, in pre-order."""
+    """Yield all expressions nested in a JSON value of a plan, in pre-order."""
     if isinstance(value, list):
         for item in value:
             yield from _classes(item)

@@ -6,7 +6,7 @@ Plan nodes and expressions that are not on an allow list are rejected.
                                └▶ View users        lookups, tables, VALUES: equal in every epoch
 
 Classic Spark returns the analyzed plan as JSON, so every node and expression is checked. Spark Connect returns the plan
-only as text, in which a literal may look like an expression. Over Connect, only the nodes are therefore checked in the
+only as text, in which a literal may look like an expression. Therefore, over Connect, only the nodes are checked in the
 text. The expressions are checked by the parser that `slackwater check` uses.
 
 GROUP BY and OVER may group rows by the start or end of their window. These columns are tracked by expression id, and
@@ -217,7 +217,7 @@ class _PlanWalker:
     """Walk over a plan that collects the SQL constructs that are not row-wise.
 
     Args:
-        may_group: A function that returns whether a node groups rows by a column by which SQL may group.
+        may_group: A function that returns whether a node groups rows by a permitted column.
         forbidden: The SQL constructs that are not row-wise.
         has_grouping: Whether a visited node groups rows by a permitted column.
     """

@@ -86,7 +86,7 @@ def event_time_expression(
 
 
 def _error_reason(error: Exception) -> str:
-    """Return the reason of a Spark error without Spark's suggestions, because our message lists all names anyway."""
+    """Return the reason for a Spark error without Spark's suggestions, because our message lists all names anyway."""
     return re.sub(r"\s*Did you mean one of the following\?.*$", "", spark_error_reason(error))
 
 

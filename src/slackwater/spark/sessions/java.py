@@ -3,7 +3,7 @@
 The first available Java is used:
 
 JAVA_HOME                                                     the user's choice
-an installed Java 25, if `slackwater prepare` has used it     starts faster, because it stores profiles of methods
+an installed Java 25, if `slackwater prepare` has used it     starts faster, because it stores method profiles
 `java` on the path                                            otherwise
 """
 
@@ -46,7 +46,7 @@ class Java:
 
     @property
     def has_profiles(self) -> bool:
-        """True if this Java can store profiles of methods for later starts, in an AOT cache."""
+        """True if this Java can store method profiles in an AOT cache, for later starts."""
         return self.version >= (25,)
 
     def __str__(self) -> str:
@@ -61,7 +61,7 @@ def find_default_java() -> Java | None:
 
 
 def find_fast_java() -> Java | None:
-    """Return the newest installed Java 25 that this Spark supports, because it starts Spark fastest.
+    """Return the newest installed Java 25 that this Spark supports, which starts Spark fastest.
 
     Return None if there is none, or if `may_use_fast_java` is False.
     """
@@ -72,7 +72,7 @@ def find_fast_java() -> Java | None:
 
 
 def may_use_fast_java() -> bool:
-    """Return whether a local Spark may use another Java than the one on the path."""
+    """Return whether a local Spark may use a Java other than the one on the path."""
     return not os.environ.get("JAVA_HOME") and version_numbers(metadata.version("pyspark")) >= _FIRST_SPARK
 
 

@@ -1,9 +1,9 @@
-"""Create and use an archive of Spark's classes in loaded and verified form, which makes JVM starts faster.
+"""Create and use an archive of loaded and verified Spark classes, so that the JVM starts faster.
 
     ~/.cache/slackwater/classes/<hash of this Java and this PySpark>.aot     about 180 MB, since Java 25
     ~/.cache/slackwater/classes/<hash of this Java and this PySpark>.jsa     about 160 MB, before Java 25
 
-`slackwater prepare` creates the archive. Since Java 25, it is an AOT cache, which also contains profiles of methods, so
+`slackwater prepare` creates the archive. Since Java 25, it is an AOT cache, which also contains method profiles, so
 that the JVM immediately compiles the methods that matter. Before Java 25, it uses dynamic class-data sharing (CDS). If
 there is no archive, or if it was created by another Java or for other jars, the JVM silently reads the jars instead.
 """
@@ -61,7 +61,7 @@ def use_archive(options: str = "", is_local: bool = True) -> Iterator[None]:
 
     Args:
         options: Additional options for these JVMs. Options in environment variables take precedence.
-        is_local: Whether Spark runs only on this machine, so that it can use another Java than the one on the path.
+        is_local: Whether Spark runs only on this machine, so that it can use a Java other than the one on the path.
     """
     saved = {name: os.environ.get(name) for name in (_OPTIONS, _LAUNCHER, _HOME)}
     options = f"{options} {saved[_OPTIONS] or ''}".strip()

@@ -98,9 +98,9 @@ def package_jars(package: str) -> list[Path]:
 def _newest(
     module: str, spark_version: str, published: Sequence[str], any_line: bool = False
 ) -> tuple[list[Path], str]:
-    """Return the jars and the version of the release of a module that suits this Spark best.
+    """Return the jars and version of the module release that best suits this Spark.
 
-    A cached release is preferred to a download if it belongs to Spark's release line or to the newest line before it.
+    A cached release is preferred to a download if it belongs to Spark's release line or to the newest earlier line.
 
     Args:
         module: The name of the module.
@@ -220,7 +220,7 @@ def run_ivy(label: str, folder: Path, arguments: Sequence[str]) -> None:
 
 
 def find_unreadable_sources(pipeline: Pipeline) -> Iterator[str]:
-    """Yield a message for each source whose files Spark cannot read, because a jar is missing in the config."""
+    """Yield a message for each source whose files Spark cannot read, because the config lacks a jar."""
     if _JAR_SETTINGS & set(pipeline.spark) or any(map(os.environ.get, _ELSEWHERE)):
         return
     jars = _list_spark_jars()

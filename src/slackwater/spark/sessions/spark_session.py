@@ -47,7 +47,7 @@ _starting = False
 
 
 def is_spark_starting() -> bool:
-    """Return whether Spark is being started. No data is read until then, so the process can be stopped immediately."""
+    """Return whether Spark is still starting. No data has been read yet, so the process can be stopped immediately."""
     return _starting
 
 
@@ -204,7 +204,7 @@ def private_session(session: SparkSession, shards: int) -> SparkSession:
     if private.conf.get("spark.ui.enabled", "true") == "false":
         private.conf.set("spark.sql.ui.explainMode", "simple")  # the UI is off, so no detailed plan text is needed
     if spark_connect.is_on_this_machine(session):
-        # On a single machine, no shuffle file gets lost, so checksums for repeated shuffle tasks are useless.
+        # On a single machine, no shuffle file is lost, so checksums for repeated shuffle tasks are useless.
         for key in ("enabled", "enableFullRetryOnMismatch"):
             private.conf.set(f"spark.sql.shuffle.orderIndependentChecksum.{key}", "false")
     if spark_connect.is_connect(private):

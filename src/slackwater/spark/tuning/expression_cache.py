@@ -59,7 +59,7 @@ class ExpressionCache:
         return selected if schema_key is None else self.with_schema(selected, (schema_key, tuple(exprs)))
 
     def with_schema(self, frame: DataFrame, key: Hashable) -> DataFrame:
-        """Set the schema of `frame` from the cache, and return it. Frames with equal `key` must have equal schemas."""
+        """Return `frame` with its schema set from the cache. Frames with equal `key` must have equal schemas."""
         if not is_enabled("expression_cache"):
             return frame
         schema = self.get_or_create(("schema", key), lambda: frame.schema)

@@ -1,6 +1,6 @@
-"""Options for the JVM that Slackwater starts for Spark. They save CPU time at the start, and memory on small machines.
+"""Options for the JVM that Slackwater starts for Spark. They save CPU time at startup, and memory on small machines.
 
-During a start, Spark's parsers, planners and code generators call thousands of methods a few thousand times each. By
+During startup, Spark's parsers, planners and code generators call thousands of methods a few thousand times each. By
 default, the JVM compiles these methods with its optimizing compiler, which costs more CPU time than it saves. With 20
 times the default thresholds, the compiler skips them, but still compiles all code that runs per row.
 
@@ -30,7 +30,7 @@ _LOCAL = re.compile(r"local(?:\[(\d+|\*)(?:,\d+)?\])?")
 
 
 def jvm_options(settings: Mapping[str, str]) -> str:
-    """Return the JVM options. `settings`: Spark's settings. The caller appends the user's options, which win."""
+    """Return the JVM options for these Spark settings. The caller appends the user's options, which take precedence."""
     if not is_enabled("jvm_options"):
         return ""
     options = [f"-XX:{name}={value}" for name, value in _OPTIMIZE_LATER.items()]

@@ -1,4 +1,4 @@
-"""Choose how an epoch gets the statistics of a source: from file footers, from a separate job, or by observation.
+"""Choose how an epoch obtains the statistics of a source: from file footers, from a separate job, or by observation.
 
 footers    rows ─▶ SQL ─▶ …                                full speed; the footers were read before
 separate   rows ─▶ SQL ─▶ …                                full speed
@@ -28,7 +28,7 @@ MANY_ROWS = 250_000  # estimated rows of a source per epoch from which a separat
 
 @dataclass
 class SourceStatisticsCollector:
-    """Collector that chooses for each epoch of one engine how to get the statistics of its sources.
+    """Collector that chooses for each epoch of one engine how to obtain source statistics.
 
     It assumes that an epoch has about as many rows as the previous one, because the row count is unknown at its start.
     """
@@ -45,7 +45,7 @@ class SourceStatisticsCollector:
             name: The name of the source.
             timed: The rows of the source.
             aggregates: The aggregates to compute over the rows.
-            facts: The statistics, if they are already available. Nothing is computed then.
+            facts: The statistics, if they are already available, in which case nothing is computed.
         """
         if facts is not None:
             return timed, PendingStatistics(name, facts)

@@ -115,9 +115,9 @@ class CommitLog:
 
         Args:
             commit: The commit of the next epoch.
-            latest: The epoch of the previous commit, or -1. On disk, its file must still exist.
-            writer: A token that identifies this runner. If the response of an object store is lost, the token shows
-                which runner wrote the file.
+            latest: The epoch of the previous commit, or -1. On disk, the file of that commit must still exist.
+            writer: A token that identifies this runner. If the response from an object store is lost, the token
+                shows which runner wrote the file.
 
         Raises:
             FencedError: Another runner took over.
@@ -201,7 +201,7 @@ class CommitLog:
     def write_list(self, epoch: int, lines: Sequence[str]) -> str:
         """Write a list to a file, and return the name of the file. Raises EpochError if this fails.
 
-        The name contains the checksum.
+        The name contains the checksum of the list.
         """
         content = "".join(f"{line}\n" for line in lines).encode()
         name = f"offsets/{epoch:09d}-{uuid.uuid4().hex[:12]}-{file_checksum(content)}.jsonl"
@@ -223,7 +223,7 @@ def list_file(name: str) -> FileRef:
 
 
 class _SmallFile:
-    """A file that only the runner writes. The runner caches the content of an object, to save requests."""
+    """A file that only the runner writes. In an object store, the runner caches the content to save requests."""
 
     def __init__(self, storage: Storage, file: str) -> None:
         self._storage, self._file = storage, file
@@ -310,7 +310,7 @@ class ProgressFiles:
         self._published.write(f"{number} {file_checksum(number.encode())}\n")
 
     def delivered_targets(self, epoch: int, held: bool = False) -> frozenset[str]:
-        """Return the names of the targets that are recorded to hold this epoch.
+        """Return the names of the targets that are recorded as holding this epoch.
 
         A damaged file is logged and counts as empty. Most targets ignore an epoch that they already hold.
         """
@@ -332,7 +332,7 @@ class ProgressFiles:
         return frozenset(map(str, record["targets"])) if record.get("epoch") == epoch else frozenset()
 
     def mark_delivered(self, epoch: int, target: str) -> None:
-        """Add a target to those that are recorded to hold this epoch. Raises EpochError."""
+        """Record that a target holds this epoch. Raises EpochError."""
         text = json.dumps({"epoch": epoch, "targets": sorted({*self.delivered_targets(epoch, held=True), target})})
         self._reached.write(f"{text}\n{file_checksum(text.encode())}\n")
 

@@ -56,7 +56,7 @@ class JoinSegment(Segment):
 
 @dataclass(frozen=True)
 class FilesBuffers:
-    """The `Buffers` of one shard in files."""
+    """The `Buffers` of one shard, stored in files."""
 
     storage: Storage
     metas: tuple[SegmentMeta, ...]
@@ -139,9 +139,9 @@ class FilesBuffers:
         return rows.with_columns(pl.Series("__matched", self.matched(which, rows)))
 
     def use_open_tables(self, tables: Mapping[str, pa.Table]) -> FilesBuffers:
-        """Let these buffers read from open tables, so that they stay readable after the files are deleted.
+        """Make these buffers read from open tables, so that they stay readable after the files are deleted.
 
-        `tables`: open tables by file name. Returns these buffers.
+        `tables`: open tables by file name. Returns the same object.
         """
         for segment in (s for side_segments in self._segments.values() for s in side_segments if s.meta.file in tables):
             segment.__dict__["table"] = tables[segment.meta.file]
@@ -160,7 +160,7 @@ class JoinWriter:
     def stage(self, metas: Sequence[SegmentMeta], changes: Changes, watermark: int) -> tuple[SegmentMeta, ...]:
         """Write changes as new segments, drop expired segments, and return the resulting segments.
 
-        If the background merge lags behind, this merges segments itself.
+        If the background merge lags behind, this method merges segments itself.
 
         Args:
             metas: The current segments of the shard.
@@ -186,7 +186,7 @@ class JoinWriter:
         Args:
             metas: The current segments of the shard.
             watermark: The current watermark, in microseconds; expired rows are dropped.
-            fan: The number of segments of one size class that causes a merge.
+            fan: The number of segments of one size class that triggers a merge.
         """
         candidates = [
             self._merge(side, suffix, [m for m in metas if m.kind == side.name + suffix], watermark, fan)
@@ -231,8 +231,8 @@ def describe_segment(
         side: The side of the join.
         suffix: The kind of the segment: "" for rows, "+" for ids of matched rows, "-" for ids of evicted rows.
         frame: The contents of the segment. It must not be empty.
-        file: The name of its file, or the token of staged rows.
-        size: Its size in bytes.
+        file: The file name of the segment, or the token of staged rows.
+        size: The size of the segment in bytes.
         digest: The checksum of the file.
     """
     due = side.due(frame["__ts"].to_numpy())

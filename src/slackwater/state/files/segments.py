@@ -76,7 +76,7 @@ class Segment:
         return frame_of(self.table.take(pl.Series(index).to_arrow()))  # pa.array would import pandas
 
     def find(self, hashes: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the first position and the end position of the rows with each hash. Both are equal if there are none."""
+        """Return the start and end positions of the rows with each hash. They are equal if no row has the hash."""
         begin = np.searchsorted(self.columns.h, hashes, "left")
         end = begin.copy()
         hit = begin < len(self.columns.h)
@@ -85,7 +85,7 @@ class Segment:
         return begin, end
 
     def find_units(self, rows: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the first position and the end position of each unit that contains a row at one of these positions.
+        """Return the start and end positions of the units that contain the rows at these positions.
 
         `rows`: positions of rows, ascending. A unit consists of all rows with the same `__h`.
         """
@@ -97,7 +97,7 @@ class Segment:
 
 
 def list_segments(storage: Storage, metas: Sequence[SegmentMeta]) -> list[Segment]:
-    """Return a segment for each entry that has rows. Files are opened on first use."""
+    """Return a `Segment` for each entry of `metas` that has rows. Files are opened on first use."""
     return [Segment(storage, m) for m in metas if m.rows]
 
 
@@ -150,7 +150,7 @@ class SegmentReader:
         return self._concat_visible(newest_units([s.all_rows() for s in self.segments]))
 
     def outline(self) -> pl.DataFrame:
-        """Return the columns OUTLINE of the rows that `scan` returns, without reading other columns."""
+        """Return the OUTLINE columns of the rows that `scan` returns, without reading other columns."""
         frames = [pl.DataFrame(schema={n: HIDDEN[n] for n in OUTLINE})]
         seen: Int64s = np.empty(0, dtype=np.int64)
         for segment in reversed(self.segments):
@@ -205,7 +205,7 @@ def newest_units(frames: Sequence[pl.DataFrame]) -> list[pl.DataFrame]:
 
 
 def _expand_ranges(begin: Int64s, end: Int64s) -> Int64s:
-    """Return the integers of all ranges from `begin[i]` to `end[i]` (excluded) as one array."""
+    """Return the integers of all ranges from `begin[i]` to `end[i]` (exclusive) as one array."""
     lengths = end - begin
     offsets = np.repeat(begin - (np.cumsum(lengths) - lengths), lengths)
     return np.arange(int(lengths.sum())) + offsets
@@ -236,8 +236,8 @@ class SegmentMerge:
     def apply(self, metas: tuple[SegmentMeta, ...], watermark: int) -> tuple[SegmentMeta, ...]:
         """Return the segments with the inputs replaced by the outputs.
 
-        The segments are unchanged if an input is missing that has not expired at this watermark: another merge has
-        replaced it. Missing inputs that have expired do not matter, because their rows in the outputs expire too.
+        If an input that has not expired at this watermark is missing, another merge has replaced it, and the segments
+        stay unchanged. Missing inputs that have expired do not matter, because their rows in the outputs expire too.
         """
         remaining = [m for m in self.inputs if m in metas]
         if not remaining or any(m.dead > watermark for m in self.inputs if m not in remaining):

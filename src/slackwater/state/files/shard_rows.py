@@ -46,7 +46,7 @@ StageShard = tuple[int, int]  # stage number, shard
 
 @dataclass(frozen=True)
 class FilesShard:
-    """A `ShardState` in files."""
+    """A `ShardState` that is stored in files."""
 
     storage: Storage
     shard: int
@@ -64,7 +64,7 @@ class FilesShard:
     ) -> tuple[SegmentMeta, ...]:
         """Write `rows` as the newest segment, drop expired segments, and return the segments; see `ShardState.stage`.
 
-        If the background merge lags behind, this merges segments itself. `before` is not used.
+        If the background merge lags behind, this method merges segments itself. `before` is not used.
         """
         metas = list(self.metas)
         while metas and metas[0].dead <= watermark:
@@ -135,8 +135,8 @@ class FilesShard:
     ) -> pl.DataFrame:
         """Merge segments into one frame.
 
-        `oldest`: whether the shard has no older segments. Only then are expired rows dropped: in an older segment,
-        previous versions of these rows would become visible again.
+        `oldest`: whether the shard has no older segments. Expired rows are dropped only in this case. Otherwise, their
+        previous versions in an older segment would become visible again.
         """
         if oldest:
             return sort_by_unit(logic.drop_expired(self.with_metas(metas).reader(logic).scan(), watermark))

@@ -187,7 +187,7 @@ class FilesStore:
         return [name for name in self.storage.names() if ASIDE not in name]
 
     def _verify(self, commit: Commit) -> None:
-        """Raise StateError if a segment or an offset list is damaged. One check per start suffices."""
+        """Raise StateError if a segment or an offset list is damaged. A start checks this only once."""
         self.storage.check([*map(file_ref, commit.metas), *map(list_file, commit.offset_lists)])
 
     def runner(self) -> str | None:
@@ -262,7 +262,7 @@ class FilesStore:
         self._merger.schedule_merges(commit)
 
     def _confirm(self, doing: str) -> None:
-        """Raise FencedError if this runner has lost the lock. `doing`: the action to refuse, for the message."""
+        """Raise FencedError if this runner has lost the lock. `doing`: the action to refuse, named in the message."""
         if self._lock is not None:
             self._lock.confirm(doing)
 

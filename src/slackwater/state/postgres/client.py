@@ -1,7 +1,7 @@
 """A client for Postgres, used by the store and the target: connections, identifiers, types, and transfer of frames.
 
-Workers send frames in Arrow format through ADBC. The driver sends frames as CSV through COPY of psycopg, because it
-writes in the transaction of a commit.
+Workers send frames in Arrow format through ADBC. The driver sends frames as CSV through psycopg's COPY, so that they
+are written in the transaction of a commit.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def error_reason(error: BaseException) -> str:
 
 @contextmanager
 def report_errors(location: str) -> Iterator[None]:
-    """Raise StateError instead of database errors in this block. `location`: the location of the store, for the message."""
+    """Convert database errors in the block into StateError. `location`: the location of the store, for the message."""
     import psycopg
 
     try:
@@ -189,12 +189,12 @@ def report_errors(location: str) -> Iterator[None]:
 
 
 def open_connection(url: str, label: str, seconds: int = 10) -> psycopg.Connection[Any]:
-    """Open a connection in autocommit mode, with UTC as the time zone. Raises StartError without secrets.
+    """Open a connection in autocommit mode, with UTC as the time zone. Raises StartError, without secrets in it.
 
     Args:
         url: The URL of the database.
-        label: The purpose of the connection, with which messages begin.
-        seconds: The timeout.
+        label: The purpose of the connection. Messages begin with it.
+        seconds: The timeout in seconds.
     """
     import psycopg
 
@@ -263,7 +263,7 @@ def _scalar(value: pl.Expr, kind: pl.DataType) -> pl.Expr:
 def arrow_cursor(url: str, snapshot: str | None = None) -> Iterator[Any]:
     """Open an ADBC cursor. Raises ConnectionError instead of database errors.
 
-    `snapshot`: a snapshot that an open transaction has exported, whose data the cursor reads; None for autocommit mode.
+    `snapshot`: the id of the snapshot to read from, which an open transaction has exported; None for autocommit mode.
     """
     import adbc_driver_postgresql.dbapi as adbc
 
@@ -292,7 +292,7 @@ def arrow_cursor(url: str, snapshot: str | None = None) -> Iterator[Any]:
 def borrow_connection(url: str, label: str) -> Iterator[psycopg.Connection[Any]]:
     """Borrow an idle connection, or open a new one. The caller must not leave a transaction open.
 
-    `label`: the purpose of the connection, with which messages begin. Raises StartError.
+    `label`: the purpose of the connection; messages begin with it. Raises StartError.
     """
     import psycopg
 
@@ -346,10 +346,10 @@ def _take_idle(url: str, kind: str, broken: type[Exception]) -> Any | None:
 
 
 def _return_idle(url: str, kind: str, connection: Any) -> Any | None:
-    """Keep a connection for reuse. If there are too many, return the one with the longest idle time, to be closed."""
+    """Keep a connection for reuse. If there are too many, return the one that has been idle longest, to be closed."""
     with _lock:
         _idle.append(((os.getpid(), url, kind), clock.monotonic(), connection))
-        # a forked process must not close connections of its parent
+        # a forked process must not close its parent's connections
         own_process = [n for n, (key, *_) in enumerate(_idle) if key[0] == os.getpid()]
         return _idle.pop(own_process[0])[2] if len(own_process) > MAX_IDLE else None
 

@@ -1,4 +1,4 @@
-"""The transaction that commits an epoch in Postgres, in these steps:
+"""The transaction that commits an epoch in Postgres, shown step by step.
 
 fence ─ changed columns ─ merge of staged rows, if due ─ target, if in this database ─ record ─ offsets
                         └ deletion of expired rows
@@ -70,12 +70,12 @@ class Transaction:
     named: frozenset[str] = frozenset()
 
     def run(self, commit: Commit, publish: Publish | None, commit_id: uuid.UUID) -> Commit:
-        """Run the transaction, and return the stored commit. Raises FencedError, EpochError or errors of psycopg.
+        """Run the transaction, and return the stored commit. Raises FencedError, EpochError or a psycopg error.
 
         Args:
             commit: The commit of the next epoch.
             publish: A function that writes output to targets in this database; None to publish later.
-            commit_id: An id that shows whether the transaction took effect.
+            commit_id: An id by which a later query can tell whether the transaction took effect.
         """
         db, t = self.db, self.tables
         with db.transaction():
@@ -153,7 +153,7 @@ class Transaction:
         return state.segments, 0
 
     def _count(self, tables: TableNames, state: StageState, gained: int) -> int:
-        """Return the number of rows of the state table after it gained `gained` rows. Count them if it has no record."""
+        """Return the new row count of a table that gained `gained` rows. If no count is recorded, count the rows."""
         if state.table is not None:
             return state.table.rows + gained
         row = self.db.execute(f"SELECT count(*) FROM {tables.state}").fetchone()
@@ -183,7 +183,7 @@ class Transaction:
         ).rowcount
 
     def _fence(self, commit: Commit) -> None:
-        """Set the epoch of the pipeline. Raises FencedError if the previous epoch is not the latest one."""
+        """Advance the stored epoch of the pipeline. Raises FencedError unless it is the epoch before this commit."""
         t = self.tables
         if commit.epoch == 0:
             cursor = self.db.execute(

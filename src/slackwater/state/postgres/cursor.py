@@ -1,4 +1,4 @@
-"""Cursors of psycopg that treat `%` within quotes as a plain character, and only elsewhere as a placeholder.
+"""psycopg cursors that treat `%` within quotes as a plain character, and as a placeholder only elsewhere.
 
 SELECT "rate%" FROM "100%s"."t" WHERE k = %s       one placeholder
 """

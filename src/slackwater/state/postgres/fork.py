@@ -112,7 +112,7 @@ def _fork(
 def _copy_table(db: psycopg.Connection[Any], old: TableNames, new: TableNames) -> None:
     """Copy the table of a stage with its indexes and rows.
 
-    Existing tables of the new pipeline are replaced. It has no state, so a failed start left them.
+    The new pipeline has no state, so any existing tables of it are leftovers of a failed start and are replaced.
     """
     if not client.table_exists(db, old.state):
         raise StateError(f"table {old.state} is missing; restore it from a backup", Topic.STATE_DAMAGED)
@@ -130,7 +130,7 @@ def _copy_table(db: psycopg.Connection[Any], old: TableNames, new: TableNames) -
 
 
 def _copy_lists(db: psycopg.Connection[Any], new: TableNames, new_tokens: Mapping[str, str]) -> None:
-    """Copy lists under new tokens. `new_tokens`: by old token. Raises StateError if a list is missing."""
+    """Copy lists under new tokens. `new_tokens`: new tokens by old token. Raises StateError if a list is missing."""
     cursor = db.execute(
         f"INSERT INTO {new.lists} SELECT n.fresh, %s, l.epoch, l.lines FROM {new.lists} l"
         " JOIN unnest(%s::text[], %s::text[]) AS n (token, fresh) USING (token)",

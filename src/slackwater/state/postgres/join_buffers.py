@@ -4,8 +4,8 @@
     left         -7  09:00:01         4  true     o1                   12.50  NULL            …
 
 `matched` is NULL for sides that are not outer. Workers COPY the rows of an epoch into an unlogged table, with one token
-for each side and kind of change. The commit moves them to the state table, and deletes expired rows. Whether a row has
-expired depends only on its event time.
+for each side and kind of change. The commit moves these rows to the state table, and deletes expired rows. Whether a
+row has expired depends only on its event time.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class JoinTable:
         return self.tables.staged
 
     def names(self, side: JoinSide) -> dict[str, str]:
-        """Map the columns of buffered rows of one side to the names of columns in the table."""
+        """Map the columns of buffered rows of one side to column names in the table."""
         columns = {f.name: f"{side.name}_{f.name}" for f in side.fields}
         return {"__kh": "key_hash", "__ts": "event_time", "__id": "row_id", "__matched": "matched", **columns}
 
@@ -110,7 +110,7 @@ class JoinTable:
 
 
 def shard_number(column: str, shards: int) -> str:
-    """Return an SQL expression for the number of the shard of a hash. `column`: the SQL column with the hash."""
+    """Return an SQL expression for the number of the shard that owns a hash. `column`: the SQL column with the hash."""
     return f"mod(mod({column}, {shards}) + {shards}, {shards})"
 
 
@@ -312,7 +312,7 @@ def apply_staged(db: psycopg.Connection[Any], table: JoinTable, state: StageStat
 
 
 def delete_expired(db: psycopg.Connection[Any], table: JoinTable, state: StageState) -> dict[tuple[str, int], int]:
-    """Delete the expired rows of a join, and return their number by name of the side and number of the shard."""
+    """Delete the expired rows of a join, and return how many were deleted, by side name and shard number."""
     expired: dict[tuple[str, int], int] = {}
     shard = f"{shard_number('key_hash', state.shards)}::integer"
     for side in table.logic.sides:

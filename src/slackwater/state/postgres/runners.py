@@ -25,7 +25,7 @@ LOCK_S = (
 def connect_locked(url: str, tables: TableNames, location: str) -> psycopg.Connection[Any]:
     """Open a connection, and take the lock of a pipeline on it.
 
-    Raises LockHeldError if another process holds the lock, StartError if connecting fails, or an error of psycopg.
+    Raises LockHeldError if another process holds the lock, StartError if connecting fails, or a psycopg error.
     """
     db = client.open_connection(url, "state store")
     try:
@@ -69,7 +69,7 @@ def lock_holder(db: psycopg.Connection[Any], tables: TableNames) -> str | None:
 
 
 def write_run(db: psycopg.Connection[Any], tables: TableNames, run: Run) -> None:
-    """Insert a run or replace its entry, and delete the oldest entries beyond MOST_RUNS. Raises errors of psycopg."""
+    """Insert a run or replace its entry, and delete the oldest entries beyond MOST_RUNS. Raises a psycopg error."""
     error = None if run.error is None else run.error.replace("\0", "�")  # Postgres cannot store U+0000 in text
     values = (tables.pipeline, run.started_us, run.runner, run.epoch, run.ended_us, run.outcome, run.last_epoch, error)
     moment = "'epoch'::timestamptz + %s * interval '1 microsecond'"

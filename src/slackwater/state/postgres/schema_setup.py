@@ -1,4 +1,4 @@
-"""Set up the tables of a pipeline when it starts: create them, migrate them, and give them current names and columns.
+"""Set up the tables of a pipeline when it starts: create and migrate them, and bring names and columns up to date.
 
 The columns of a state table depend on the kind of stage: it holds rows of windows or keys, or buffered rows of a join.
 """
@@ -112,7 +112,7 @@ class SchemaSetup:
         tables: The tables of the stage.
         location: The location of the store, for messages.
         epoch: The epoch of the latest commit, or -1 for a new state.
-        begins: Whether the stage is new although the state is not.
+        begins: Whether the stage is new in an existing state.
     """
 
     db: psycopg.Connection[Any]
@@ -129,7 +129,7 @@ class SchemaSetup:
     def run(self, logic: StateLayout) -> list[str]:
         """Set up the tables, and return the SQL statements with which the next commit must alter them.
 
-        Raises StartError, StateError or errors of psycopg.
+        Raises StartError, StateError or a psycopg error.
         """
         check_columns(logic, self.tables, f"pipeline {self.tables.pipeline}: state store")
         if self.continues:
@@ -184,7 +184,7 @@ class SchemaSetup:
     def _add_columns(self, table: JoinTable) -> None:
         """Add new columns to the table of a join before the next commit, because workers already read them.
 
-        An empty column of another type is replaced, because a start that committed nothing left it.
+        An empty column of another type is replaced. It is left over from a start that committed nothing.
         """
         existing_types, types = client.types_of(self.db, table.state), table.types()
         for column in (c for c, t in types.items() if existing_types.get(c, t) != t and not t.endswith("NOT NULL")):
@@ -203,7 +203,7 @@ class SchemaSetup:
             table_ownership.rename_tables(self.db, self._existing_names(), self.tables)
 
     def _begin(self, statements: Sequence[str]) -> None:
-        """Create the state table with these SQL statements, after dropping tables that a failed start left."""
+        """Create the state table with these SQL statements, after dropping leftovers of a failed start."""
         with self.db.transaction():
             current = self._existing_names()
             if current.stage in current.former:  # left by a state whose record was deleted
@@ -239,7 +239,7 @@ class SchemaSetup:
         return table_ownership.find_table(self.db, self.tables, "windows") is not None
 
     def _make_staged(self, statements: Sequence[str]) -> None:
-        """Create the table of staged rows again, and delete staged output of epochs that were not committed."""
+        """Recreate the table of staged rows, and delete staged output of epochs that were not committed."""
         with self.db.transaction():
             table_ownership.drop_tables(self.db, self.tables, "staged")
             self._create_staged(statements)

@@ -83,7 +83,7 @@ class PostgresShard:
             [_number_rows(rows.filter(pl.col("__kind") != TOMBSTONE)), _removed_positions(rows, before)]
         )
         names = self.tables.columns(logic)
-        # rename last, because keys may have names of other columns of the table
+        # rename last, because a key may have the name of another column of the table
         frame = (
             versions.with_columns(pl.col(c).cast(pl.Datetime("us")).dt.replace_time_zone("UTC") for c in TIMES)
             .rename({**names, _ORDINAL: "ordinal"})
@@ -230,7 +230,7 @@ class PostgresReader:
 
         Args:
             conditions: SQL conditions on rows.
-            shard_only: Whether to read only rows of this shard, and all rows of each unit that has a matching row.
+            shard_only: Whether to read only this shard, and every unit with a matching row in full.
             only: The columns to fetch; None for all.
         """
         t, shards = self.state.tables, self.state.shards

@@ -1,6 +1,6 @@
 """Merge staged rows into the state table, in the transaction of the caller.
 
-Of each unit (all rows with the same hash), only the newest version is written:
+Only the newest version of each unit (all rows with the same hash) is written:
 
     state     unit 7   v 1                          v 3
     staged    token a  unit 7  v 2          ──▶     (empty)
@@ -8,7 +8,7 @@ Of each unit (all rows with the same hash), only the newest version is written:
     record    [state] [a] [b]                       [state]
 
 A commit with many staged rows records only their tokens, and leaves the state table unchanged. Readers combine the table
-with the staged rows. If a unit changes in several epochs between two merges, it is thus written to the table only once.
+with the staged rows. A unit that changes in several epochs between two merges is thus written to the table only once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = logging.getLogger("slackwater")
 
 FEW_ROWS = 10_000  # up to this number, staged rows are merged in every commit
 MOST_ROWS = 4_000_000  # above this number, staged rows are merged
-MOST_TOKENS = 16  # number of tokens per shard from which on staged rows are merged, because all of them are searched
+MOST_TOKENS = 16  # from this number of tokens per shard on, staged rows are merged, because a read searches all of them
 _SORTING = "64MB"  # `work_mem` for a merge of many rows
 
 Segments = Sequence[Sequence[SegmentMeta]]
@@ -43,7 +43,7 @@ def staged_segments(segments: Segments) -> list[SegmentMeta]:
 
 
 def should_merge(segments: Segments) -> bool:
-    """Return whether to merge staged rows now, because there are few, or too many rows or tokens. `segments`: per shard."""
+    """Return whether to merge staged rows now, because they are few or have reached a limit. `segments`: per shard."""
     rows = sum(m.rows for m in staged_segments(segments))
     most = max((sum(1 for m in metas if m.file) for metas in segments), default=0)
     return rows <= FEW_ROWS or rows > MOST_ROWS or most >= MOST_TOKENS
@@ -223,7 +223,7 @@ def staged_tokens(commit: Commit) -> frozenset[str]:
 def clear_merged(
     db: psycopg.Connection[Any], tables: TableNames, before: frozenset[str], commit: Commit, stored: Commit
 ) -> frozenset[str]:
-    """Delete local copies of the rows that a commit has merged, and vacuum staged tables that are empty now.
+    """Delete local copies of the rows that a commit has merged, and vacuum staged tables that are now empty.
 
     Args:
         db: A connection in autocommit mode.

@@ -5,7 +5,7 @@
 [token a]
 ═══════════ state table
 
-The machine that staged rows has a copy of them. The commit records its token and its checksum.
+The machine that staged rows has a copy of them. The commit records the token and the checksum of the copy.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Check that no other program has changed the state tables.
 
 Each start compares the number of rows and the columns of each table with the latest commit. Each read checks its rows for
-NULL, times out of range and unknown values of `kind`. Without this check, a library would fail on them later.
+NULL, times out of range and unknown values of `kind`, on which a library such as Polars would otherwise fail later.
 `slackwater state verify` checks all values in all rows.
 """
 
@@ -89,7 +89,7 @@ def row_difference(db: psycopg.Connection[Any], table: str, record: TableRecord)
 
 @contextmanager
 def report_read_errors(table: str) -> Iterator[None]:
-    """Convert errors of a block that fetches rows of a table (quoted SQL name).
+    """Convert the errors of a block that fetches rows from a table (quoted SQL name).
 
     Raises EpochError if the connection fails, and StateError for unexpected values.
     """

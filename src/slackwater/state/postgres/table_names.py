@@ -19,7 +19,7 @@ from slackwater.windows.state_rows import (
     KeyedStateLayout,
 )
 
-# the names in the table of the hidden columns of state rows
+# the table's column names for the hidden columns of state rows
 _READABLE = {
     "__h": "unit",
     "__kh": "key_hash",
@@ -45,7 +45,7 @@ class TableNames:
         schema: The name of the schema.
         pipeline: The name of the pipeline.
         stage: The number of the stage. The names of tables of later stages include it.
-        former: The stages whose tables still have names of earlier versions. A start renames these tables.
+        former: The stages whose tables still have names from earlier versions. The next start renames these tables.
     """
 
     schema: str
@@ -116,7 +116,7 @@ class TableNames:
     def _former_name_of(self, table_kind: str) -> str:
         """Return the unquoted table name that earlier versions used.
 
-        In these versions, the table of the second stage of `orders` had the same name as that of a pipeline `orders.2`.
+        In those versions, the second stage of `orders` and a pipeline `orders.2` used the same table name.
         """
         pipeline = f"{self.pipeline}.{self.stage + 1}" if self.stage else self.pipeline
         name = f"slackwater_{table_kind}_{pipeline}"
@@ -133,7 +133,7 @@ class TableNames:
         return f'Slackwater: {table_kind} of pipeline "{self.pipeline}", stage {self.stage + 1}'
 
     def columns(self, logic: KeyedStateLayout) -> dict[str, str]:
-        """Map the columns of state rows to the names of columns in the table."""
+        """Map the columns of state rows to column names in the table."""
         taken = set(_RESERVED)
 
         def unused_name(name: str, prefix: str) -> str:
@@ -148,7 +148,7 @@ class TableNames:
         return {**hidden, **keys, **accumulators}
 
     def shared(self) -> list[str]:
-        """Return the SQL statements that create the tables that all pipelines in the schema share."""
+        """Return the SQL statements that create the tables shared by all pipelines in the schema."""
         return [
             f"""CREATE TABLE IF NOT EXISTS {self.pipelines} (
                 pipeline_name text PRIMARY KEY, state_version integer NOT NULL, epoch bigint NOT NULL,
@@ -194,7 +194,7 @@ class TableNames:
         return f"CREATE TABLE {self.state} ({columns})"
 
     def create_index(self) -> str:
-        """Return the SQL statement that creates the index by which due rows are searched."""
+        """Return the SQL statement that creates the index for finding due rows."""
         return f"CREATE INDEX {client.quote_name(self.name_of('state', 'due'))} ON {self.state} (closes_at)"
 
     def complete_state(self, logic: KeyedStateLayout) -> str:

@@ -1,4 +1,4 @@
-"""Find out which pipeline owns a table, and drop or rename only tables of this pipeline.
+"""Find out which pipeline owns a table, and drop or rename only tables that the current pipeline owns.
 
 A comment records the owner, because the name of a table does not prove who created it:
 
@@ -33,7 +33,7 @@ class TableOwner(NamedTuple):
 
     Args:
         name: The quoted SQL name.
-        owner: A description of the owner; None if the pipeline with this table name owns it.
+        owner: A description of the owner; None if it is the pipeline that uses this table name.
     """
 
     name: str
@@ -41,7 +41,7 @@ class TableOwner(NamedTuple):
 
 
 def _find_owner(db: psycopg.Connection[Any], tables: TableNames, table_kind: str) -> TableOwner | None:
-    """Return the relation with the name of one of the pipeline's tables, and its owner; None if it does not exist."""
+    """Return the relation that has the name of a table of the pipeline, with its owner; None if there is none."""
     name = tables.qualify(tables.name_of(table_kind))
     row = db.execute(
         "SELECT c.relkind::text, obj_description(c.oid, 'pg_class'), pg_get_expr(d.adbin, d.adrelid), c.relpersistence::text,"
@@ -130,7 +130,7 @@ def sign_table(db: psycopg.Connection[Any], tables: TableNames, table_kind: str)
 
 
 def current_names(db: psycopg.Connection[Any], tables: TableNames, stages: int) -> TableNames:
-    """Return the current names of the tables of the first `stages` stages, which an earlier version may have chosen."""
+    """Return the current table names of the first `stages` stages. They may be names from an earlier version."""
     former = set()
     for stage in range(stages):
         old = replace(tables, stage=stage, former=frozenset({stage}))
@@ -189,7 +189,7 @@ def _rename_staged(db: psycopg.Connection[Any], tables: TableNames, new: TableNa
 
 
 def name_indexes(db: psycopg.Connection[Any], tables: TableNames) -> None:
-    """Give the indexes of a state table their names. A name that Postgres chose could be that of another table."""
+    """Rename the indexes of a state table, because a name that Postgres chose may clash with that of another table."""
     rows = db.execute(
         "SELECT c.relname::text, i.indisprimary, array_agg(a.attname::text ORDER BY a.attnum) FROM pg_index i JOIN pg_class c ON"
         " c.oid = i.indexrelid JOIN pg_attribute a ON a.attrelid = i.indexrelid WHERE i.indrelid = to_regclass(%s)"

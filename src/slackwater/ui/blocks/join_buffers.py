@@ -4,8 +4,8 @@
 left  ──────┼──▂▅█▃▁▁─▂▁─────────────┤
 right ────────────────────────┼─▃▇▅▁─┤
 
-A row expires when the watermark passes the sum of its event time and the time for which its side keeps rows. Expired
-rows are not counted.
+A row expires when the watermark passes the row's event time plus the time for which its side keeps rows. Expired rows
+are not counted.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class JoinBuffers:
 def build_buffers(snapshot: Snapshot, sources: Sequence[str]) -> JoinBuffers | None:
     """Build the block "Joins" from a snapshot of one stage. Return None if the stage is not a join.
 
-    `sources`: the names of the inputs of the left and the right side. Raises StateError if the state cannot be read.
+    `sources`: the names of the left and the right input. Raises StateError if the state cannot be read.
     """
     first = snapshot.commit.stages[0]
     if first.fingerprint.get("kind") != "join":
@@ -157,7 +157,7 @@ def _hot_key(
     Args:
         which: The index of the side.
         hashes: The key hash of each buffered row.
-        watermark: The watermark (µs). Rows that have expired at this time are not counted.
+        watermark: The watermark (µs). Rows that have expired by then are not counted.
     """
     if not len(hashes):
         return None

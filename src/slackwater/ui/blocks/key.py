@@ -76,7 +76,7 @@ def build_key(
     """Build the block "One key" from a snapshot of one stage.
 
     Args:
-        snapshot: A snapshot that is narrowed to the stage.
+        snapshot: A snapshot narrowed to the stage.
         key_texts: The values of the key columns as strings; None for NULL.
         why_lines: The lines that `why --key` prints about the key.
         history: The late rows and the latest results of the key, if known.
@@ -155,7 +155,7 @@ MOST = 60  # maximum number of windows of a key to draw
 
 @dataclass(frozen=True)
 class SessionBar:
-    """A window of a key to be drawn. Times are in µs.
+    """A window to draw, and the key that it belongs to. Times are in µs.
 
     `last_us`: the last event of a session, where its gap begins; None for tumbling and hopping windows.
     """
@@ -168,7 +168,7 @@ class SessionBar:
 
 
 def draw_key_timeline(block: KeyView) -> Markup:
-    """Draw the latest windows of the key, at most MOST, as bars with hatched gaps, and the caps as lines.
+    """Draw up to MOST of the key's latest windows as bars with hatched gaps, and their caps as lines.
 
     Return empty markup if the key has no windows.
     """
@@ -236,7 +236,7 @@ def _draw_lanes(
         bars: The windows.
         draw: A function that draws a bar. Its arguments are the bar, the axis, and the y coordinate of the lane's top.
         span: The first and the last time to show (µs).
-        far: How far outside of `span` the watermark may be and still be drawn (µs).
+        far: How far outside `span` the watermark may be and still be drawn (µs).
         watermark_us: The watermark (µs); None if there is none yet.
         start: The x coordinate at which the axis starts.
         height: The height of a lane.

@@ -70,7 +70,7 @@ class RowAccounting:
     Args:
         unaccounted: The largest number of unaccounted rows, whether in total or in one epoch.
         lateness: Statistics of late rows since the lateness of the sources last changed.
-        advice: A lateness that would have kept more rows, as a sentence; None if no advice applies.
+        advice: A sentence about a lateness that would have kept more rows; None if no advice applies.
     """
 
     total: RowCounts
@@ -176,7 +176,7 @@ def _drawn_parts(account: RowCounts, before: str = "") -> list[tuple[str, int, s
 
 
 def draw_lateness(block: LatenessStats) -> Markup:
-    """Draw the late rows by the additional lateness that would have kept them. Return empty markup without late rows."""
+    """Draw the late rows by the extra lateness that would have kept them. Return empty markup if there are none."""
     columns, remaining = list[tuple[str, list[tuple[str, int, str]]]](), block.late
     for chance in block.chances:
         count, remaining = remaining - chance.late, chance.late

@@ -121,7 +121,7 @@ def draw_stages(summaries: Sequence[StageSummary], base: str | None, chosen: str
 
 
 def _columns(summaries: Sequence[StageSummary]) -> Mapping[str, int]:
-    """Return the column of each stage. It is one more than the largest column of its inputs; sources are in column 0."""
+    """Return the column of each stage: one to the right of the stage's rightmost input. Sources are in column 0."""
     columns: dict[str, int] = {}
     for stage in summaries:
         columns[stage.name] = 1 + max((columns.get(n, 0) for n in stage.reads), default=0)

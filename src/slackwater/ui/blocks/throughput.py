@@ -1,4 +1,4 @@
-"""Block "Does it keep up?": how long the phases of each epoch took, its rows, and the backlog of the sources.
+"""Block "Does it keep up?": the phase durations and row counts of the epochs, and the backlog of the sources.
 
 A commit records how long the phases `plan`, `read`, `ingest` and `emit` of its own epoch took. The phases `commit`,
 `write` and `note` end only after the commit is written, so the next commit records them.

@@ -4,9 +4,9 @@ watermark
     │  ▂▅█▃▁▁  ▂▁              ▁
     └──────────────▶ closes at
 
-Sessions are counted with one scan of a few columns. A session in one WHOLE row closes when this row is due. A session in
-fragments, which the cap may still cut, is first merged as if it were emitted. Tumbling and hopping windows are counted
-from the number of keys in each pane, which is part of the commit.
+Sessions are counted with one scan of a few columns. A session stored as one WHOLE row closes when that row is due. A
+session stored as fragments, which the cap may still cut, is first merged, as it would be before emission. Tumbling and
+hopping windows are counted from the number of keys in each pane, which is part of the commit.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class UpcomingCloses:
 
 @dataclass(frozen=True)
 class ClosingWindow:
-    """An open window of a key; times in µs."""
+    """An open window of a key. Times are in µs."""
 
     key: Mapping[str, Any]
     start_us: int
@@ -146,9 +146,9 @@ def _(operator: Operator, snapshot: Snapshot) -> None:
 def bin_times(times: Int64s, counts: Int64s) -> tuple[int, tuple[CloseBin, ...]]:
     """Return the bin width (µs) and the non-empty bins.
 
-    If the last 1 % of the windows close much later than the others, they share one bin.
+    If the last 1% of the windows close much later than the others, they share one bin.
 
-    `times`: closing times (µs); they need not be sorted, because there may be millions. `counts`: the number of windows
+    `times`: closing times (µs), in any order, because sorting millions would be slow. `counts`: the number of windows
     that close at each time.
     """
     if not len(times):
@@ -180,7 +180,7 @@ def _percentile(times: Int64s, counts: Int64s) -> int:
 
 
 def closing_windows(snapshot: Snapshot, from_us: int, to_us: int) -> list[ClosingWindow]:
-    """Return at most KEYS windows, those that close first in [from_us, to_us), ordered by closing time.
+    """Return the first windows to close in [from_us, to_us), at most KEYS, ordered by closing time.
 
     Raises StateError if the state cannot be read.
     """
@@ -216,7 +216,7 @@ def _(operator: Operator, snapshot: Snapshot, low: int, high: int) -> list[Closi
 def _candidate_hashes(
     operator: Operator, reader: StateReader, rows: pl.DataFrame, watermark: int, low: int, high: int
 ) -> Iterator[Int64s]:
-    """Yield arrays of hashes of the state units that may contain the windows that close first in [low, high).
+    """Yield hashes of the state units that may contain the first windows to close in [low, high), as arrays.
 
     A unit comprises the rows of a key, or of a key in one pane. All units of a window are in the same array.
     """

@@ -24,7 +24,7 @@ from slackwater.windows.aggregations.kind import AggregationKind
 
 @dataclass(frozen=True)
 class CustomAggregation(AggregationKind):
-    """An aggregation that runs a user's `Aggregator`. `columns` has one column for each of its inputs, in order."""
+    """An aggregation that runs a user's `Aggregator`. `columns` has one column per input, in order."""
 
     aggregator: Aggregator = field(default_factory=Aggregator, compare=False)
 
@@ -121,7 +121,7 @@ class CustomAggregation(AggregationKind):
             raise EpochError(f'aggregation "{self.name}": {self._class}.{step} failed: {text}; fix it') from None
 
     def fingerprint(self) -> str:
-        """Return the class name, inputs, accumulators and arguments. The module of the class may change."""
+        """Return the class name, inputs, accumulators and arguments, but not the module, which may change."""
         named = [f"{n}={c.name} {c.type}" for n, c in zip(self.aggregator.inputs, self.columns, strict=True)]
         accumulators = [f"{n} {t}" for n, t in self.aggregator.accumulators.items()]
         arguments = [f"{n}={v}" for n, v in sorted(vars(self.aggregator).items()) if _plain(v)]

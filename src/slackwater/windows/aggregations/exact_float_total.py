@@ -118,7 +118,7 @@ class ExactTotal:
         return self.merge_adjacent(by_row, np.arange(0, frame.height, len(totals)))
 
     def _limbs(self, height: int, groups: Int64s, limbs: Int64s, ends: Int64s) -> pl.Series:
-        """Return a column of `height` lists: `limbs`, divided at `ends`, in the rows `groups`. Other rows are NULL."""
+        """Return a column of `height` rows with `limbs`, split at `ends`, in the rows `groups`. Others are NULL."""
         if not len(limbs):
             return self.empty(height)
         offsets = np.concatenate([[0], ends]).astype(np.int64)
@@ -167,7 +167,7 @@ class GridSql:
 
     @property
     def outside(self) -> str:
-        """Return the column to group by. It is NULL for values on the grid, and holds the other values."""
+        """Return the column to group by, which is NULL for a value on the grid, and the value itself otherwise."""
         return f"{self.prefix}.outside"
 
     @property

@@ -218,7 +218,7 @@ class AggregationKind(ABC):
         return None
 
     def legacy_form(self) -> AggregationKind | None:
-        """Return this aggregation with the accumulators of earlier versions; None if they are the current ones."""
+        """Return this aggregation with the accumulators of earlier versions; None if they have not changed since."""
         return None
 
     def from_legacy(self, rows: pl.DataFrame) -> Sequence[pl.Series]:

@@ -13,8 +13,8 @@ quantile approximation in streams", 2016, and Apache DataSketches).
     values ──▶ buffer of up to k values ──▶ when the buffer overflows: KLL sketch
 
 The rank of the returned value differs from the requested rank by at most the error of the sketch, regardless of
-batching. The error is 1.33 % of the values for k = 200, at 99 % confidence. A sketch uses random numbers. Therefore,
-the results of larger groups may differ between runs, within this error.
+batching. The error is 1.33% of the values for k = 200, at 99% confidence. A sketch uses random numbers. Therefore, the
+results of larger groups may differ between runs, within this error.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def merge_sketches(lists: pl.Expr) -> pl.Expr:
 
 
 def estimate_distinct(sketches: pl.Series, precision: int) -> pl.Series:
-    """Estimate the number of distinct values (Int64) of each sketch (List(Int32)). An empty one counts 0."""
+    """Estimate the number of distinct values (Int64) of each sketch (List(Int32)). An empty sketch yields 0."""
     groups, registers, ranks = sketches.len(), 1 << precision, 64 - precision + 1
     lengths = sketches.list.len().fill_null(0).to_numpy().astype(np.int64)
     exploded = sketches.explode().drop_nulls().to_numpy().astype(np.int64)

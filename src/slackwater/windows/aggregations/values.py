@@ -64,7 +64,7 @@ class Extreme(_OneValue):
 
 
 class FirstLast(_OneValue):
-    """The aggregation `first` or `last`. Its accumulators `ts` and `v` are the smallest or largest (event time, value)."""
+    """The aggregation `first` or `last`. Its accumulators `ts` and `v` are the smallest or largest (time, value)."""
 
     @property
     def _which(self) -> str:
@@ -253,7 +253,7 @@ class TopK(AggregationKind):
 
 
 def explode_lists(frame: pl.DataFrame, *lists: str) -> pl.DataFrame:
-    """Explode parallel lists to one row per element. `__row` is the position of the original row."""
+    """Explode parallel lists into one row per element. `__row` is the position of the original row."""
     return frame.select(*lists).with_row_index("__row").explode(*lists).drop_nulls()
 
 

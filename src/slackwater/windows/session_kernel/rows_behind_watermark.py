@@ -1,4 +1,4 @@
-"""Compiled loops that place rows behind the watermark in runs that reach the cap: each joins a session or is late."""
+"""Compiled loops for the rows behind the watermark, in runs that reach the cap. Each row joins a session or is late."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from slackwater.windows.session_kernel.session_rules import (
 def assign_rows_behind_watermark(
     intervals: SortedIntervals, times: SessionTimes, judged: IntervalVerdicts
 ) -> IntervalVerdicts:
-    """Place the rows behind the watermark one by one, in every run that reaches the cap. They never move a cut.
+    """Judge the rows that are behind the watermark one by one, in each run that reaches the cap. They never move a cut.
 
     Returns the new verdicts, and overwrites the arrays of `judged`.
     """
@@ -53,7 +53,7 @@ def assign_rows_behind_watermark(
 
 @compiled
 def _place_rows(intervals: SortedIntervals, times: SessionTimes, positions: Int64s) -> Int64s:
-    """Assign rows behind the watermark to the sessions of their run, one by one.
+    """Assign the rows that are behind the watermark to sessions of their run, one by one.
 
     A row joins the sessions on both sides if the result stays below the cap. Otherwise it joins the earlier session, or
     else the later session, if the result stays below the cap. A row that touches no session starts a new one. All other

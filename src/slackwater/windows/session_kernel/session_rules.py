@@ -8,7 +8,7 @@ An interval is a new row, or one or more stored rows. It has a first event (`sta
     runs              [────────────]        []     each interval begins before the previous ones end
     fragments            [────────][][]        []     one below the limit (start + cap), separate ones from there on
 
-Each row is visited a fixed number of times, so the cost per row does not grow with the number of rows of a key.
+Each row is visited a fixed number of times, so the cost per row does not grow with the number of rows per key.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class SortedIntervals(NamedTuple):
 
 
 class IntervalVerdicts(NamedTuple):
-    """Which intervals are part of a session, and which rows are late or refused.
+    """Verdicts on intervals: which ones are part of a session, and which rows are late or refused.
 
     `verdict` has one element per interval. `floor` and `new` have one element per key. The other arrays have one
     element per interval that is part of a session.
@@ -147,7 +147,10 @@ def _floor(intervals: SortedIntervals, times: SessionTimes, begin: int, stop: in
 def _collect_open(
     intervals: SortedIntervals, begin: int, stop: int, floor: int, positions: Int64s, used: int, verdict: Int8s
 ) -> int:
-    """Append a key's open intervals, and its rows above the floor, to `positions`. Return the new number in use."""
+    """Append a key's open intervals, and its rows above the floor, to `positions`.
+
+    Return the new number of positions in use.
+    """
     for i in range(begin, stop):
         if intervals.kind[i] == NEW and intervals.start[i] <= floor:
             verdict[i] = LATE
@@ -167,7 +170,7 @@ def _judge(
     run: Bools,
     verdict: Int8s,
 ) -> int:
-    """Join a key's intervals into runs, and compact the intervals that are not late in place. Return the new end.
+    """Join a key's intervals into runs, and remove late intervals from `positions` in place. Return the new end.
 
                 floor          horizon
     gone ........│               │
