@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name PySpark's own do
 import slackwater as sw
 from benchmarks.cases import Join
 from benchmarks.data import FILES_PER_EPOCH, ORDERS_SCHEMA, SIDES
-from slackwater.engine.status import Status
+from slackwater.engine.observer import Status
 
 _OUTPUT = ("order_id", "amount", "ts", "paid_amount", "paid_ts", "_event_ts")
 

@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 
 import slackwater as sw
-from slackwater.engine.status import Status
+from slackwater.engine.observer import Status
 
 ROWS, EPOCHS, WARM_UP = 2_000, 60, 20
 KINDS = ("session", "tumbling")

@@ -15,7 +15,7 @@ from benchmarks.cases import HDFS, ROCKSDB, Window
 from benchmarks.data import FILES_PER_EPOCH, LATENESS_S, SCHEMA
 from benchmarks.topics import Topic
 from slackwater.connectors.files.output_directory import open_directory
-from slackwater.engine.status import Status
+from slackwater.engine.observer import Status
 
 STATE = "SLACKWATER_BENCH_STATE"  # environment variable: the path or URL of the state
 RESULTS = "SLACKWATER_BENCH_RESULTS"  # environment variable: the path or URL of the results

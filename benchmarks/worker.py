@@ -28,7 +28,7 @@ from benchmarks.cases import FLOOR, POSTGRES, SLACKWATER, Join, Window
 from benchmarks.floor import run_floor
 from benchmarks.systems import PROVIDER, run_native, run_slackwater
 from benchmarks.topics import Topic
-from slackwater.engine.status import Status
+from slackwater.engine.observer import Status
 from slackwater.spark.sessions.spark_jars import kafka_connector
 from slackwater.spark.sessions.spark_session import start_session
 

@@ -14,7 +14,7 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.config.spec_base import find_duration_keys, iterate_specs
 from slackwater.config.stage import Transform
 from slackwater.engine.epoch_driver import PHASES
-from slackwater.engine.status import BufferCounts, Counters, StageStatus, Status
+from slackwater.engine.observer import BufferCounts, Counters, StageStatus, Status
 from slackwater.metrics import PREFIX, Metrics
 from slackwater.state.commit import LETTERS
 

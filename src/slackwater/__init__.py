@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from slackwater.config.dedup import Dedup as Dedup
     from slackwater.config.join import Join as Join
     from slackwater.config.keyed import Keyed as Keyed
-    from slackwater.config.keyed_function import KeyedFunction as KeyedFunction
-    from slackwater.config.keyed_function import KeyedResult as KeyedResult
+    from slackwater.config.keyed import KeyedFunction as KeyedFunction
+    from slackwater.config.keyed import KeyedResult as KeyedResult
     from slackwater.config.pipeline import Pipeline as Pipeline
     from slackwater.config.source import Lookup as Lookup
     from slackwater.config.source import Source as Source

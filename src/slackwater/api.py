@@ -22,7 +22,7 @@ from slackwater.errors import ConfigError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from slackwater.engine.status import Status
+    from slackwater.engine.observer import Status
 
 pipelines: dict[str, Registered] = {}
 """Pipelines registered by `streaming_pipeline`, by name."""

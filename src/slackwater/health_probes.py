@@ -21,8 +21,7 @@ from typing import Any
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.humanize import format_iso
-from slackwater.engine.observer import Observer, PendingPublish
-from slackwater.engine.status import Status
+from slackwater.engine.observer import Observer, PendingPublish, Status
 
 LIVE, READY = "/healthz", "/readyz"
 _DOING = {

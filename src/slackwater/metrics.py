@@ -22,8 +22,7 @@ from prometheus_client.registry import Collector
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.lateness_histogram import EDGES
-from slackwater.engine.observer import Observer, PendingPublish
-from slackwater.engine.status import Counters, StageStatus, Status
+from slackwater.engine.observer import Counters, Observer, PendingPublish, StageStatus, Status
 from slackwater.health_probes import HealthProbes
 
 if TYPE_CHECKING:

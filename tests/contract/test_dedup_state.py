@@ -22,6 +22,7 @@ from slackwater.cli.why import format_report
 from slackwater.config.state_differences import COMPATIBLE, MIGRATED, REBUILD
 from slackwater.core.schema import Field
 from slackwater.errors import StartError, StateError
+from slackwater.evolution import operator_from_state
 from slackwater.evolution.compare import compare_config
 from slackwater.evolution.operator_from_state import restore_operator
 from slackwater.maintenance import verify_state
@@ -30,7 +31,6 @@ from slackwater.maintenance.sizes import find_hot_keys
 from slackwater.operators.dedup import DedupOperator
 from slackwater.operators.keyed import KeyedOperator
 from slackwater.operators.registry import compile_step
-from slackwater.query import pipeline_from_state
 from slackwater.query.state_view import StateView
 from slackwater.query.why_report_builder import build_why_report
 from slackwater.state.files.store import FilesStore
@@ -174,7 +174,7 @@ def test_why_lists_the_next_timers(make: Make) -> None:
     assert "  due at watermark 1970-01-01T00:00:14Z, last event 1970-01-01T00:00:04Z" in lines
     assert "  rows before 1970-01-01T00:00:09Z are late" in lines
     with make().peek() as snapshot:
-        assert pipeline_from_state.rebuild_pipeline(snapshot.commit).transform.step == LAST
+        assert operator_from_state.rebuild_pipeline(snapshot.commit).transform.step == LAST
 
 
 def test_a_view_shows_the_rows_of_state_that_are_not_due(make: Make) -> None:

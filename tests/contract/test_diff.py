@@ -21,12 +21,10 @@ from slackwater.cli.main import main
 from slackwater.connectors.delta.target import DeltaTarget
 from slackwater.connectors.files.target import FilesTarget
 from slackwater.connectors.postgres.target import PostgresTarget
-from slackwater.connectors.result_reader import LabeledRows
-from slackwater.connectors.target import TargetTable
+from slackwater.connectors.target import LabeledRows, TargetTable
 from slackwater.core.schema import Field
 from slackwater.errors import StartError
-from slackwater.query.compare import compare_outputs
-from slackwater.query.result_readers import read_rows_at_location
+from slackwater.query.results import compare_outputs, read_rows_at_location
 from slackwater.state.files.store import FilesStore
 from slackwater.state.postgres.store import PostgresStore
 

@@ -309,7 +309,7 @@ def test_a_topic_that_gives_nothing_is_not_waited_for_for_ever(
 
     file = config("kafka")
     publish(file, 0, LATE)
-    from slackwater.connectors.kafka import reader as system
+    from slackwater.connectors.kafka import connector as system
 
     monkeypatch.setattr(system, "_SECONDS", -1.0)
     with pytest.raises(

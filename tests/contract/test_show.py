@@ -20,11 +20,11 @@ from tests.support.published_targets import NINE, PLACES, PublishedTarget
 
 from slackwater.cli import main as cli
 from slackwater.cli import show
-from slackwater.connectors.kafka import reader as kafka_reader
-from slackwater.connectors.postgres import reader as postgres_reader
-from slackwater.connectors.postgres.reader import PostgresResultReader
-from slackwater.query import key_history
-from slackwater.query.result_readers import result_reader, sort_by_start
+from slackwater.connectors.kafka import connector as kafka_reader
+from slackwater.connectors.postgres import connector as postgres_reader
+from slackwater.connectors.postgres.connector import PostgresResultReader
+from slackwater.query import why_report_builder
+from slackwater.query.results import result_reader, sort_by_start
 
 place_at = published_places.published_target
 
@@ -274,7 +274,9 @@ def test_the_last_results_of_one_key(place: str, place_at: Callable[[str], Publi
 
     def counts(user: str | None, limit: int = 5) -> list[int]:
         key = pl.DataFrame({"user": [user]}, schema={"user": pl.String})
-        (results,) = key_history.read_key_history(output.pipeline, "transform", output.logic.keys, key, limit).results
+        (results,) = why_report_builder.read_key_history(
+            output.pipeline, "transform", output.logic.keys, key, limit
+        ).results
         assert results.problem is None
         return [int(row["n"]) for row in results.rows]
 
@@ -285,5 +287,5 @@ def test_the_last_results_of_one_key(place: str, place_at: Callable[[str], Publi
 def test_results_that_cannot_be_read_are_a_line_of_the_answer(place_at: Callable[[str], PublishedTarget]) -> None:
     output = place_at("console")
     key = pl.DataFrame({"user": ["u1"]})
-    history = key_history.read_key_history(output.pipeline, "transform", output.logic.keys, key)
+    history = why_report_builder.read_key_history(output.pipeline, "transform", output.logic.keys, key)
     assert "its target is the console, which does not store rows" in str(history.results[0].problem)

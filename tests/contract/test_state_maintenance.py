@@ -24,7 +24,7 @@ from slackwater.cli.main import app
 from slackwater.errors import LockHeldError, StartError, StateError
 from slackwater.evolution.operator_from_state import restore_operator
 from slackwater.maintenance import compact as compacting
-from slackwater.maintenance import state_row_checks, verify_state
+from slackwater.maintenance import verify_rows, verify_state
 from slackwater.maintenance.compact import compact_state
 from slackwater.maintenance.sizes import find_hot_keys, measure_sizes
 from slackwater.state.commit import Commit
@@ -217,13 +217,13 @@ def test_rows_of_sessions(change: pl.Expr, message: str, directory: Place) -> No
     with directory.make().peek() as snapshot:
         logic = restore_operator(snapshot.commit)
         frame = snapshot.reader(0, logic).scan().sort("__h", maintain_order=True)
-    assert list(state_row_checks.check_segment_rows(logic, "", frame, 0, 2)) == []
-    problems = list(state_row_checks.check_segment_rows(logic, "", frame.with_columns(change), 0, 2))
+    assert list(verify_rows.check_segment_rows(logic, "", frame, 0, 2)) == []
+    problems = list(verify_rows.check_segment_rows(logic, "", frame.with_columns(change), 0, 2))
     assert any(message in text for text in problems) if message else problems == []
     assert any(
-        "that do not belong to shard 1" in text for text in state_row_checks.check_segment_rows(logic, "", frame, 1, 2)
+        "that do not belong to shard 1" in text for text in verify_rows.check_segment_rows(logic, "", frame, 1, 2)
     )
-    assert list(state_row_checks.check_segment_rows(logic, "", frame.drop("n.n"), 0, 2)) == ["columns are missing: n.n"]
+    assert list(verify_rows.check_segment_rows(logic, "", frame.drop("n.n"), 0, 2)) == ["columns are missing: n.n"]
 
 
 def test_rows_of_panes_and_of_joins(tmp_path: Path) -> None:
@@ -238,11 +238,9 @@ def test_rows_of_panes_and_of_joins(tmp_path: Path) -> None:
         step, meta = restore_operator(latest), latest.stages[0].segments[0][0]
         frame = pl.read_ipc((tmp_path / case / NAME / meta.file).read_bytes())
         wrong = frame.with_columns(pl.col(c) + n for c, n in change.items())
-        assert list(state_row_checks.check_segment_rows(step, meta.kind, frame, 0, 2)) == []
-        assert any(message in text for text in state_row_checks.check_segment_rows(step, meta.kind, wrong, 0, 2))
-    assert list(state_row_checks.check_segment_rows(step, "middle", frame, 0, 2)) == [
-        "rows of an unknown kind: 'middle'"
-    ]
+        assert list(verify_rows.check_segment_rows(step, meta.kind, frame, 0, 2)) == []
+        assert any(message in text for text in verify_rows.check_segment_rows(step, meta.kind, wrong, 0, 2))
+    assert list(verify_rows.check_segment_rows(step, "middle", frame, 0, 2)) == ["rows of an unknown kind: 'middle'"]
 
 
 def test_a_join_that_the_state_does_not_tell(directory: Place) -> None:

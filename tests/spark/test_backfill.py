@@ -19,11 +19,10 @@ from tests.support.topics import START_MS, Make
 
 import slackwater as sw
 from slackwater.cli.main import main
-from slackwater.connectors.result_reader import LabeledRows
+from slackwater.connectors.target import LabeledRows
 from slackwater.errors import BadRowError
-from slackwater.query.compare import compare_outputs
 from slackwater.query.locate_state import list_pipelines
-from slackwater.query.result_readers import read_rows_at_location
+from slackwater.query.results import compare_outputs, read_rows_at_location
 from slackwater.runner.backfill import BackfillResult, run_backfill
 
 pytestmark = pytest.mark.spark

@@ -17,9 +17,8 @@ import slackwater as sw
 from slackwater.connectors.files import parquet_footers
 from slackwater.connectors.files.source import FilesSource
 from slackwater.errors import EpochError
-from slackwater.spark import first_row_hints
+from slackwater.spark import first_row_hints, source_statistics
 from slackwater.spark.engine import SparkEngine
-from slackwater.spark.tuning import source_statistics_collector
 from slackwater.state.files.store import FilesStore
 
 pytestmark = pytest.mark.spark
@@ -68,9 +67,7 @@ class Ways:
     seen: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.patch.setattr(
-            source_statistics_collector, "_collect", self.noting("job", source_statistics_collector._collect)
-        )
+        self.patch.setattr(source_statistics, "_collect", self.noting("job", source_statistics._collect))
         self.patch.setattr(parquet_footers, "column_stats", self.noting("footers", parquet_footers.column_stats))
 
     def noting(self, way: str, done: Any) -> Any:
@@ -84,7 +81,7 @@ class Ways:
     def run(self, source: sw.Source, many: int, footers_tell: bool, **window: Any) -> tuple[Any, ...]:
         """Return the results, the counters of each epoch, and the clock. `many` is the number of rows from which a separate job is used."""
         self.seen.clear()
-        self.patch.setattr(source_statistics_collector, "MANY_ROWS", many)
+        self.patch.setattr(source_statistics, "MANY_ROWS", many)
         with self.patch.context() as patch:
             if not footers_tell:
                 patch.setattr(FilesSource, "_footers_are_complete", lambda *_: False)
@@ -107,7 +104,7 @@ def ways(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> Ways:
     return Ways(runner, monkeypatch)
 
 
-OBSERVED = source_statistics_collector.MANY_ROWS
+OBSERVED = source_statistics.MANY_ROWS
 
 
 def test_rows_of_files_by_columns_are_asked_beside_the_job(ways: Ways) -> None:
@@ -184,17 +181,17 @@ def test_footers_are_not_asked_where_spark_may_leave_rows_out(ways: Ways, option
 def test_rows_that_have_to_be_decoded_are_observed(runner: Runner) -> None:
     """A separate job would parse text twice. The results of a stage are already in memory."""
     raw = runner.spark.createDataFrame([(1, None)], "__mark BIGINT, _corrupt_record STRING")
-    assert not source_statistics_collector.is_read_by_columns(raw)
-    assert not source_statistics_collector.is_read_by_columns(raw.select("_corrupt_record"))
-    assert source_statistics_collector.is_read_by_columns(raw.select("__mark"))
+    assert not source_statistics.is_read_by_columns(raw)
+    assert not source_statistics.is_read_by_columns(raw.select("_corrupt_record"))
+    assert source_statistics.is_read_by_columns(raw.select("__mark"))
 
 
 def test_a_job_beside_that_fails_is_told_in_a_line(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*_: Any) -> Any:
         raise RuntimeError("An error occurred while calling o1.x\nCaused by: java.io.IOException: the file is gone")
 
-    monkeypatch.setattr(source_statistics_collector, "MANY_ROWS", 1)
-    monkeypatch.setattr(source_statistics_collector, "_collect", failing)
+    monkeypatch.setattr(source_statistics, "MANY_ROWS", 1)
+    monkeypatch.setattr(source_statistics, "_collect", failing)
     with pytest.raises(
         EpochError, match='not committed: the rows of source "events" cannot be counted: IOException: the file is gone'
     ):

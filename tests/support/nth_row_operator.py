@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 import polars as pl
 
 from slackwater.config.key import declare_attribute, declare_key
-from slackwater.config.keyed_function import KEY, TIMER, KeyedResult
+from slackwater.config.keyed import KEY, TIMER, KeyedResult
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.spec_base import table_parser
 from slackwater.config.stage import Transform

@@ -23,7 +23,7 @@ from confluent_kafka.admin import AdminClient
 from tests.support.iceberg_tables import options
 
 import slackwater as sw
-from slackwater.query.result_readers import result_reader
+from slackwater.query.results import result_reader
 from slackwater.runner.run import run
 
 TARGETS = ("files", "delta", "iceberg", "postgres", "kafka")

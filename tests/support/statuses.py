@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from slackwater.engine.status import BufferCounts, Counters, SourceStatus, StageStatus, Status
+from slackwater.engine.observer import BufferCounts, Counters, SourceStatus, StageStatus, Status
 from slackwater.metrics import Metrics
 
 COUNTERS = Counters(

@@ -25,7 +25,7 @@ from slackwater.cli.format import describe_source, format_run_summary
 from slackwater.cli.progress import LogProgress, render_status
 from slackwater.cli.run import MetricsAddress, RunFlags, run_file, stop_on_signals
 from slackwater.core.humanize import format_age, format_time
-from slackwater.engine.status import Counters, Status
+from slackwater.engine.observer import Counters, Status
 from slackwater.runner.run_log import status_line
 from slackwater.runner.run_options import RunOptions
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from slackwater.connectors.cloud_queues.options import CloudReader, kinesis_options, pubsub_options
+from slackwater.connectors.cloud_queues.connector import CloudReader, kinesis_options, pubsub_options
 from slackwater.errors import ConfigError
 
 

@@ -22,8 +22,7 @@ from slackwater.cli.main import app
 from slackwater.config import config_warnings
 from slackwater.config.toml import loads
 from slackwater.config.window import Aggregation, Window
-from slackwater.engine.observer import PendingPublish
-from slackwater.engine.status import Status
+from slackwater.engine.observer import PendingPublish, Status
 from slackwater.metrics import PREFIX, Metrics
 
 ROOT = Path(__file__).resolve().parents[2]

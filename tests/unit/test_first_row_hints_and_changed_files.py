@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import slackwater as sw
-from slackwater.connectors.files.file_change_tracker import (
+from slackwater.connectors.files.planner import (
     FILES_PER_CHECK,
     FileChangeTracker,
     changed_files_text,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slackwater.connectors.payloads.json_schema import schema_columns
+from slackwater.connectors.payloads.json_payload import schema_columns
 
 A_REF = {"$ref": "#/$defs/a"}
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from slackwater.spark.tuning import jvm_options as module
-from slackwater.spark.tuning.jvm_options import jvm_options
+from slackwater.spark.sessions import jvm as module
+from slackwater.spark.sessions.jvm import jvm_options
 
 SERIAL = "-XX:+UseSerialGC"
 VARIABLES = (*module._VARIABLES, "PYSPARK_SUBMIT_ARGS", "SPARK_HOME", "SPARK_CONF_DIR", "SPARK_MASTER")

@@ -16,8 +16,7 @@ from tests.support.statuses import COUNTERS, STATUS
 
 import slackwater as sw
 from slackwater.config.toml import loads
-from slackwater.engine.observer import PendingPublish
-from slackwater.engine.status import Counters, Status
+from slackwater.engine.observer import Counters, PendingPublish, Status
 from slackwater.errors import StartError
 from slackwater.metrics import Metrics, serve_metrics
 from slackwater.testing.pipeline import LocalPipeline

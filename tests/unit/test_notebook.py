@@ -15,8 +15,7 @@ from tests.support.ui_states import M, config, draw_script, open_page_source, ru
 
 import slackwater as sw
 from slackwater.config import toml
-from slackwater.engine.observer import Observer
-from slackwater.engine.status import Counters, Status
+from slackwater.engine.observer import Counters, Observer, Status
 from slackwater.errors import StartError, StateError, Topic
 from slackwater.runner import background_run
 from slackwater.runner.background_run import Handle

@@ -25,8 +25,7 @@ from slackwater.config.toml import loads
 from slackwater.config.window import Aggregation, Window
 from slackwater.core.dead_letter_schema import LETTER
 from slackwater.core.schema import Field
-from slackwater.engine.observer import RunSchema
-from slackwater.engine.status import Status
+from slackwater.engine.observer import RunSchema, Status
 from slackwater.errors import EpochError, StartError
 from slackwater.observe import openlineage
 

@@ -26,7 +26,7 @@ sw.Source(nmae="events")
 
 HANDLE = """
 import slackwater as sw
-from slackwater.engine.status import Status
+from slackwater.engine.observer import Status
 
 one = sw.load("p.toml")
 in_front: Status | None = sw.run(one, available_now=True)

@@ -13,7 +13,7 @@ from tests.laws.fuzzers.hostile_states import LIES, MISSING, NodePath, last_mani
 from tests.support.case_selection import select_cases
 
 from slackwater.core.schema import Field, parse_field
-from slackwater.engine.status import Counters
+from slackwater.engine.observer import Counters
 from slackwater.errors import StateError
 from slackwater.state.commit import FORMAT, Commit, parse_commit
 from slackwater.state.commit_record_fields import MAX_DEPTH, CounterTable, RecordError

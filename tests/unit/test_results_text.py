@@ -9,7 +9,7 @@ import pytest
 from tests.support.statuses import COUNTERS, STAGE, STATUS
 
 import slackwater as sw
-from slackwater.engine.status import BufferCounts, Status
+from slackwater.engine.observer import BufferCounts, Status
 from slackwater.runner.run_log import summarize_results
 
 

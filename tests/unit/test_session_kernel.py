@@ -14,7 +14,7 @@ from tests.laws.generators import session_steps
 from tests.support import whole_array_step
 
 from slackwater.config.window import Aggregation, Window
-from slackwater.core import compiled_sort, jit
+from slackwater.core import compiled
 from slackwater.core.schema import Field
 from slackwater.operators.registry import bind_window
 from slackwater.windows.session_intervals import session_heads
@@ -22,7 +22,7 @@ from slackwater.windows.session_kernel import compile_loops, rows_behind_waterma
 
 LOOPS = [
     loop
-    for module in (session_rules, compiled_sort, rows_behind_watermark)
+    for module in (session_rules, compiled, rows_behind_watermark)
     for loop in vars(module).values()
     if isinstance(loop, CPUDispatcher) and loop.targetoptions.get("cache", True)
 ]
@@ -45,10 +45,10 @@ def test_the_order_is_that_of_a_stable_sort(rows: int, keys: int, spread: Any) -
     rng = np.random.default_rng(rows)
     hashes = spread(rng)[rng.integers(keys, size=rows)]
     start, wide = rng.integers(max(rows // 4, 1), size=rows), rng.integers(3, size=rows)
-    order, ordered = compiled_sort.sort_intervals(hashes, start, start + wide)
+    order, ordered = compiled.sort_intervals(hashes, start, start + wide)
     assert (order == np.lexsort((start + wide, start, hashes))).all()
     assert (ordered == hashes[order]).all()
-    assert (compiled_sort.distinct_hashes(hashes) == np.unique(hashes)).all()
+    assert (compiled.distinct_hashes(hashes) == np.unique(hashes)).all()
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -75,19 +75,19 @@ def test_warming_up_compiles_all_that_an_epoch_runs() -> None:
 
 
 def test_kernels_compile_without_a_cache_directory(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = jit.njit
+    real = compiled.njit
 
     def without_a_place(*arguments: Any, **options: Any) -> Any:
         if options.get("cache"):
             raise RuntimeError("cannot cache function: no locator available")
         return real(*arguments, **options)
 
-    monkeypatch.setattr(jit, "njit", without_a_place)
+    monkeypatch.setattr(compiled, "njit", without_a_place)
 
     def double(n: int) -> int:
         return 2 * n
 
-    assert jit.compiled(double)(21) == 42
+    assert compiled.compiled(double)(21) == 42
 
 
 def test_importing_slackwater_and_binding_a_window_do_not_load_numba() -> None:

@@ -14,12 +14,13 @@ from pyspark.sql.types import StringType, StructField, StructType
 from slackwater.connectors.payloads import json_payload
 from slackwater.connectors.payloads.json_payload import JsonPayload
 from slackwater.operators.reports import IngestReport
-from slackwater.spark.sessions import jvm_class_archive
-from slackwater.spark.tuning import arrow_batch_size, jvm_options, source_statistics_collector, worker_memory
+from slackwater.spark import source_statistics
+from slackwater.spark.sessions import jvm
+from slackwater.spark.source_statistics import SourceStatisticsCollector
+from slackwater.spark.tuning import arrow_batch_size, worker_memory
 from slackwater.spark.tuning.arrow_batch_size import ArrowBatchSizer
 from slackwater.spark.tuning.expression_cache import ExpressionCache
 from slackwater.spark.tuning.preaggregation import PreaggregationPolicy
-from slackwater.spark.tuning.source_statistics_collector import SourceStatisticsCollector
 from slackwater.tunings import TUNINGS, VARIABLE
 
 
@@ -30,7 +31,7 @@ def limits_rows_only() -> bool:
 
 
 def starts_with_the_archive() -> bool:
-    with jvm_class_archive.use_archive():
+    with jvm.use_archive():
         return "archive_of_this_test" in os.environ.get("SPARK_SUBMIT_OPTS", "")
 
 
@@ -47,7 +48,7 @@ def aggregates_after_the_shuffle() -> bool:
 
 def counts_in_a_separate_job() -> bool:
     class Frame:
-        columns = (source_statistics_collector.FINGERPRINT,)
+        columns = (source_statistics.FINGERPRINT,)
 
         def agg(self, *aggregates: Any) -> Any:
             return SimpleNamespace(collect=lambda: [SimpleNamespace(asDict=dict)])
@@ -56,7 +57,7 @@ def counts_in_a_separate_job() -> bool:
             return "observed"
 
     collector = SourceStatisticsCollector()
-    collector.record_rows("a", source_statistics_collector.MANY_ROWS)
+    collector.record_rows("a", source_statistics.MANY_ROWS)
     rows, statistics = collector.attach("a", Frame(), [])  # type: ignore[arg-type]
     if isinstance(rows, str):
         return False
@@ -74,7 +75,7 @@ EFFECTS: dict[str, Callable[[], bool]] = {
     "class_archive": starts_with_the_archive,
     "expression_cache": creates_once,
     "json_workers": decodes_many_records_in_workers,
-    "jvm_options": lambda: bool(jvm_options.jvm_options({})),
+    "jvm_options": lambda: bool(jvm.jvm_options({})),
     "preaggregation": aggregates_after_the_shuffle,
     "statistics": counts_in_a_separate_job,
     "worker_memory": lambda: bool(worker_memory.environment()),
@@ -87,8 +88,8 @@ def test_a_switch_turns_off_its_tuning_and_no_other(
 ) -> None:
     archive = tmp_path / "archive_of_this_test"
     archive.touch()
-    monkeypatch.setattr(jvm_class_archive, "archive_path", lambda java: archive)
-    monkeypatch.setattr(source_statistics_collector.spark_connect, "new_observation", lambda frame: None)
+    monkeypatch.setattr(jvm, "archive_path", lambda java: archive)
+    monkeypatch.setattr(source_statistics.spark_connect, "new_observation", lambda frame: None)
     monkeypatch.delenv("SPARK_SUBMIT_OPTS", raising=False)
     monkeypatch.delenv(VARIABLE, raising=False)
     assert {name for name, is_effective in EFFECTS.items() if is_effective()} == set(TUNINGS)

@@ -24,7 +24,7 @@ from slackwater.cli import progress as views
 from slackwater.cli.format import format_run_summary, program_command
 from slackwater.cli.run import run_with_view
 from slackwater.config import toml
-from slackwater.engine.status import Status
+from slackwater.engine.observer import Status
 from slackwater.errors import StartError, Topic
 from slackwater.runner.run_options import RunOptions
 

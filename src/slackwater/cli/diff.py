@@ -11,12 +11,11 @@ import polars as pl
 import typer
 
 from slackwater.cli.format import align_rows
-from slackwater.connectors.result_reader import LabeledRows
+from slackwater.connectors.target import LabeledRows
 from slackwater.core.humanize import plural
 from slackwater.core.row_format import format_value
 from slackwater.errors import SlackwaterError
-from slackwater.query.compare import ResultComparison, compare_outputs
-from slackwater.query.result_readers import read_rows_at_location
+from slackwater.query.results import ResultComparison, compare_outputs, read_rows_at_location
 
 
 def print_differences_of_outputs(

@@ -74,8 +74,8 @@ def show_dead_letters(file: Path, limit: int, reason: str | None, source: str | 
     """
     from slackwater.core.dead_letter_schema import LetterFilter
     from slackwater.dead_letters.letter_reader import add_attempts, read_newest
-    from slackwater.query.key_history import format_dead_letter_keys
     from slackwater.query.locate_state import locate_store
+    from slackwater.query.why_report_builder import format_dead_letter_keys
 
     pipeline = toml.load(file)
     keys = None

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from slackwater.core.humanize import format_age, format_time, plural
-from slackwater.engine.status import SourceStatus, Status
+from slackwater.engine.observer import SourceStatus, Status
 from slackwater.runner.run_log import describe_late_results, summarize_results
 
 

@@ -18,8 +18,7 @@ from rich.text import Text
 from slackwater.cli.format import describe_source, describe_state
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.humanize import format_size, format_stamp, format_time, plural
-from slackwater.engine.observer import Observer, RunSchema
-from slackwater.engine.status import Status
+from slackwater.engine.observer import Observer, RunSchema, Status
 from slackwater.runner import run_log
 
 _SHORTEST_S = 0.05  # shorter phases of an epoch are not listed in a timeline

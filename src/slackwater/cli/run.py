@@ -20,8 +20,7 @@ from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline, check_run_flags
 from slackwater.core.humanize import format_time, mismatch, plural
 from slackwater.core.time import parse_duration_ms
-from slackwater.engine.observer import Observer
-from slackwater.engine.status import Status
+from slackwater.engine.observer import Observer, Status
 from slackwater.errors import ConfigError, StartError, Topic
 from slackwater.explain import describe_result_location
 from slackwater.runner import run_options

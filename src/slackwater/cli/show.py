@@ -18,13 +18,13 @@ import typer
 from slackwater.cli.dlq import escape_control_characters
 from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline
-from slackwater.connectors.result_reader import RowCount
+from slackwater.connectors.target import RowCount
 from slackwater.core import row_format
 from slackwater.core.humanize import format_datetime, format_iso, mismatch, plural
 from slackwater.errors import SlackwaterError, StartError, Topic
 from slackwater.explain import describe_result_location
 from slackwater.query import condition
-from slackwater.query.result_readers import result_reader, sort_by_start
+from slackwater.query.results import result_reader, sort_by_start
 from slackwater.secrets import mask_secrets
 from slackwater.state.protocol import StateStore
 from slackwater.state.run_history import KILLED

@@ -14,12 +14,11 @@ from slackwater.cli.dlq import escape_control_characters as visible
 from slackwater.cli.format import align_rows
 from slackwater.cli.show import format_cell
 from slackwater.config import toml
-from slackwater.connectors.files.file_change_tracker import changed_files_text as changed_text
+from slackwater.connectors.files.planner import changed_files_text as changed_text
 from slackwater.core.humanize import format_age, format_iso, plural
 from slackwater.core.lateness_histogram import format_lateness_advice
 from slackwater.core.row_format import format_value
 from slackwater.errors import StartError, Topic
-from slackwater.query.key_history import add_key_history
 from slackwater.query.why_report import (
     ClockReport,
     KeyReport,
@@ -32,7 +31,7 @@ from slackwater.query.why_report import (
     quote_stage,
     start_text,
 )
-from slackwater.query.why_report_builder import build_why_report
+from slackwater.query.why_report_builder import add_key_history, build_why_report
 
 PARTITIONS = 4  # maximum number of partitions listed on one line
 

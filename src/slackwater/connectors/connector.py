@@ -20,8 +20,7 @@ from slackwater.connectors import spark_connect
 from slackwater.connectors.batch_planning import AnySource, DataFrameSource, connect_not_supported_error
 from slackwater.connectors.payloads import create_payload
 from slackwater.connectors.payloads.base import RawRecords
-from slackwater.connectors.result_reader import ResultReader
-from slackwater.connectors.target import TargetTable, TargetWithMarker, TargetWriter
+from slackwater.connectors.target import ResultReader, TargetTable, TargetWithMarker, TargetWriter
 from slackwater.connectors.timestamp_parsing import UTC
 from slackwater.core.column_names import quote_identifier
 from slackwater.core.connector_table import load_object

@@ -18,7 +18,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from slackwater.core.jit import compiled
+from slackwater.core.compiled import compiled
 from slackwater.core.sorted_arrays import Int64s
 
 Floats = NDArray[np.float64]

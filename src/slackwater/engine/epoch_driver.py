@@ -31,17 +31,15 @@ from slackwater.core.schema import find_value_limits
 from slackwater.engine import next_commit
 from slackwater.engine.engine_interface import NO_STATS, IngestOutcome
 from slackwater.engine.kill_points import PhaseTimer
-from slackwater.engine.observer import DriverCallbacks
+from slackwater.engine.observer import DriverCallbacks, Status
 from slackwater.engine.publishing import Publisher, bind_targets
 from slackwater.engine.stage_runner import NO_ROWS, EpochContext, StageInput, StageOutput, StageResult, StageRunner
 from slackwater.engine.startup_recovery import StartupRecovery
-from slackwater.engine.status import Status
 from slackwater.errors import FencedError, StartError
 from slackwater.operators.base import ShardTask
-from slackwater.operators.dry_run import DryRunShardState
 from slackwater.operators.reports import EmitReport
 from slackwater.state.commit import Commit, TargetMarker
-from slackwater.state.protocol import StateStore
+from slackwater.state.protocol import DryRunShardState, StateStore
 from slackwater.watermark import SourceClock, advance_clock, global_watermark
 
 Clocks = Mapping[str, Mapping[str, SourceClock]]  # for each stage, the clocks of its inputs

@@ -14,7 +14,7 @@ from slackwater.connectors.source import Batch, ReplayRecord
 from slackwater.core.humanize import format_iso
 from slackwater.core.lateness_histogram import update_histogram
 from slackwater.engine.engine_interface import IngestOutcome, SourceStats
-from slackwater.engine.status import BufferCounts, Counters, SourceStatus, StageStatus, Status
+from slackwater.engine.observer import BufferCounts, Counters, SourceStatus, StageStatus, Status
 from slackwater.errors import StateError, Topic
 from slackwater.operators.base import Operator
 from slackwater.operators.reports import EmitReport, StageCounts

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 
-from slackwater.maintenance.verify_report import VerifyReport
+from slackwater.maintenance.verify_rows import VerifyReport
 from slackwater.state.protocol import StateStore
 
 

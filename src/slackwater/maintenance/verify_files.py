@@ -23,8 +23,8 @@ import pyarrow as pa
 from slackwater.core.humanize import plural
 from slackwater.errors import SlackwaterError, StateError
 from slackwater.evolution.operator_from_state import find_contradiction, matches_description, restore_operator
-from slackwater.maintenance import state_row_checks
-from slackwater.maintenance.verify_report import Problem, VerifyReport, format_remedy
+from slackwater.maintenance import verify_rows
+from slackwater.maintenance.verify_rows import Problem, VerifyReport, format_remedy
 from slackwater.operators.base import Operator
 from slackwater.state.commit import Commit, OutputMeta, SegmentMeta, StageState
 from slackwater.state.files.commit_log import list_file
@@ -182,10 +182,10 @@ class _FilesCheck:
             if step is None:
                 return
             frame, exact = frame_of(table), matches_description(step, state)
-            problems = list(state_row_checks.check_segment_rows(step, meta.kind, frame, *shard, exact))
+            problems = list(verify_rows.check_segment_rows(step, meta.kind, frame, *shard, exact))
             yield from (f"holds {text}" if text[0].isdigit() else text for text in problems)
             if exact and not problems and frame.height:
-                yield from state_row_checks.check_segment_times(step, frame, meta)
+                yield from verify_rows.check_segment_times(step, frame, meta)
         except StateError as error:
             yield _strip_remedy(str(error))
         except (pl.exceptions.PolarsError, pa.ArrowException, TypeError, ValueError) as error:
@@ -206,7 +206,7 @@ class _FilesCheck:
                     rows = self.store.shard(shard, stage.shards, epoch, metas, number).reader(step).scan()
                 except StateError:
                     continue  # deleted in the meantime
-                for problem in state_row_checks.check_row_counts(step, rows, stage, shard):
+                for problem in verify_rows.check_row_counts(step, rows, stage, shard):
                     self.add_problem(self.path(epoch), f"shard {shard} holds {problem}", (epoch,))
 
     def check_outputs(self, epoch: int, published: int | None) -> None:

@@ -24,8 +24,8 @@ import pyarrow as pa
 from slackwater.core.humanize import plural
 from slackwater.errors import EpochError, SlackwaterError, StateError, raise_unregistered
 from slackwater.evolution.operator_from_state import find_contradiction, matches_description, restore_operator
-from slackwater.maintenance import state_row_checks
-from slackwater.maintenance.verify_report import Problem, VerifyReport
+from slackwater.maintenance import verify_rows
+from slackwater.maintenance.verify_rows import Problem, VerifyReport
 from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoinOperator
 from slackwater.operators.keyed import KeyedOperator
@@ -207,10 +207,10 @@ class _TablesCheck:
     ) -> Iterator[str]:
         frame = state.reader(operator).scan()
         self.report.rows += frame.height
-        wrong = list(state_row_checks.check_segment_rows(operator, "", frame, state.shard, state.shards, exact))
+        wrong = list(verify_rows.check_segment_rows(operator, "", frame, state.shard, state.shards, exact))
         yield from wrong
         if exact and not wrong:
-            problems = state_row_checks.check_row_counts(operator, frame, stage, state.shard)
+            problems = verify_rows.check_row_counts(operator, frame, stage, state.shard)
             yield from (f"shard {state.shard}: {text}" for text in problems)
 
     @_shard_problems.register
@@ -218,7 +218,7 @@ class _TablesCheck:
         for side in operator.sides:
             frame = state.buffers(operator).scan(side.which, stage.watermark_us)
             self.report.rows += frame.height
-            yield from state_row_checks.check_segment_rows(operator, side.name, frame, state.shard, state.shards)
+            yield from verify_rows.check_segment_rows(operator, side.name, frame, state.shard, state.shards)
             recorded = sum(m.rows for m in state.metas if m.kind == side.name)
             if exact and frame.height != recorded:
                 stored = f"{plural(frame.height, 'row')} of the {side.name} side in shard {state.shard}"

@@ -40,8 +40,7 @@ from slackwater.config.source import Lookup, Source
 from slackwater.config.target import Target
 from slackwater.core.dead_letter_schema import LETTER
 from slackwater.core.schema import Field
-from slackwater.engine.observer import Observer, RunSchema
-from slackwater.engine.status import Status
+from slackwater.engine.observer import Observer, RunSchema, Status
 from slackwater.errors import StartError, Topic
 from slackwater.observe.outage_reporter import OutageReporter, error_reason
 from slackwater.secrets import mask_secrets, remember_secret, remember_url

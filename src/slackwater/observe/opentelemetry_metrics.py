@@ -24,8 +24,7 @@ from prometheus_client.core import Metric
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.humanize import mismatch
-from slackwater.engine.observer import Observer, PendingPublish
-from slackwater.engine.status import Status
+from slackwater.engine.observer import Observer, PendingPublish, Status
 from slackwater.errors import StartError, Topic
 from slackwater.metrics import BUCKETS, PREFIX, Metrics
 from slackwater.observe.outage_reporter import OutageReporter

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, NoReturn, Self
 import numpy as np
 import polars as pl
 
-from slackwater.config.keyed_function import KEY, TIME, TIMER, KeyedResult
+from slackwater.config.keyed import KEY, TIME, TIMER, KeyedResult
 from slackwater.config.message_format import suggest_word_or_list
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.step_base import KeyedStep

@@ -11,11 +11,11 @@ from typing import Any, ClassVar, Self
 import polars as pl
 
 from slackwater.config.custom_aggregator import describe_error
-from slackwater.config.keyed import Keyed
-from slackwater.config.keyed_function import (
+from slackwater.config.keyed import (
     KEY,
     TIME,
     TIMER,
+    Keyed,
     KeyedFunction,
     KeyedFunctionError,
     KeyedResult,

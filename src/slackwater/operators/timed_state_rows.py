@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import polars as pl
 
-from slackwater.config.keyed_function import KEY, TIMER, KeyedResult
+from slackwater.config.keyed import KEY, TIMER, KeyedResult
 from slackwater.core.schema import YEARS, Field
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows.state_rows import (

@@ -34,7 +34,7 @@ from slackwater.connectors.target import TargetWriter
 from slackwater.core.offsets import FileOffsets, KafkaOffsets, group_by_topic
 from slackwater.core.schema import find_value_limits
 from slackwater.core.time import NO_WATERMARK
-from slackwater.engine.status import Status
+from slackwater.engine.observer import Status
 from slackwater.errors import EpochError, SlackwaterError
 from slackwater.operators.base import Operator
 from slackwater.runner.backfill_plan import BackfillRange, backfill_pipeline, reach_us

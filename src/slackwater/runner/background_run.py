@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.notebook_repr import NotebookRepr
-from slackwater.engine.observer import Observer
-from slackwater.engine.status import Status
+from slackwater.engine.observer import Observer, Status
 from slackwater.errors import SlackwaterError
 
 if TYPE_CHECKING:
@@ -89,7 +88,7 @@ class Handle(NotebookRepr):
 
         Raises StartError for a target that cannot be read, such as the console.
         """
-        from slackwater.query.result_readers import read_all_results
+        from slackwater.query.results import read_all_results
 
         return read_all_results(self.pipeline, target)
 

@@ -30,11 +30,11 @@ from slackwater.core.schema import Field, to_arrow_schema
 from slackwater.errors import ConfigError, StartError, Topic
 from slackwater.operators.base import Operator
 from slackwater.runner import components, error_boundary
-from slackwater.spark import batch_shard_functions
-from slackwater.spark.batch_shard_functions import END_WATERMARK, ShardFunction
+from slackwater.spark import worker_tasks
 from slackwater.spark.operator_rows import lift_rows
 from slackwater.spark.row_query_builder import RowQueryBuilder
 from slackwater.spark.sessions import spark_session
+from slackwater.spark.worker_tasks import END_WATERMARK, ShardFunction
 from slackwater.windows.compiled_window import allowed_lateness_us
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def batch(
         )
         rows = rows.crossJoin(newest.hint("broadcast"))
     return _run_on_shards(
-        rows, shards, planner.rows.logic, batch_shard_functions.make_window_shard_function(planner.rows.logic), df
+        rows, shards, planner.rows.logic, worker_tasks.make_window_shard_function(planner.rows.logic), df
     )
 
 
@@ -146,7 +146,7 @@ def batch_join(
     sides = [planner.columns(source, planner.usable_rows(source, frame), None) for source, frame in frames.items()]
     rows = reduce(lambda a, b: a.unionByName(b), sides)
     return _run_on_shards(
-        rows, shards, planner.rows.logic, batch_shard_functions.make_join_shard_function(planner.rows.logic), left
+        rows, shards, planner.rows.logic, worker_tasks.make_join_shard_function(planner.rows.logic), left
     )
 
 

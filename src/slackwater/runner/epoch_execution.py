@@ -12,13 +12,13 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from slackwater.connectors.files import source as files_source
-from slackwater.connectors.files.file_change_tracker import (
+from slackwater.connectors.files.planner import (
     CHANGES_SHOWN,
     FILES_PER_CHECK,
     FileChangeTracker,
     store_changed_files,
 )
-from slackwater.connectors.files.file_change_tracker import changed_files_text as changed_text
+from slackwater.connectors.files.planner import changed_files_text as changed_text
 from slackwater.connectors.files.source import FileEntry, FilesSource
 from slackwater.connectors.source import Batch, Seekable, spark_error_reason
 from slackwater.core.offset_base import Offsets

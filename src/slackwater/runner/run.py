@@ -19,14 +19,13 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.connectors.batch_planning import create_planners
 from slackwater.connectors.source import Seekable
 from slackwater.core.offset_base import Offsets
-from slackwater.engine.observer import Observer, PendingPublish
-from slackwater.engine.status import Status
+from slackwater.engine.observer import Observer, PendingPublish, Status
 from slackwater.errors import EpochError, NewColumnsError, SlackwaterError, Topic
 from slackwater.runner import background_run, existing_output, main_loop, renamed_pipeline, run_log, run_options
 from slackwater.runner.background_run import Handle
 from slackwater.runner.components import create_targets
+from slackwater.runner.environment_checks import check_moved_directories
 from slackwater.runner.epoch_execution import ChangedFileReporter, EpochExecutor
-from slackwater.runner.local_paths import check_moved_directories
 from slackwater.runner.main_loop import PollingLoop
 from slackwater.runner.pipeline_runner import PipelineRunner, RunComponents
 from slackwater.runner.run_log import RunNotifier
@@ -165,7 +164,7 @@ def _with_pipeline(last: Status | None, pipeline: Pipeline) -> Status | None:
 
 
 def _read_results(pipeline: Pipeline, target: str | None) -> pl.DataFrame:
-    from slackwater.query.result_readers import read_all_results
+    from slackwater.query.results import read_all_results
 
     return read_all_results(pipeline, target)
 

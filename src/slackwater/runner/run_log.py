@@ -26,8 +26,7 @@ from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.source import Source
 from slackwater.config.window import KINDS_OF_WINDOW
 from slackwater.core.humanize import format_duration, format_stamp, plural
-from slackwater.engine.observer import Observer, ObserverGroup
-from slackwater.engine.status import BufferCounts, StageStatus, Status
+from slackwater.engine.observer import BufferCounts, Observer, ObserverGroup, StageStatus, Status
 from slackwater.runner import run_options
 from slackwater.secrets import mask_secrets
 from slackwater.state.commit import Commit

@@ -13,8 +13,7 @@ from slackwater.config.message_format import suggest_word_or_list
 from slackwater.config.pipeline import Pipeline, check_run_flags, resolve_connection
 from slackwater.config.source import Source
 from slackwater.core.humanize import mismatch
-from slackwater.engine.observer import Observer
-from slackwater.engine.status import Status
+from slackwater.engine.observer import Observer, Status
 from slackwater.errors import ConfigError
 from slackwater.runner import existing_output
 

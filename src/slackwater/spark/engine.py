@@ -46,6 +46,8 @@ from slackwater.spark.source_statistics import (
     FILE,
     FINGERPRINT,
     Facts,
+    PendingStatistics,
+    SourceStatisticsCollector,
     count_unstorable,
     find_newest_spans,
     needs_separate_job,
@@ -56,7 +58,6 @@ from slackwater.spark.source_statistics import (
 )
 from slackwater.spark.tuning.arrow_batch_size import ArrowBatchSizer
 from slackwater.spark.tuning.preaggregation import PreaggregationPolicy
-from slackwater.spark.tuning.source_statistics_collector import PendingStatistics, SourceStatisticsCollector
 from slackwater.spark.worker_tasks import Task, count_task, emit_task, ingest_task, run_on_partitions
 from slackwater.tunings import is_enabled
 from slackwater.watermark import Span

@@ -17,7 +17,7 @@ from slackwater.config.connector_description import CONNECTORS
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.source import parse_declared_columns
 from slackwater.connectors import spark_connect
-from slackwater.connectors.payloads.field_name_detection import detect_field_names
+from slackwater.connectors.payloads.base import detect_field_names
 from slackwater.connectors.source import Batch
 from slackwater.core import schema
 from slackwater.core.column_names import quote_identifier

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 import polars as pl
 
@@ -24,6 +24,14 @@ from slackwater.joins.join_buffers import Buffers, Changes, NoBuffers
 from slackwater.state.commit import Commit, OutputMeta, SegmentMeta
 from slackwater.state.run_history import Run
 from slackwater.windows.state_rows import DueRowFilter, Int64s, KeyedStateLayout
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from slackwater.joins.compiled_join import CompiledJoin
+    from slackwater.joins.join_buffers import Buffers
+    from slackwater.windows.state_rows import KeyedStateLayout
+
 
 ASIDE = ".before-"  # part of the name of each state that was put aside
 OUTLINE = ("__h", "__kind", "__start", "__due")  # columns that `StateReader.outline` returns
@@ -345,3 +353,46 @@ def missing_epoch_error(epoch: int, epochs: Sequence[int], place: str) -> StateE
         f"epochs {epochs[0]} to {epochs[-1]}" if epochs[1:] else f"epoch {epochs[0]}" if epochs else "no state yet"
     )
     return StateError(f"epoch {epoch} is not kept in {place}; available: {available}", Topic.EPOCH_NOT_KEPT)
+
+
+# -- dry runs ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DryRunShardState:
+    """Wraps a `ShardState`, and discards everything that an operator stages. Output rows are only counted."""
+
+    state: ShardState
+
+    @property
+    def metas(self) -> tuple[SegmentMeta, ...]:
+        return self.state.metas
+
+    @property
+    def epoch(self) -> int:
+        return self.state.epoch
+
+    def with_metas(self, metas: tuple[SegmentMeta, ...]) -> DryRunShardState:
+        return DryRunShardState(self.state.with_metas(metas))
+
+    def reader(self, logic: KeyedStateLayout) -> StateReader:
+        return self.state.reader(logic)
+
+    def stage(
+        self, logic: KeyedStateLayout, rows: pl.DataFrame, before: pl.DataFrame, watermark: int
+    ) -> tuple[SegmentMeta, ...]:
+        return self.metas
+
+    def write_output(self, frame: pl.DataFrame) -> OutputMeta:
+        return OutputMeta(file="", rows=frame.height, checksum="")
+
+    def buffers(self, logic: CompiledJoin) -> Buffers:
+        return self.state.buffers(logic)
+
+    def write_changes(self, logic: CompiledJoin, changes: object, watermark: int) -> tuple[SegmentMeta, ...]:
+        return self.metas
+
+    def replace_rows(self, *args: object) -> NoReturn:
+        raise NotImplementedError("a dry run does not move state to other shards")
+
+    replace_buffers = replace_rows

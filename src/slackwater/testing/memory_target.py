@@ -12,7 +12,7 @@ from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.core.notebook_repr import TerminalRepr
 from slackwater.core.schema import ANYTHING, Field, ValueLimits
 from slackwater.dead_letters.replay import ReplayResult
-from slackwater.engine.status import Counters, Status
+from slackwater.engine.observer import Counters, Status
 from slackwater.errors import PublishError
 from slackwater.operators.base import Operator
 from slackwater.watermark import NO_WATERMARK

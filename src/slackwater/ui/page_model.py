@@ -12,24 +12,21 @@ from slackwater.config.window import KINDS_OF_WINDOW
 from slackwater.core.humanize import format_time
 from slackwater.core.lateness_histogram import NOTHING, LatenessStats, format_lateness_advice
 from slackwater.errors import SlackwaterError, StateError, Topic
+from slackwater.evolution.operator_from_state import rebuild_pipeline
 from slackwater.maintenance.sizes import list_kept_commits
 from slackwater.query import locate_state
-from slackwater.query.key_history import add_key_history
-from slackwater.query.pipeline_from_state import rebuild_pipeline
 from slackwater.query.state_inspection import Texts
 from slackwater.query.why_report import WhyReport, quote_stage
-from slackwater.query.why_report_builder import build_why_report_from_snapshot
+from slackwater.query.why_report_builder import add_key_history, build_why_report_from_snapshot
 from slackwater.state.commit import Commit
 from slackwater.state.protocol import Snapshot, StateStore
 from slackwater.state.run_history import Run
-from slackwater.ui.blocks.growth import StateGrowth, build_growth
-from slackwater.ui.blocks.header import Header, build_header
+from slackwater.ui.blocks.header import Header, Runs, build_header, build_runs
 from slackwater.ui.blocks.join_buffers import JoinBuffers, build_buffers
 from slackwater.ui.blocks.key import KeyView, build_key
 from slackwater.ui.blocks.row_accounting import RowAccounting, build_accounting
-from slackwater.ui.blocks.runs import Runs, build_runs
 from slackwater.ui.blocks.stages import StageSummary, build_stages
-from slackwater.ui.blocks.throughput import BacklogPoller, Throughput, build_throughput
+from slackwater.ui.blocks.throughput import BacklogPoller, StateGrowth, Throughput, build_growth, build_throughput
 from slackwater.ui.blocks.upcoming_closes import UpcomingCloses, build_closes
 from slackwater.ui.blocks.watermark import WatermarkBlock, build_watermark
 

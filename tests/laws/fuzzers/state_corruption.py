@@ -28,7 +28,7 @@ from slackwater.config.join import Join
 from slackwater.config.window import Aggregation, Window
 from slackwater.errors import SlackwaterError
 from slackwater.maintenance import verify_state
-from slackwater.maintenance.verify_report import VerifyReport
+from slackwater.maintenance.verify_rows import VerifyReport
 from slackwater.state.commit import Commit
 from slackwater.state.files.store import KEPT_EPOCHS, FilesStore
 

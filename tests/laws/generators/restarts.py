@@ -34,7 +34,7 @@ from slackwater.engine.observer import DriverCallbacks
 from slackwater.engine.row_policies import ClockSkewWarnings
 from slackwater.engine.stage_runner import StageRunner
 from slackwater.errors import SlackwaterError
-from slackwater.query.result_readers import result_reader
+from slackwater.query.results import result_reader
 from slackwater.runner import existing_output, renamed_pipeline
 from slackwater.runner.components import create_target_writers
 from slackwater.state.commit import BatchId

@@ -131,7 +131,7 @@ def test_the_declared_columns_must_have_names_and_types() -> None:
         ({"n": "integer"}, 'state column "n" has type "integer", expected a Spark type, as in "bigint"'),
         (["n"], "state is a list, expected a mapping of names to types"),
     ):
-        from slackwater.config.keyed_function import KeyedFunctionError, check_keyed_function
+        from slackwater.config.keyed import KeyedFunctionError, check_keyed_function
 
         function = Reminders()
         function.state = state  # type: ignore[misc,assignment]

@@ -9,7 +9,7 @@ import typer
 
 from slackwater.cli.commands import MOST_ROWS, AllowHost, File, parse_amount
 from slackwater.cli.commands.groups import Name, Schema, Where
-from slackwater.cli.state_location import StateLocation
+from slackwater.query.locate_state import StateLocation
 
 
 def show(

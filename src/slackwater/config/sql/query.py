@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from slackwater.config.message_format import suggest_word
 from slackwater.config.sql import lexer
-from slackwater.config.sql.parser import DEEP, SqlSyntaxError, UnsupportedSyntax, parse_query
-from slackwater.config.sql.resolver import NameResolver
+from slackwater.config.sql.resolver import DEEP, NameResolver, SqlSyntaxError, UnsupportedSyntax, parse_query
 from slackwater.config.sql.select_scope import (
     AGGREGATE,
     UNKNOWN,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from slackwater.config.message_format import format_value
 from slackwater.config.sql import ddl
-from slackwater.config.sql.builtins import GENERATORS
+from slackwater.config.sql.lexer import GENERATORS
 
 if TYPE_CHECKING:
     from sqlglot import exp

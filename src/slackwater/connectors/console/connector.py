@@ -12,8 +12,7 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.config.target import Target as TargetSpec
 from slackwater.connectors.connector import Connector
 from slackwater.connectors.files.target import json_columns
-from slackwater.connectors.result_reader import ResultReader
-from slackwater.connectors.target import TargetTable
+from slackwater.connectors.target import ResultReader, TargetTable
 from slackwater.core.humanize import plural
 from slackwater.core.schema import ANYTHING
 from slackwater.errors import StartError, Topic

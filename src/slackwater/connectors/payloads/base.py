@@ -1,4 +1,4 @@
-"""Base classes for all payload formats, and a client for schema registries with Confluent's API.
+"""Base classes for all payload formats, detection of field names, and a client for schema registries with Confluent's API.
 
 records ──▶ records with the payload as a struct, `_p` ──▶ fields of `_p`, columns of the record, `_corrupt_record`
 
@@ -24,6 +24,7 @@ from slackwater.errors import StartError, Topic
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
+
 
 # the size in bytes of the registry frame before a payload: a zero byte and a schema id of 4 bytes
 FRAME = 5
@@ -185,3 +186,40 @@ class RawPayload(Payload):
 
     def with_payload(self, records: DataFrame, count: int | None) -> DataFrame:
         return records.selectExpr("*", f"struct({self.body}) AS _p")
+
+
+# -- field names ---------------------------------------------------------------------------------------------------------
+
+
+_ROWS = 1000
+_NAMES = 1000
+
+
+def detect_field_names(
+    session: SparkSession, frame: DataFrame, form: str | None, options: Mapping[str, str]
+) -> list[str]:
+    """Return the keys of JSON objects, the names in a CSV header, or the columns of Parquet files.
+
+    Args:
+        session: The Spark session.
+        frame: A batch of the source. It has the column `_value` if its rows come from records.
+        form: The format of the files, if the rows come from files.
+        options: The options of the reader.
+
+    Returns:
+        The names. Empty if the data does not contain field names.
+    """
+    if "_value" in frame.columns:
+        return _keys(frame.limit(_ROWS).selectExpr("CAST(_value AS STRING) AS value"))
+    files = frame.inputFiles()[:1]
+    lower = {k.lower(): v.lower() for k, v in options.items()}
+    if not files or form == "text" or (form == "csv" and lower.get("header") != "true"):
+        return []
+    if form == "json" and lower.get("multiline") != "true":
+        return _keys(session.read.text(files).limit(_ROWS))
+    return session.read.format(form or "").options(**options).load(files).columns
+
+
+def _keys(texts: DataFrame) -> list[str]:
+    keys = texts.selectExpr("explode(json_object_keys(value)) AS name").distinct().limit(_NAMES)
+    return [row["name"] for row in keys.collect()]

@@ -27,11 +27,11 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from slackwater.config.sql import lexer
-from slackwater.config.sql.parser import STATEMENTS
 from slackwater.config.sql.query import CONSTANT, LOOKUP_JOINS, NO_SOURCE, SELF_JOIN, resolve_query
+from slackwater.config.sql.resolver import STATEMENTS
 from slackwater.config.sql.select_scope import AGGREGATE, ROW_BY_ROW, WINDOW, ColumnTypes, GroupableColumns, SqlFindings
 from slackwater.connectors import spark_connect
-from slackwater.spark.analysis import plan_nodes, row_wise_expressions
+from slackwater.spark.analysis import plan_nodes
 from slackwater.spark.analysis.plan_nodes import Node
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ _OUTER = {"RightOuter": "RIGHT", "FullOuter": "FULL"}
 _SCRIPTS = ("CompoundBody", "ExecuteImmediateQuery", "SingleStatement", "UnresolvedExecuteImmediate")
 _TO_TIMES = {"ParseToDate": "date", "ParseToTimestamp": "timestamp"}
 _UNDETERMINED = "a function that is not deterministic"
-_NAMES = (n.partition("(")[0] for n in row_wise_expressions.NOT_ROW_WISE.values() if "(" in n and " (" not in n)
+_NAMES = (n.partition("(")[0] for n in plan_nodes.NOT_ROW_WISE.values() if "(" in n and " (" not in n)
 _CALLED = re.compile(rf"\b({'|'.join(map(re.escape, dict.fromkeys(_NAMES)))}|java_method)\(", re.IGNORECASE)
 _SUBQUERY = re.compile(r"\b(?:scalar-subquery|lateral-subquery|exists|list)#\d+ \[")
 _CLOCK_CAST = re.compile(r"cast\(\s*(?:now|today|tomorrow|yesterday)\b[^()]* as (?:date|timestamp)", re.IGNORECASE)
@@ -305,9 +305,9 @@ class _PlanWalker:
 
     def _expression(self, fields: Mapping[str, Any]) -> None:
         kind = plan_nodes.read_class_name(fields)
-        if kind in row_wise_expressions.NOT_ROW_WISE:
-            self.forbidden.add(row_wise_expressions.NOT_ROW_WISE[kind])
-        elif kind not in row_wise_expressions.ROW_WISE and kind not in _ALLOWED | _LEAVES | _NODES.keys():
+        if kind in plan_nodes.NOT_ROW_WISE:
+            self.forbidden.add(plan_nodes.NOT_ROW_WISE[kind])
+        elif kind not in plan_nodes.ROW_WISE and kind not in _ALLOWED | _LEAVES | _NODES.keys():
             self.forbidden.add(f"Spark's expression {kind}, which is not known to return one value for the same row")
         elif fields.get("udfDeterministic") is False:
             self.forbidden.add(_UNDETERMINED)

@@ -20,8 +20,8 @@ from slackwater.connectors.payloads import avro
 from slackwater.connectors.source import spark_error_reason
 from slackwater.core.humanize import mismatch
 from slackwater.errors import StartError, Topic
-from slackwater.spark.sessions import java, jvm_class_archive
-from slackwater.spark.tuning import jvm_options, worker_memory
+from slackwater.spark.sessions import jvm
+from slackwater.spark.tuning import worker_memory
 from slackwater.spark.tuning.arrow_batch_size import MOST_ROWS
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def start_session(
     active = SparkSession.getActiveSession()
     if active is not None:
         return active
-    if java.find_default_java() is None and java.find_fast_java() is None:
+    if jvm.find_default_java() is None and jvm.find_fast_java() is None:
         raise StartError(
             "Spark needs Java, which was not found; install Java 17 or later, or set JAVA_HOME", Topic.NOT_INSTALLED
         )
@@ -85,9 +85,9 @@ def start_session(
         builder = builder.config(key, value)
     notice("info", "starting Spark, which takes 5 to 30 s …")
     began = time.monotonic()
-    options = jvm_options.jvm_options(settings or {})
-    is_local = jvm_options.task_slots(settings or {}) is not None
-    archive = jvm_class_archive.use_archive(options, is_local)
+    options = jvm.jvm_options(settings or {})
+    is_local = jvm.task_slots(settings or {}) is not None
+    archive = jvm.use_archive(options, is_local)
     with _stderr_to_file() as log, _keep_interrupt_handler(), archive:
         try:
             _silence_error_logs()
@@ -95,8 +95,8 @@ def start_session(
         except Exception as error:
             raise StartError(f"Spark did not start ({_failure_reason(error, log)})", Topic.SPARK_START) from None
     took = time.monotonic() - began
-    jvm: Any = session._jvm
-    java_version = jvm.System.getProperty("java.version")
+    virtual_machine: Any = session._jvm
+    java_version = virtual_machine.System.getProperty("java.version")
     notice(
         "info",
         f"Spark {session.version} is up after {took:.0f} s, {session.sparkContext.master}, Java {java_version}",

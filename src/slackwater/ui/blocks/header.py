@@ -1,4 +1,7 @@
-"""Block at the top of the page: the commit that is shown, a summary of its rows, and what holds back its watermark."""
+"""Blocks at the top of the page: the commit that is shown, and the recorded runs of the pipeline, newest first.
+
+The first block also summarizes the rows of the commit, and names the source that holds back its watermark.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from dataclasses import dataclass
 
 from slackwater.core.humanize import format_exact_time, format_number, format_span, plural
 from slackwater.query.why_report import WhyReport, describe_watermark_wait, name_clock, quote_stage
+from slackwater.state.run_history import KILLED, Run
 from slackwater.ui.blocks.row_accounting import PARTS, RowAccounting
 
 
@@ -96,3 +100,92 @@ def _watermark_sentence(report: WhyReport) -> str:
     if report.watermark_us is not None:
         behind = f", {format_span(report.committed_us - report.watermark_us)} behind the clock of the commit"
     return f"{watermark}{behind}; {name_clock(holder)} holds it ({since})."
+
+
+# -- runs ----------------------------------------------------------------------------------------------------------------
+
+
+OUTCOMES = {
+    "finished": "read its sources to the end",
+    "stopped": "was stopped",
+    "restarted": "started again for new columns",
+    "failed": "failed",
+    "killed": KILLED,
+    "running": "is running",
+}
+
+
+@dataclass(frozen=True)
+class PastRun:
+    """One run. Times are in microseconds since 1970 (UTC), and durations in microseconds.
+
+    Args:
+        ended_us: The end of the run; None if the run is in progress or was killed.
+        lasted_us: The duration of the run; None if `ended_us` is None.
+        outcome: The outcome, which is a key of OUTCOMES.
+        said: The outcome as text.
+        last_epoch: The last epoch that the run committed; None if it did not commit any.
+        epochs: The number of epochs that the run committed.
+    """
+
+    started_us: int
+    ended_us: int | None
+    lasted_us: int | None
+    runner: str
+    outcome: str
+    said: str
+    first_epoch: int
+    last_epoch: int | None
+    epochs: int | None
+    error: str | None
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The block "How did the runs end?".
+
+    `runs`: the runs, newest first. `failure`: the latest run, if it failed or was killed and no runner is active.
+    """
+
+    runs: tuple[PastRun, ...]
+    failure: PastRun | None
+
+
+def build_runs(recorded: Sequence[Run], runner: str | None, epoch: int) -> Runs:
+    """Build the block "How did the runs end?".
+
+    Args:
+        recorded: The runs, oldest first.
+        runner: The active runner; None if no runner is active.
+        epoch: The latest epoch.
+    """
+    nexts: list[Run | None] = [*recorded[1:], None]
+    past_runs = [
+        _past(run, epoch if next_run is None else next_run.epoch, next_run is None and runner is not None)
+        for run, next_run in zip(recorded, nexts[: len(recorded)], strict=True)
+    ]
+    latest = past_runs[-1] if past_runs else None
+    is_failure = runner is None and latest is not None and latest.outcome in ("failed", "killed")
+    return Runs(tuple(reversed(past_runs)), latest if is_failure else None)
+
+
+def _past(run: Run, epoch: int, may_run: bool) -> PastRun:
+    """Convert a recorded run to a PastRun.
+
+    `epoch`: the last epoch committed before the next run began. `may_run`: whether the run may still be in progress.
+    """
+    outcome = run.outcome or ("running" if may_run else "killed")
+    last = epoch if run.last_epoch is None else run.last_epoch
+    ended = run.ended_us
+    return PastRun(
+        run.started_us,
+        ended,
+        None if ended is None else max(ended - run.started_us, 0),
+        run.runner,
+        outcome,
+        OUTCOMES[outcome],
+        run.epoch + 1,
+        last if last > run.epoch else None,
+        max(last - run.epoch, 0),
+        run.error,
+    )

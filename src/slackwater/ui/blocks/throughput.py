@@ -1,4 +1,4 @@
-"""Block "Does it keep up?": the phase durations and row counts of the epochs, and the backlog of the sources.
+"""Blocks "Does it keep up?" and "How large is the state?": the duration and rows of each epoch, the backlog, the size.
 
 A commit records how long the phases `plan`, `read`, `ingest` and `emit` of its own epoch took. The phases `commit`,
 `write` and `note` end only after the commit is written, so the next commit records them.
@@ -6,13 +6,15 @@ A commit records how long the phases `plan`, `read`, `ingest` and `emit` of its 
 The backlog is the input that has not been read yet. Each source is polled in a separate thread. The page waits for
 responses for at most LONGEST_S seconds, and reuses a response for FRESH_S seconds. The input that a commit has read is
 subtracted later, so that one response serves all commits.
+
+The size of the state is given as rows and bytes in each kept commit, and as rows by shard.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from markupsafe import Markup
@@ -20,12 +22,13 @@ from markupsafe import Markup
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.source import Source
 from slackwater.connectors.connector import Backlog, BacklogCounter, InputLister, connector_for
-from slackwater.core.humanize import format_span, plural
+from slackwater.core.humanize import format_brief, format_size, format_span, plural
 from slackwater.engine import next_commit
 from slackwater.errors import SlackwaterError
-from slackwater.state.commit import Commit
+from slackwater.maintenance.history import count_open_windows
+from slackwater.state.commit import Commit, StageState
 from slackwater.state.protocol import Snapshot
-from slackwater.ui.svg import Axis, draw_columns, tick_step
+from slackwater.ui.svg import Axis, draw_columns, draw_trace, tick_step
 
 OWN_PHASES = ("plan", "read", "ingest", "emit")  # phases whose time the epoch's own commit records
 LATER_PHASES = ("commit", "write", "note")  # phases whose time the next commit records
@@ -232,3 +235,76 @@ def _input_lister(pipeline: Pipeline, source: Source) -> InputLister | None:
 def _backlog(source: Source, answer: _BacklogAnswer, snapshot: Snapshot) -> Backlog:
     backlog_of = answer.backlog_of  # read only once, because a thread may replace it
     return Backlog(source.name, "", None, None, answer.problem) if backlog_of is None else backlog_of(snapshot)
+
+
+# -- growth of the state -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SizePoint:
+    """The size of the state in one commit. `open`: the number of open windows, or of rows buffered in a join."""
+
+    epoch: int
+    committed_us: int
+    rows: int
+    bytes: int
+    open: int
+
+
+@dataclass(frozen=True)
+class ShardSpread:
+    """The number of rows in each shard of a stage. `skew`: the rows of the largest shard divided by the mean."""
+
+    stage: str
+    rows: tuple[int, ...]
+    skew: float
+
+
+@dataclass(frozen=True)
+class StateGrowth:
+    """The size of the state in each kept commit, oldest first, and the rows by shard in the latest commit."""
+
+    commits: tuple[SizePoint, ...]
+    shards: tuple[ShardSpread, ...] = ()
+
+
+def build_growth(commits: Sequence[Commit]) -> StateGrowth:
+    """Build the block "How large is the state?" from the kept commits, oldest first."""
+    return StateGrowth(
+        tuple(
+            SizePoint(m.epoch, m.committed_us, _stored_rows(m), m.state_bytes, count_open_windows(m)) for m in commits
+        ),
+        tuple(_spread(stage) for stage in commits[-1].stages),
+    )
+
+
+def _spread(stage: StageState) -> ShardSpread:
+    rows = tuple(sum(m.rows for m in shard if not m.kind.endswith(("+", "-"))) for shard in stage.segments)
+    return ShardSpread(stage.name, rows, max(rows) * len(rows) / sum(rows) if sum(rows) else 1.0)
+
+
+def _stored_rows(commit: Commit) -> int:
+    return sum(m.rows for m in commit.metas)
+
+
+LEFT, TOP, BOTTOM = 78, 14, 130
+
+
+def draw_size(block: StateGrowth) -> Markup:
+    """Draw the size of the state in bytes over the kept commits."""
+    series = [(c.epoch, c.committed_us, c.bytes) for c in block.commits]
+    return _draw(series, format_size, "Size of the state in bytes, over the kept commits", "trace")
+
+
+def draw_rows(block: StateGrowth) -> Markup:
+    """Draw the number of rows in the state over the kept commits."""
+    series = [(c.epoch, c.committed_us, c.rows) for c in block.commits]
+    return _draw(series, format_brief, "Rows in the state, over the kept commits", "trace second")
+
+
+def _draw(
+    series: Sequence[tuple[int, int, int]], format_value: Callable[[float], str], label: str, class_: str
+) -> Markup:
+    most = max(value for _, _, value in series)
+    up, labeled = Axis(0, max(most * 11 // 10, 1), BOTTOM, TOP), sorted({0, most})
+    return draw_trace(label, series, up, LEFT, format_value, labeled=labeled, height=BOTTOM + 26, class_=class_)

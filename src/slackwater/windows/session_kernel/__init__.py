@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from slackwater.core.compiled_sort import distinct_hashes, sort_intervals
+from slackwater.core.compiled import distinct_hashes, sort_intervals
 from slackwater.windows.session_kernel.rows_behind_watermark import assign_rows_behind_watermark
 from slackwater.windows.session_kernel.session_rules import (
     SessionTimes,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from slackwater.core.compiled_sort import merge_sort
-from slackwater.core.jit import compiled
+from slackwater.core.compiled import compiled, merge_sort
 from slackwater.core.sorted_arrays import Int64s
 from slackwater.windows.session_kernel.session_rules import (
     BY_FRAGMENTS,

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from slackwater.core.jit import compiled, inlined
+from slackwater.core.compiled import compiled, inlined
 
 Int64s = NDArray[np.int64]
 Int8s = NDArray[np.int8]

@@ -9,7 +9,7 @@ from pathlib import Path
 import polars as pl
 
 from journal_connector.target import read_entries
-from slackwater.connectors.result_reader import ResultReader
+from slackwater.connectors.target import ResultReader
 
 
 @dataclass

@@ -1,18 +1,47 @@
-"""A compiled sort of intervals by (key hash, start, last).
+"""Numba decorators for loops over rows, and a compiled sort of intervals by (key hash, start, last).
 
-Hashes are uniformly distributed, so their leading bits almost determine their position:
+Compiled code is cached on disk, once per machine. Modules with compiled loops are imported only where their loops are
+needed. Importing Numba takes a third of a second, and neither `import slackwater` nor `slackwater check` runs a loop.
 
-rows in any order ─▶ bucketed by the leading bits ─▶ each small bucket sorted in place
+Hashes are uniformly distributed, so their leading bits almost determine their position in the sorted order:
+
+    rows in any order ─▶ bucketed by the leading bits ─▶ each small bucket sorted in place
 
 A large bucket (a key with many rows, or hashes chosen by an attacker) is merge-sorted, which avoids quadratic time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar, cast
+
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
-from slackwater.core.jit import compiled, inlined
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def compiled(function: F) -> F:
+    """Compile a function to machine code on its first call, to run without the GIL, and cache the code on disk.
+
+    The cache is next to the source or, failing that, in the user's cache directory. If neither is writable, each
+    process compiles the function again. Constants from other modules are compiled in, and the cache does not notice
+    when they change, so pass them as arguments instead.
+    """
+    try:
+        return cast(F, njit(cache=True, nogil=True)(function))
+    except RuntimeError:  # Numba has no writable cache directory
+        return cast(F, njit(nogil=True)(function))
+
+
+def inlined(function: F) -> F:
+    """Inline a function into the compiled functions that call it.
+
+    Within loops, pass only numbers to such a function, because Numba would count the references to arrays.
+    """
+    return cast(F, njit(inline="always")(function))
+
 
 Int64s = NDArray[np.int64]
 
