@@ -69,7 +69,7 @@ class SourceClock:
         return self.spans[1:] if _is_confirmed(self.spans) else self.spans
 
     def needs_spans(self, activity: SourceActivity) -> bool:
-        """Return whether the spans of the rows of `activity` are needed, because the rows may contain a jump."""
+        """Return whether the spans of the rows in `activity` are needed, which is the case if the rows may contain a jump."""
         if self.jump_us is None or activity.max_event_us is None:
             return False
         fresh = SourceClock(self.lateness_us, self.idleness_us, jump_us=self.jump_us)
@@ -206,7 +206,7 @@ def output_watermark(promised: int, watermark: int, hold: int) -> int:
     """Return the output watermark of a stage: from now on, it emits no result with an earlier event time.
 
     Args:
-        promised: The committed output watermark, which never goes back.
+        promised: The committed output watermark, which never moves backwards.
         watermark: The watermark of the stage.
         hold: The lowest event time that a result may still have.
     """

@@ -200,15 +200,15 @@ def test_which_state_is_meant(place: Place) -> None:
     with pytest.raises(StartError, match='this is the state of "law", not of "other"'):
         sw.open_state(f"{place.where}/law", "other")
     assert list_pipelines(place.where) == ["law", "other"]
-    nowhere = "no pipeline has its state there" if "://" in place.where else "is not a state directory"
+    nowhere = "no pipeline keeps its state there" if "://" in place.where else "is not a state directory"
     with pytest.raises(StartError, match=nowhere):
         sw.open_state(f"{place.where}/nowhere/at/all")
 
 
 def test_nothing_is_there(tmp_path: Path, postgres: Any) -> None:
-    with pytest.raises(StartError, match="no pipeline has its state there"):
+    with pytest.raises(StartError, match="no pipeline keeps its state there"):
         sw.open_state(tmp_path)
-    with pytest.raises(StartError, match=r'schema "public" of .*: no pipeline has its state there'):
+    with pytest.raises(StartError, match=r'schema "public" of .*: no pipeline keeps its state there'):
         sw.open_state(postgres.database("asked_nothing"))
     window = sw.Window(
         kind="tumbling", duration_ms=1, max_groups_per_window=1, aggregations=[sw.Aggregation(agg="count", as_="n")]

@@ -337,7 +337,7 @@ def test_a_directory_whose_parts_do_not_fit_together_is_refused(directory: Place
     refused(r"manifests holds no manifest, but .*000000001-.*\.arrow is of epoch 1; restore the manifests from a copy")
     (home / "published").write_text("11 0123456789abcdef")
     refused(
-        r"published is damaged; restore it from a copy of the directory, or remove it: the next start then publishes the latest epoch again"
+        r"published is damaged; restore it from a backup of the directory, or remove it: the next start then publishes the latest epoch again"
     )
     (home / "published").unlink()
     (home / "published").mkdir()

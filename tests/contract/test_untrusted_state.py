@@ -214,7 +214,7 @@ def test_a_fork_that_was_killed_is_repeated_under_its_name(after: int, tmp_path:
     )
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path)]).returncode == -9
     assert list((tmp_path / "other" / "segments").iterdir())
-    with pytest.raises(StateError, match="holds an incomplete fork; repeat it"):
+    with pytest.raises(StateError, match="holds an incomplete fork; remove the directory, or repeat the fork"):
         FilesStore(tmp_path, "other").open()
     fork = fork_store(store, "other")
     assert (fork.pipeline, fork.epoch) == ("other", store.epochs()[-1])

@@ -119,7 +119,7 @@ def test_only_bad_rows_in_an_epoch() -> None:
 def test_a_bad_gap_fails_the_epoch_where_that_is_the_policy() -> None:
     rows = [{"ts": 0, "u": "a", "id": 1, "g": None}]
     with pytest.raises(
-        BadRowError, match=r"epoch 0: 1 bad row without a gap \(g\) that is positive and less than .* u=a at 1970"
+        BadRowError, match=r"epoch 0: 1 bad row whose gap \(g\) is not both positive and less than .* u=a at 1970"
     ):
         run_local(window(), [RowsInput({"a": rows})], SCHEMA, on_error="fail")
 

@@ -83,7 +83,7 @@ BAD = [row_at(0, ms=None), row_at(1, ms=0), row_at(2, ms=-5), row_at(3, ms=300_0
 def test_rows_without_a_usable_gap_are_bad_rows(runner: Runner) -> None:
     runner.write("1.jsonl", [*BAD, row_at(4, ms=299_999)])
     with pytest.raises(
-        BadRowError, match=r"4 bad rows without a gap \(ms\) that is positive and less than max_session_dur"
+        BadRowError, match=r"4 bad rows whose gap \(ms\) is not both positive and less than max_session_dur"
     ):
         runner.run(source=runner.source(SCHEMA), window=sessions("ms"))
     frame = runner.run(source=runner.source(SCHEMA), window=sessions("ms"), on_error="drop")

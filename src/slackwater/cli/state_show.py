@@ -31,11 +31,11 @@ def list_states(where: str, schema: str, as_json: bool) -> None:
         schema: The schema of the tables in a database.
         as_json: Whether to print one JSON object per pipeline instead of a table.
 
-    Raises StartError if no pipeline has its state there.
+    Raises StartError if no pipeline keeps its state there.
     """
     names = list_pipelines(where, schema)
     if not names:
-        raise StartError(f"{where}: no pipeline has its state there", Topic.NO_STATE)
+        raise StartError(f"{where}: no pipeline keeps its state there", Topic.NO_STATE)
     summaries = [_summary(locate_store(where, name, schema), name) for name in names]
     if as_json:
         print("\n".join(json.dumps(state, ensure_ascii=False) for state in summaries))

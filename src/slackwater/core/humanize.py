@@ -169,7 +169,7 @@ def format_stamp(us: int | None) -> str:
 
 
 def _moment(us: int) -> dt.datetime | None:
-    """Return a time (µs, UTC) as a datetime; None if it is outside Python's calendar."""
+    """Return a time (µs, UTC) as a datetime; None if it is outside the range of Python's datetime."""
     try:
         return _EPOCH + dt.timedelta(microseconds=us)
     except OverflowError:

@@ -162,9 +162,9 @@ class EpochDriver:
         self._epoch(self._context(batch, quiet_us if batch.replayed is None else None))
 
     def tick(self, quiet_us: int) -> bool:
-        """Run an idle tick, after no source has had rows for `quiet_us` (µs). Return whether it was committed.
+        """Run an idle tick once no source has had rows for `quiet_us` (µs). Return whether the tick was committed.
 
-        If the watermark advances only because the input is silent (`idle_close_ms`), it is committed when something
+        If the watermark advances only because the input is silent (`idle_close_ms`), the advance is committed when something
         becomes due, and otherwise once per checkpoint interval. Only committed watermarks decide whether rows are late,
         so an uncommitted advance has no effect.
         """

@@ -126,7 +126,7 @@ def _judge_bad_rows(pipeline: Pipeline, before: StageState, epoch: int, outcome:
         window = pipeline.transform.window
         assert window is not None  # rows of a join have no gap
         problem = (
-            f"{pipeline.name}: epoch {epoch}: {plural(bad, 'bad row')} without a gap ({window.gap_ms}) that is positive and less than "
+            f"{pipeline.name}: epoch {epoch}: {plural(bad, 'bad row')} whose gap ({window.gap_ms}) is not both positive and less than "
             f"max_session_duration ({format_duration(window.max_session_duration_ms or 0)})"
         )
         samples = [next_commit.format_late_sample(s) for r in outcome.reports for s in r.bad_sample][:3]

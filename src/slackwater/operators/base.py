@@ -85,7 +85,7 @@ class Operator(ABC):
     def is_preaggregated(self) -> bool:
         """Return whether rows are pre-aggregated before they reach a shard.
 
-        If so, the engine reads the batch a second time to build the dead letters of late rows.
+        If so, the engine reads the batch a second time to build the dead letters for late rows.
         """
         return False
 
@@ -153,7 +153,7 @@ class Operator(ABC):
 
     @abstractmethod
     def late_letters(self, task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:
-        """Return the dead letters of late rows.
+        """Return the dead letters for late rows.
 
         `rows` has `__start` (event time), `_origin`, the keys, and `__idle` if sources may be idle.
         """

@@ -151,7 +151,7 @@ def _headers(kind: str) -> str:
 
 
 def write_late_letters(task: ShardTask, rows: pl.DataFrame) -> LetterFile:
-    """Stage the dead letters of late rows that the engine found in a second pass over the batch.
+    """Stage the dead letters for late rows that the engine found in a second pass over the batch.
 
     `rows`: as in `Operator.late_letters`, but with `__src` instead of `__idle`.
     """
@@ -177,7 +177,7 @@ def tag_rows(task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None) -> 
 def find_late_letters(
     task: ShardTask, late: pl.DataFrame, origins: pl.Series | None, time: str = "__start"
 ) -> list[pl.DataFrame]:
-    """Return the dead letters of late rows, as a list of one frame. Empty if late rows do not become dead letters.
+    """Return the dead letters for late rows, as a list of one frame. Empty if late rows do not become dead letters.
 
     Args:
         task: The task of the shard.
@@ -198,7 +198,7 @@ def build_late_letters(
     windows: pl.Series | None = None,
     keys: Sequence[Field] = (),
 ) -> pl.DataFrame:
-    """Build the dead letters of late rows.
+    """Build the dead letters for late rows.
 
     Args:
         task: The task of the shard.

@@ -55,7 +55,7 @@ class PaneOperator(CompiledPaneWindow, WindowOperator):
     def ingest(self, task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport:
         """Merge an epoch's panes (see `windows.pane_windows.lift_rows`) into the state.
 
-        A pane stands for several rows and has no origin. Therefore, the engine stages the dead letters of late rows.
+        A pane stands for several rows and has no origin. Therefore, the engine stages the dead letters for late rows.
         """
         if rows.is_empty():
             return IngestReport(shard=task.shard, segments=task.state.metas)

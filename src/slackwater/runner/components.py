@@ -211,7 +211,7 @@ def _time_sql(stage_pipeline: Pipeline, session: SparkSession, source: Source, f
 
 
 def _origin_sql(stage: BoundStage, session: SparkSession) -> dict[str, tuple[str, ...]]:
-    """Return the SQL by input path, extended to preserve the column `_origin`, which `late_data = "dlq"` needs."""
+    """Return the SQL, keyed by input path and extended to preserve the column `_origin`, which `late_data = "dlq"` needs."""
     sql_texts = {
         w.key: sql_analysis.add_origin_to_sql(session, stage.pipeline, w, stage.frames[w.origin])
         for w in stage.pipeline.input_paths

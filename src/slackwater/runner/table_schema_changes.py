@@ -92,7 +92,7 @@ def add_table_schema_changes(comparison: StateComparison, pipeline: Pipeline, co
 def _downstream_changes(
     pipeline: Pipeline, commit: Commit, checks: Sequence[_TableCheck]
 ) -> tuple[list[KeyChange], list[str]]:
-    """Return the changes in joins and targets that new columns cause, and a line for each undecided stage.
+    """Return the changes that new columns cause in joins and targets, and a line for each undecided stage.
 
     The next start decides which of the new columns an undecided stage outputs.
     """

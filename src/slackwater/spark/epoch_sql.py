@@ -174,7 +174,7 @@ def is_earlier_sql(than: int) -> str:
 
 
 def late_columns(keys: Sequence[Field], source: int | None) -> list[str]:
-    """Return the columns for the dead letters of late rows in tumbling and hopping windows.
+    """Return the columns for the dead letters for late rows in tumbling and hopping windows.
 
     The columns are expressions over the output of the stage's SQL. `source`: the tag that identifies the source of the
     rows. None if rows do not need a tag.

@@ -99,7 +99,7 @@ class RejectedRowHandler:
     def _unfit(
         self, read: TimedRows, outcome: IngestOutcome, task: ShardTask
     ) -> tuple[list[UnstorableRows], list[LetterFile]]:
-        """Read unstorable rows again. Return the reasons and a few samples of each source, and the dead letters.
+        """Reread the unstorable rows. Return the reasons and a few samples for each source, and the dead letters.
 
         Raises EpochError if the number of these rows is not the same as in the first read.
         """

@@ -82,7 +82,7 @@ class RowPreparer(Protocol):
 class LocalEngine:
     """Engine that runs shard tasks one at a time.
 
-    `early_statistics`: whether to return statistics before the read, as Parquet does.
+    `early_statistics`: whether to return statistics before the read, as is done for Parquet.
     """
 
     preparer: RowPreparer

@@ -126,7 +126,7 @@ def _merge_windows(logic: CompiledPaneWindow, spread: pl.DataFrame) -> pl.DataFr
 
 
 def _with_notes(logic: CompiledPaneWindow, panes: pl.DataFrame, spread: pl.DataFrame, index: Int64s) -> pl.DataFrame:
-    """Set `__rev` and `__changed` according to the notes of panes.
+    """Set `__rev` and `__changed` from the panes' notes.
 
     `spread` has one row per pane and window, and `index` has the position in `panes` of each row's pane.
     """

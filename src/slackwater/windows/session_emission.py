@@ -279,7 +279,7 @@ def _remaining_state(
 
 
 def _superseded(logic: CompiledSessionWindow, merged: pl.DataFrame, emitted: Bools) -> pl.DataFrame:
-    """Return the results that the emitted sessions replace, unless another session has the same start."""
+    """Return the results that the emitted sessions replace, except those at whose start another session starts."""
     gone = _superseded_starts(logic, merged.filter(pl.Series(emitted)))
     if gone.is_empty():
         return gone

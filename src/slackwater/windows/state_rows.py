@@ -12,11 +12,11 @@ All keyed operators use this schema. A state row of a window is one interval or 
 | `__due`            | µs UTC, the watermark at which the row closes, or (panes) leaves its last window      |
 | `__end`            | µs UTC, how far the session's rows extend (only if each row has its own gap)          |
 | `__rev`            | the largest revision of the merged rows (only if windows can be revised)              |
-| `__out`            | sessions: the starts of the merged rows in the target (only if revisable)             |
+| `__out`            | sessions: starts of the merged rows in the target (only if windows can be revised)    |
 | keys, accumulators | typed as in the input                                                                 |
 
-All rows with the same `__h` form a *unit*. A unit is read and replaced as a whole. The newest version of a unit is
-valid. Expired rows do not have to be deleted. The watermark alone decides whether a row is open, closed, retained or
+All rows with the same `__h` form a *unit*. A unit is read and replaced as a whole. Only the newest version of a
+unit is valid. Expired rows do not have to be deleted. The watermark alone decides whether a row is open, closed, retained or
 expired.
 
           close              close + allowed lateness (reopen)

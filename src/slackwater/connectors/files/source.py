@@ -315,7 +315,7 @@ def check_directory_exists(spec: Source) -> None:
     plain = existing / Path(*takewhile(lambda part: not any(c in part for c in "*?[{"), remaining_parts))
     if not plain.exists():
         raise StartError(
-            f'source "{spec.name}": there is no "{plain}"; expected the directory or files of query = "{query}"',
+            f'source "{spec.name}": there is no "{plain}"; expected the directory or files named by query = "{query}"',
             Topic.INPUT_MISSING,
         )
 

@@ -51,7 +51,7 @@ class OffsetRanges:
 
 
 class KafkaPlanner:
-    """Planner for a Kafka source. It continues at the offsets in `record`.
+    """Planner for a Kafka source. It resumes from the offsets in `record`.
 
     Raises StartError or EpochError if the brokers do not respond.
     """

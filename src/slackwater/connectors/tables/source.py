@@ -266,7 +266,7 @@ class _PendingFile:
 
 
 class TablePlanner:
-    """Planner for a table. It continues at the offsets in `record`.
+    """Planner for a table. It resumes from the offsets in `record`.
 
     Raises SlackwaterError if this is not the table that was read before.
     """

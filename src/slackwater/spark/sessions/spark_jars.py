@@ -66,7 +66,7 @@ def avro_connector(spark_version: str) -> list[Path]:
 
 
 def connector_jars(name: str) -> list[Path]:
-    """Return the jars of "kafka" or "avro" for the installed PySpark. Raises StartError for any other name."""
+    """Return the jars needed for "kafka" or "avro" with the installed PySpark. Raises StartError for any other name."""
     spark_version = metadata.version("pyspark")
     if name == "kafka":
         return kafka_connector(spark_version)[0]

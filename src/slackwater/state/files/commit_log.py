@@ -81,7 +81,7 @@ class CommitLog:
                 ExhaustedError.from_error(error)
                 or permission_error(f"manifest {shown}", error)
                 or StateError(
-                    f"manifest {shown} is damaged or unreadable; restore it from a copy of the directory",
+                    f"manifest {shown} is damaged or unreadable; restore it from a backup of the directory",
                     Topic.STATE_DAMAGED,
                 )
             ) from error
@@ -298,8 +298,8 @@ class ProgressFiles:
         match = re.fullmatch("([0-9]{1,18})(?: ([0-9a-f]{16}))?", text.strip())  # earlier versions wrote no checksum
         if match is None or match[2] not in (None, file_checksum(match[1].encode())):
             raise StateError(
-                f"{self.published_file} is damaged; restore it from a copy of the directory, or remove it: the next start "
-                "then publishes the latest epoch again, and a target that stores its last epoch ignores it",
+                f"{self.published_file} is damaged; restore it from a backup of the directory, or remove it: the next start "
+                "then publishes the latest epoch again, and a target that stores its last epoch ignores the repeat",
                 Topic.STATE_DAMAGED,
             )
         return int(match[1])

@@ -130,7 +130,7 @@ class FilesStore:
             latest_shown = f"the latest manifest is of epoch {newest}" if latest else "there is no manifest"
             raise StateError(
                 f"manifest {self._log.full_name(published)} is missing: {self._progress.published_file} says that "
-                f"epoch {published} was published, but {latest_shown}; restore it from a copy of the directory",
+                f"epoch {published} was published, but {latest_shown}; restore it from a backup of the directory",
                 Topic.STATE_DAMAGED,
             )
         if latest is None:
@@ -144,7 +144,7 @@ class FilesStore:
             raise StateError(
                 f"manifest {self._log.full_name(latest.epoch)} belongs to another state: found state_id "
                 f"{latest.state_id!r}, expected {' or '.join(map(repr, sorted(state_ids)))} as in the earlier commits; "
-                "restore it from a copy of the directory",
+                "restore it from a backup of the directory",
                 Topic.STATE_DAMAGED,
             )
         return latest
@@ -153,8 +153,8 @@ class FilesStore:
         """Check a state without commits. Raises StateError if it has files of epochs after 0 or is an incomplete fork."""
         if self.storage.has(FORKING):
             raise StateError(
-                f"{self.root} holds an incomplete fork; repeat it: slackwater state fork … {self.storage.name}, or "
-                "remove the directory",
+                f"{self.root} holds an incomplete fork; remove the directory, or repeat the fork: "
+                f"slackwater state fork … {self.storage.name}",
                 Topic.NAME_IN_USE,
             )
         for folder in NAMED:

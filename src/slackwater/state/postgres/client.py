@@ -107,7 +107,7 @@ def check_names(names: Sequence[str], where: str) -> None:
 
 
 def to_datetime(us: int | None) -> dt.datetime | None:
-    """Convert a time in µs since 1970 to a datetime in UTC. Return None if it is None or outside Python's calendar."""
+    """Convert a time in µs since 1970 to a datetime in UTC. Return None if it is None or outside the range of Python's datetime."""
     try:
         return None if us is None else _EPOCH + dt.timedelta(microseconds=us)
     except OverflowError:
@@ -115,7 +115,7 @@ def to_datetime(us: int | None) -> dt.datetime | None:
 
 
 def time_literal(us: int) -> str:
-    """Return a time in µs since 1970 as an SQL literal. Times outside Python's calendar become infinity or -infinity."""
+    """Return a time in µs since 1970 as an SQL literal. Times outside the range of Python's datetime become infinity or -infinity."""
     moment = to_datetime(us)
     if moment is None:
         return f"'{'-' if us < 0 else ''}infinity'::timestamptz"
