@@ -77,7 +77,7 @@ class _Run:
         from slackwater.engine.stage_runner import StageRunner
         from slackwater.metrics import Metrics
         from slackwater.operators.registry import compile_window
-        from slackwater.spark.source_statistics import source_stats
+        from slackwater.spark.tuning.source_statistics import source_stats
         from slackwater.state.files.store import FilesStore
 
         class Source(KafkaSource):

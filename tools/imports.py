@@ -28,7 +28,7 @@ RESTRICTED = frozenset(["logging", "openlineage", "opentelemetry", "pandas", "py
 BY_NAME = frozenset(["import_module", "__import__"])  # functions that import the module with a name
 _OBJECT_PATH = re.compile(
     r"(slackwater(?:\.\w+)+):\w+"
-)  # a text such as "slackwater.core.time:parse", see core/connector_table.py
+)  # a text such as "slackwater.core.time:parse", see core/connector_registry.py
 _DECLARATION = re.compile(r"^May import: ([^.]*)\.\s*\Z", re.MULTILINE)
 
 Modules = Mapping[str, Path]  # by dotted name; that of a package ends with ".__init__"

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from slackwater.core import VERSION
-from slackwater.core.connector_table import TABLE
+from slackwater.core.connector_registry import TABLE
 from slackwater.core.notebook_repr import register_renderers
 
 if TYPE_CHECKING:

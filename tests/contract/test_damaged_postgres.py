@@ -16,7 +16,7 @@ import slackwater as sw
 from slackwater.config.pipeline import Pipeline
 from slackwater.engine.kill_points import KILL_POINTS
 from slackwater.errors import SlackwaterError, StateError
-from slackwater.maintenance.verify_postgres import verify_postgres
+from slackwater.maintenance.verify_postgres_store import verify_postgres
 from slackwater.state.postgres.client import close_idle
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.testing import LocalPipeline

@@ -20,7 +20,7 @@ from tests.support import iceberg_tables
 from slackwater.cli import dlq as command
 from slackwater.cli import main as cli
 from slackwater.config import toml
-from slackwater.core.dead_letter_schema import LETTER, LetterFilter
+from slackwater.core.dead_letter_columns import LETTER, LetterFilter
 from slackwater.core.schema import Field
 from slackwater.dead_letters.letter_reader import (
     AttemptLedger,

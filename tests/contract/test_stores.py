@@ -23,7 +23,7 @@ from slackwater.state.postgres import runners
 from slackwater.state.postgres import store as postgres_store
 from slackwater.storage import arrow_files
 from slackwater.windows.aggregations import bind_aggregation
-from slackwater.windows.session_intervals import CompiledSessionWindow
+from slackwater.windows.compiled_session_window import CompiledSessionWindow
 from slackwater.windows.state_rows import (
     FAR,
     HIDDEN,

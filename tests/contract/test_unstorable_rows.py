@@ -22,7 +22,7 @@ from slackwater.connectors.files.target import FilesTarget
 from slackwater.connectors.postgres.target import PostgresTarget
 from slackwater.connectors.source import Batch
 from slackwater.connectors.target import TargetTable
-from slackwater.core.dead_letter_schema import LETTER
+from slackwater.core.dead_letter_columns import LETTER
 from slackwater.core.schema import YEARS, Field, ValueLimits
 from slackwater.engine.observer import DriverCallbacks
 from slackwater.errors import BadRowError

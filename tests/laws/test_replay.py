@@ -19,7 +19,7 @@ from tests.support.script import KILL_POINTS, Crash, LocalResult, Replay, RowsIn
 
 from slackwater.config.join import Join
 from slackwater.config.window import Aggregation, Window
-from slackwater.core.dead_letter_schema import LETTER
+from slackwater.core.dead_letter_columns import LETTER
 from slackwater.core.schema import Field
 from slackwater.dead_letters import replay
 from slackwater.dead_letters.letter_reader import AttemptLedger

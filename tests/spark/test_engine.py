@@ -17,7 +17,7 @@ from tests.support.script import RowsInput, run_local
 
 import slackwater as sw
 from slackwater.errors import BadRowError, CapExceededError, EpochError, LockHeldError, StartError, StateError
-from slackwater.spark import source_statistics
+from slackwater.spark.tuning import source_statistics
 from slackwater.state.files.store import FilesStore
 from slackwater.watermark import SourceActivity
 

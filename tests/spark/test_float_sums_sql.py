@@ -13,7 +13,7 @@ from tests.support.runner import Runner
 
 import slackwater as sw
 from slackwater.spark import operator_rows
-from slackwater.spark.tuning.preaggregation import PreaggregationPolicy
+from slackwater.spark.tuning.row_transfer import PreaggregationPolicy
 
 pytestmark = pytest.mark.spark
 

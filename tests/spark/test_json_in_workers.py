@@ -18,7 +18,7 @@ from slackwater.config.connection import KafkaConnection
 from slackwater.config.source import Source
 from slackwater.connectors.kafka.broker import KafkaBroker
 from slackwater.connectors.kafka.source import KafkaSource
-from slackwater.connectors.payloads import json_payload, json_rows
+from slackwater.connectors.payloads import arrow_json_decoder, json_payload
 from slackwater.connectors.payloads.base import RawRecords
 from slackwater.connectors.payloads.json_payload import JsonPayload
 
@@ -96,7 +96,9 @@ def test_arrow_decodes_most_plain_records(spark: Any, name: str) -> None:
     payload = JsonPayload.from_records(
         RawRecords(spark, Source(name="s", connection="c", query="t", schema=SCHEMAS[name]))
     )
-    decoder = json_rows.JsonDecoder(json_rows.arrow_type(json_rows.nullable(payload._spark_schema)), "value")
+    decoder = arrow_json_decoder.JsonDecoder(
+        arrow_json_decoder.arrow_type(arrow_json_decoder.nullable(payload._spark_schema)), "value"
+    )
     rng = random.Random(name)
     batches = [pa.array([random_record(rng)], pa.binary()) for _ in range(500)]
     assert sum(decoder.decode(batch).null_count for batch in batches) < 250
@@ -105,13 +107,13 @@ def test_arrow_decodes_most_plain_records(spark: Any, name: str) -> None:
 def test_arrow_decodes_plain_records_next_to_bad_ones() -> None:
     plain, bad = b'{"k":"a","n":1}', b'{"k":"a","n":"one"}'
     kind = pa.struct([("k", pa.string()), ("n", pa.int64())])
-    decoder = json_rows.JsonDecoder(kind, "value")
+    decoder = arrow_json_decoder.JsonDecoder(kind, "value")
     records = pa.array([plain, bad, plain, None, b'{"k":\n"a"}', plain, b"no json", bad, plain], pa.binary())
     result = decoder.decode(records)
     assert result.type == kind
     assert [value is not None for value in result.to_pylist()] == [r == plain for r in records.to_pylist()]
-    many_bad = pa.array([plain] * 50 + [bad] * (json_rows._MOST_FAILURES + 1) + [plain] * 50, pa.binary())
-    assert decoder.decode(many_bad).null_count == json_rows._MOST_FAILURES + 1 + 50, "Spark decodes the rest"
+    many_bad = pa.array([plain] * 50 + [bad] * (arrow_json_decoder._MOST_FAILURES + 1) + [plain] * 50, pa.binary())
+    assert decoder.decode(many_bad).null_count == arrow_json_decoder._MOST_FAILURES + 1 + 50, "Spark decodes the rest"
 
 
 @pytest.mark.parametrize("ddl", ["k STRING, f FLOAT", "k STRING, m MAP<STRING, INT>", "k DECIMAL(10, 2)", "k BINARY"])

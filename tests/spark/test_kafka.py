@@ -30,7 +30,7 @@ from tests.support.topics import (
 
 import slackwater as sw
 from slackwater.connectors.kafka import broker as kafka_broker
-from slackwater.spark import source_statistics
+from slackwater.spark.tuning import source_statistics
 from slackwater.state.files.store import FilesStore
 
 pytestmark = pytest.mark.spark

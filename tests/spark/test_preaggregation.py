@@ -12,7 +12,7 @@ import slackwater as sw
 from slackwater.core.schema import Field
 from slackwater.operators.registry import bind_window
 from slackwater.operators.reports import IngestReport
-from slackwater.spark.tuning.preaggregation import MANY_ROWS_PER_PANE, PreaggregationPolicy
+from slackwater.spark.tuning.row_transfer import MANY_ROWS_PER_PANE, PreaggregationPolicy
 
 OPERATOR = bind_window(
     "p",

@@ -22,7 +22,7 @@ from tests.support.runner import Runner
 
 import slackwater as sw
 from slackwater.config import toml
-from slackwater.config.sql.query import resolve_query
+from slackwater.config.sql.query_columns import resolve_query
 from slackwater.config.sql.select_scope import ColumnTypes, GroupableColumns, SqlFindings
 from slackwater.engine import kill_points
 from slackwater.engine.kill_points import KILL_POINTS
@@ -176,10 +176,10 @@ def test_every_row_once_with_a_death_on_the_way(
 
 def _look_into_postgres(url: str) -> None:
     """Check that the state table is empty and that commands over all tables find it."""
-    from slackwater.maintenance import sizes, verify_postgres
+    from slackwater.maintenance import sizes, verify_postgres_store
 
     store = PostgresStore(url, "public", "plain")
-    report = verify_postgres.verify_postgres(store)
+    report = verify_postgres_store.verify_postgres(store)
     assert (report.problems, report.unread) == ([], 0)
     assert all(t.rows == 0 for t in sizes.measure_sizes(store, hot=3).tables if "slackwater_state" in t.table)
     copy = store.fork("copied")

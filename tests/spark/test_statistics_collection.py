@@ -17,8 +17,9 @@ import slackwater as sw
 from slackwater.connectors.files import parquet_footers
 from slackwater.connectors.files.source import FilesSource
 from slackwater.errors import EpochError
-from slackwater.spark import first_row_hints, source_statistics
+from slackwater.spark import first_row_hints
 from slackwater.spark.engine import SparkEngine
+from slackwater.spark.tuning import source_statistics
 from slackwater.state.files.store import FilesStore
 
 pytestmark = pytest.mark.spark

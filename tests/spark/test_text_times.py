@@ -18,7 +18,7 @@ from tests.support.runner import Runner
 
 import slackwater as sw
 from slackwater.connectors.payloads.json_payload import JsonPayload
-from slackwater.core.dead_letter_schema import LetterFilter
+from slackwater.core.dead_letter_columns import LetterFilter
 from slackwater.core.schema import Field
 from slackwater.dead_letters import letter_reader
 from slackwater.runner.dead_letter_replay import replay_dead_letters

@@ -11,8 +11,7 @@ from tests.support.events import SIMPLE, events, simple
 from tests.support.runner import Runner
 
 from slackwater.errors import StartError
-from slackwater.spark import source_statistics
-from slackwater.spark.tuning import arrow_batch_size
+from slackwater.spark.tuning import row_transfer, source_statistics
 from slackwater.spark.tuning.expression_cache import ExpressionCache
 from slackwater.tunings import TUNINGS, VARIABLE, is_enabled
 
@@ -30,7 +29,7 @@ def results_without(runner: Runner, monkeypatch: pytest.MonkeyPatch, tunings: st
 
 def test_results_do_not_depend_on_a_tuning(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     """Five epochs with all tunings, with none, and without one of them at a time."""
-    monkeypatch.setattr(arrow_batch_size, "MANY_ROWS", 1)
+    monkeypatch.setattr(row_transfer, "MANY_ROWS", 1)
     monkeypatch.setattr(source_statistics, "MANY_ROWS", 1)
     for n in range(5):
         runner.write(f"{n}.jsonl", events(20 * n, 20 * n + 9, user="a" if n % 2 else "b"))

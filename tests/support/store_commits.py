@@ -13,7 +13,7 @@ from slackwater.core.schema import Field
 from slackwater.state.commit import Commit
 from slackwater.state.protocol import Snapshot
 from slackwater.windows.aggregations import bind_aggregation
-from slackwater.windows.session_intervals import CompiledSessionWindow
+from slackwater.windows.compiled_session_window import CompiledSessionWindow
 from slackwater.windows.state_rows import CLEAN, TOMBSTONE
 
 

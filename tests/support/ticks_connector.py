@@ -17,7 +17,7 @@ from slackwater.config.value_parsers import integer_parser
 from slackwater.connectors import dead_letter_source_rows
 from slackwater.connectors.connector import Connector
 from slackwater.connectors.source import SelfPlannedSource, SourceBatch
-from slackwater.core.connector_table import TABLE
+from slackwater.core.connector_registry import TABLE
 from slackwater.core.offset_base import OffsetChange, OffsetLookup, Offsets
 from slackwater.errors import StartError
 from slackwater.state.commit import SourceRecord

@@ -10,7 +10,7 @@ from tests.support.script import RowsInput
 from tests.support.ui_states import DAY, S, config, run_pipeline
 
 from slackwater.config import toml
-from slackwater.core.dead_letter_schema import LETTER
+from slackwater.core.dead_letter_columns import LETTER
 from slackwater.runner.components import create_letter_writer
 
 SCHEMA = {f.name: f.polars for f in LETTER}

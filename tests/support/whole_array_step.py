@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from slackwater.core.sorted_arrays import Int64s, distinct_values, is_in_sorted
 from slackwater.watermark import NO_WATERMARK
+from slackwater.windows.compiled_session_window import CompiledSessionWindow
 from slackwater.windows.compiled_window import IngestResult, ResultCounts
-from slackwater.windows.session_intervals import CompiledSessionWindow
 from slackwater.windows.state_rows import FAR
 
 Bools = NDArray[np.bool_]

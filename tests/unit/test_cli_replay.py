@@ -13,7 +13,7 @@ from slackwater.config import toml
 from slackwater.config.config_warnings import describe_replay_limits
 from slackwater.connectors import dead_letter_source_rows
 from slackwater.connectors.batch_planning import DataFrameSource
-from slackwater.core.dead_letter_schema import SCHEMA
+from slackwater.core.dead_letter_columns import SCHEMA
 from slackwater.dead_letters.replay import ReplayResult
 from slackwater.errors import LockHeldError, StartError
 from slackwater.runner.dead_letter_replay import replay_dead_letters

@@ -11,7 +11,7 @@ from slackwater.config.connector_description import CONNECTORS, metadata_columns
 from slackwater.config.source import Source
 from slackwater.config.target import Target
 from slackwater.connectors.connector import Connector
-from slackwater.core.connector_table import load_object
+from slackwater.core.connector_registry import load_object
 
 
 @pytest.mark.parametrize("kind", CONNECTORS)

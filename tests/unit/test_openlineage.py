@@ -23,7 +23,7 @@ from slackwater.config.source import Source
 from slackwater.config.target import Target
 from slackwater.config.toml import loads
 from slackwater.config.window import Aggregation, Window
-from slackwater.core.dead_letter_schema import LETTER
+from slackwater.core.dead_letter_columns import LETTER
 from slackwater.core.schema import Field
 from slackwater.engine.observer import RunSchema, Status
 from slackwater.errors import EpochError, StartError

@@ -14,7 +14,7 @@ from tests.support.states import driver_of, target_of
 from slackwater.cli.main import main
 from slackwater.config import toml
 from slackwater.connectors.source import Batch
-from slackwater.core.dead_letter_schema import LetterFilter
+from slackwater.core.dead_letter_columns import LetterFilter
 from slackwater.core.schema import Field
 from slackwater.dead_letters import letter_reader
 from slackwater.engine.epoch_driver import EpochDriver

@@ -22,7 +22,7 @@ from tests.support.protobuf_records import (
 
 from slackwater.connectors.payloads import protobuf
 from slackwater.connectors.payloads.protobuf import ProtoFiles, from_file, from_texts, message_columns
-from slackwater.connectors.payloads.protobuf_rows import ProtobufDecoder, decode_batches
+from slackwater.connectors.payloads.protobuf_decoder import ProtobufDecoder, decode_batches
 
 TYPES = """
 syntax = "proto3";

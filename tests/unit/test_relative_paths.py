@@ -10,7 +10,7 @@ import pytest
 
 import slackwater as sw
 from slackwater.cli.main import main
-from slackwater.config.toml import restore_written_path
+from slackwater.config.relative_paths import restore_written_path
 from slackwater.errors import StartError
 from slackwater.runner import environment_checks
 

@@ -17,7 +17,7 @@ from slackwater.config.window import Aggregation, Window
 from slackwater.core import compiled
 from slackwater.core.schema import Field
 from slackwater.operators.registry import bind_window
-from slackwater.windows.session_intervals import session_heads
+from slackwater.windows.compiled_session_window import session_heads
 from slackwater.windows.session_kernel import compile_loops, rows_behind_watermark, session_rules
 
 LOOPS = [

@@ -14,19 +14,17 @@ from pyspark.sql.types import StringType, StructField, StructType
 from slackwater.connectors.payloads import json_payload
 from slackwater.connectors.payloads.json_payload import JsonPayload
 from slackwater.operators.reports import IngestReport
-from slackwater.spark import source_statistics
 from slackwater.spark.sessions import jvm
-from slackwater.spark.source_statistics import SourceStatisticsCollector
-from slackwater.spark.tuning import arrow_batch_size, worker_memory
-from slackwater.spark.tuning.arrow_batch_size import ArrowBatchSizer
+from slackwater.spark.tuning import row_transfer, source_statistics, worker_memory
 from slackwater.spark.tuning.expression_cache import ExpressionCache
-from slackwater.spark.tuning.preaggregation import PreaggregationPolicy
+from slackwater.spark.tuning.row_transfer import ArrowBatchSizer, PreaggregationPolicy
+from slackwater.spark.tuning.source_statistics import SourceStatisticsCollector
 from slackwater.tunings import TUNINGS, VARIABLE
 
 
 def limits_rows_only() -> bool:
     sizer = ArrowBatchSizer()
-    sizer.observe([(arrow_batch_size.MANY_ROWS, 1)])
+    sizer.observe([(row_transfer.MANY_ROWS, 1)])
     return sizer._are_narrow
 
 

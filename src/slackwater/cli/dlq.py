@@ -72,7 +72,7 @@ def show_dead_letters(file: Path, limit: int, reason: str | None, source: str | 
         source: Print only dead letters of this source; None for all sources.
         key: Print only late rows of this key, as `name=value` per column; empty for all keys.
     """
-    from slackwater.core.dead_letter_schema import LetterFilter
+    from slackwater.core.dead_letter_columns import LetterFilter
     from slackwater.dead_letters.letter_reader import add_attempts, read_newest
     from slackwater.query.locate_state import locate_store
     from slackwater.query.why_report_builder import format_dead_letter_keys

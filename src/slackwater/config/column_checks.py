@@ -10,7 +10,7 @@ from slackwater.config.custom_aggregator import AggregatorError
 from slackwater.config.join import EVENT_TIME
 from slackwater.config.message_format import format_value, suggest_word_or_list
 from slackwater.config.sql.ddl import NO_KEYS, NUMBERS, strip_type_parameters
-from slackwater.config.sql.query import resolve_expression
+from slackwater.config.sql.query_columns import resolve_expression
 from slackwater.config.sql.select_scope import ColumnTypes, SqlFindings
 from slackwater.config.window import Window
 

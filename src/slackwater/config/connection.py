@@ -24,7 +24,7 @@ from slackwater.config.value_parsers import (
     parse_text,
     settings_parser,
 )
-from slackwater.core.connector_table import TABLE, BrokenConnectorError
+from slackwater.core.connector_registry import TABLE, BrokenConnectorError
 
 
 class Connection(Spec):

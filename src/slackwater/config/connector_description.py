@@ -4,7 +4,7 @@ kind ─┬─ classes      the connection in a config, the offsets in a commit,
       ├─ source       keys, added columns, whether rows can be read again, start position, descriptions
       └─ target       keys, descriptions of the location and of writing, delivery guarantee
 
-The description of a system is in `connectors/<system>/__init__.py`. `core/connector_table.py` finds it by kind.
+The description of a system is in `connectors/<system>/__init__.py`. `core/connector_registry.py` finds it by kind.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from slackwater.config.message_format import format_value
 from slackwater.config.spec_base import Problem, Spec, find_duration_keys
-from slackwater.core.connector_table import TABLE
+from slackwater.core.connector_registry import TABLE
 from slackwater.core.offset_base import Offsets
 
 if TYPE_CHECKING:

@@ -315,15 +315,11 @@ class Pipeline(Spec, NotebookRepr):
             yield "transform", f"missing; {STEP}"
         name = values.get("name")
         if name is not None and not re.fullmatch(NAME, name):
-            yield (
-                "name",
-                value_mismatch(name, 'only letters, digits, ".", "_" and "-", because it is used as a directory name'),
-            )
+            expected = 'only letters, digits, ".", "_" and "-"'
+            yield "name", value_mismatch(name, f"{expected}, because it is used as a directory name")
         elif name is not None and len(name) > LONGEST_NAME:
-            yield (
-                "name",
-                mismatch(f"{len(name)} characters", f"at most {LONGEST_NAME}, because it is used as a directory name"),
-            )
+            limit = f"at most {LONGEST_NAME}, because it is used as a directory name"
+            yield "name", mismatch(f"{len(name)} characters", limit)
         formerly = values.get("formerly")
         if formerly is not None and (not re.fullmatch(NAME, formerly) or formerly == name):
             yield "formerly", value_mismatch(formerly, "the previous name of the pipeline")

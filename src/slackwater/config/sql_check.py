@@ -21,7 +21,7 @@ from slackwater.config.pipeline_checks import resolve_connection
 from slackwater.config.source import FRAMED, Lookup, Source
 from slackwater.config.sql import ddl
 from slackwater.config.sql.ddl import INTEGERS, NO_KEYS, find_event_time_type_problems, strip_type_parameters
-from slackwater.config.sql.query import resolve_expression, resolve_query
+from slackwater.config.sql.query_columns import resolve_expression, resolve_query
 from slackwater.config.sql.select_scope import UNKNOWN, ColumnTypes, GroupableColumns, SqlFindings
 from slackwater.config.stage import Stage
 from slackwater.config.step_base import KeyedStep, StatelessStep

@@ -23,7 +23,7 @@ from slackwater.connectors.payloads.base import RawRecords
 from slackwater.connectors.target import ResultReader, TargetTable, TargetWithMarker, TargetWriter
 from slackwater.connectors.timestamp_parsing import UTC
 from slackwater.core.column_names import quote_identifier
-from slackwater.core.connector_table import load_object
+from slackwater.core.connector_registry import load_object
 from slackwater.core.offset_base import Offsets
 from slackwater.errors import StartError, Topic
 from slackwater.state.commit import SourceRecord

@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 
 import polars as pl
 
-from slackwater.core.dead_letter_schema import LetterFilter
+from slackwater.core.dead_letter_columns import LetterFilter
 from slackwater.core.row_format import json_lines
 from slackwater.core.schema import Field
 from slackwater.state.commit import TargetMarker

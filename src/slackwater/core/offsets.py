@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from slackwater.core.connector_table import TABLE, BrokenConnectorError
+from slackwater.core.connector_registry import TABLE, BrokenConnectorError
 from slackwater.core.humanize import plural
 from slackwater.core.offset_base import (
     NEEDS_FILE,

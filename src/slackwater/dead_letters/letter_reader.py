@@ -20,7 +20,7 @@ import polars as pl
 from slackwater.config.connection import ConsoleConnection
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.connectors.connector import connector_for
-from slackwater.core.dead_letter_schema import LETTER, SCHEMA, LetterFilter
+from slackwater.core.dead_letter_columns import LETTER, SCHEMA, LetterFilter
 from slackwater.core.hashing import key_hash
 from slackwater.core.schema import Field
 from slackwater.errors import StartError, Topic

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 import xxhash
 
 from slackwater.config.pipeline import Pipeline
+from slackwater.config.relative_paths import restore_written_path
 from slackwater.config.state_differences import COMPATIBLE, MIGRATED, REBUILD, KeyChange, StateComparison
-from slackwater.config.toml import restore_written_path
 from slackwater.core.humanize import plural
 from slackwater.evolution import added_columns, target_locations
 from slackwater.evolution.compare_stage import StageComparison, kind_name

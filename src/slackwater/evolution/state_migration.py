@@ -36,7 +36,7 @@ from slackwater.operators.window_operators import PaneOperator, SessionOperator
 from slackwater.state.commit import SegmentMeta, StageState
 from slackwater.state.protocol import StateStore
 from slackwater.windows import state_conversion
-from slackwater.windows.session_intervals import count_open_sessions
+from slackwater.windows.compiled_session_window import count_open_sessions
 from slackwater.windows.state_rows import EMITTED_FRAGMENT, FRAGMENT
 
 

@@ -13,8 +13,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from slackwater.config.pipeline import Pipeline
+from slackwater.config.relative_paths import restore_written_path
 from slackwater.config.target import Target
-from slackwater.config.toml import restore_written_path
 from slackwater.config.window import METADATA, Window
 from slackwater.evolution.stage_matching import match_stages
 from slackwater.state.commit import LETTERS, Commit, TargetDestination, TargetMarker

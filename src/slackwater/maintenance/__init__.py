@@ -19,7 +19,7 @@ def verify_state(store: StateStore) -> VerifyReport:
 
     Raises StartError or StateError only if nothing can be checked, for example if the database is unreachable.
     """
-    from slackwater.maintenance.verify_files import verify_files
+    from slackwater.maintenance.verify_files_store import verify_files
     from slackwater.state.files.store import FilesStore
     from slackwater.state.postgres.store import PostgresStore
 
@@ -27,7 +27,7 @@ def verify_state(store: StateStore) -> VerifyReport:
     if isinstance(store, FilesStore):
         report = verify_files(store)
     else:
-        from slackwater.maintenance.verify_postgres import verify_postgres
+        from slackwater.maintenance.verify_postgres_store import verify_postgres
 
         assert isinstance(store, PostgresStore)
         report = verify_postgres(store)

@@ -29,7 +29,7 @@ from slackwater.operators.window_operators import PaneOperator, SessionOperator
 from slackwater.state.commit import SegmentMeta, StageState
 from slackwater.state.files.join_buffers import describe_segment
 from slackwater.windows import pane_windows
-from slackwater.windows.session_intervals import count_open_sessions
+from slackwater.windows.compiled_session_window import count_open_sessions
 from slackwater.windows.state_rows import (
     CLEAN,
     DIRTY,

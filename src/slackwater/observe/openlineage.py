@@ -38,7 +38,7 @@ from slackwater.config.connector_description import CONNECTORS, Dataset
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.source import Lookup, Source
 from slackwater.config.target import Target
-from slackwater.core.dead_letter_schema import LETTER
+from slackwater.core.dead_letter_columns import LETTER
 from slackwater.core.schema import Field
 from slackwater.engine.observer import Observer, RunSchema, Status
 from slackwater.errors import StartError, Topic

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import polars as pl
 
 from slackwater.core.column_names import CORRUPT, quote_identifier, quote_string
-from slackwater.core.dead_letter_schema import LETTER
+from slackwater.core.dead_letter_columns import LETTER
 from slackwater.core.row_format import value_to_json
 from slackwater.core.schema import Field
 from slackwater.operators.base import ShardTask, flag_idle_sources

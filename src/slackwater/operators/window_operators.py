@@ -29,8 +29,8 @@ from slackwater.operators.reports import EmitReport, IngestReport, StageCounts
 from slackwater.operators.window_base import WindowOperator
 from slackwater.state.commit import Hold
 from slackwater.windows import pane_emission, pane_windows, session_emission
+from slackwater.windows.compiled_session_window import CompiledSessionWindow
 from slackwater.windows.pane_windows import CompiledPaneWindow
-from slackwater.windows.session_intervals import CompiledSessionWindow
 from slackwater.windows.state_rows import Int64s
 
 WINDOWS_SHOWN = 100  # the number of missed windows that a dead letter lists

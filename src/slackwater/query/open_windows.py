@@ -16,7 +16,7 @@ from slackwater.core.sorted_arrays import sorted_by_key
 from slackwater.errors import raise_unregistered
 from slackwater.operators.base import Operator
 from slackwater.operators.keyed import KeyedOperator
-from slackwater.operators.timed_state_rows import NO_TIMER
+from slackwater.operators.keyed_state_rows import NO_TIMER
 from slackwater.operators.window_base import WindowOperator
 from slackwater.operators.window_operators import PaneOperator, SessionOperator
 from slackwater.windows import pane_emission, session_emission

@@ -37,7 +37,7 @@ from slackwater.state.commit import StageState
 from slackwater.state.protocol import Snapshot
 from slackwater.watermark import NO_WATERMARK, SourceClock, watermark_holder
 from slackwater.windows import pane_windows
-from slackwater.windows.session_intervals import IntervalBatch
+from slackwater.windows.compiled_session_window import IntervalBatch
 
 NEXT = 5  # the number of windows listed in a report
 

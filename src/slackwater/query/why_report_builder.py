@@ -18,7 +18,7 @@ import polars as pl
 
 from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline
-from slackwater.core.dead_letter_schema import LetterFilter
+from slackwater.core.dead_letter_columns import LetterFilter
 from slackwater.core.paths import file_uri_to_path
 from slackwater.core.schema import Field
 from slackwater.dead_letters.letter_reader import add_attempts, read_newest

@@ -22,7 +22,7 @@ from slackwater.connectors.batch_planning import AnySource, DataFrameSource
 from slackwater.connectors.connector import Connector, connector_for
 from slackwater.connectors.target import TargetTable, TargetWriter
 from slackwater.core.column_names import find_reserved_collisions, quote_identifier
-from slackwater.core.dead_letter_schema import ADDED, LETTER
+from slackwater.core.dead_letter_columns import ADDED, LETTER
 from slackwater.core.schema import Field
 from slackwater.engine.engine_interface import Engine
 from slackwater.engine.kill_points import FaultInjector

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from slackwater.config import config_warnings
 from slackwater.config.pipeline import Pipeline
 from slackwater.connectors import dead_letter_source_rows
-from slackwater.core.dead_letter_schema import LetterFilter
+from slackwater.core.dead_letter_columns import LetterFilter
 from slackwater.core.humanize import plural
 from slackwater.dead_letters import letter_reader
 from slackwater.dead_letters.replay import ReplayResult, count_replayable_late_letters

@@ -16,8 +16,8 @@ from pathlib import Path
 from slackwater.config.connection import PostgresConnection
 from slackwater.config.message_format import EnvString, format_value
 from slackwater.config.pipeline import Pipeline, resolve_connection
+from slackwater.config.relative_paths import list_written_directories, restore_written_path
 from slackwater.config.target import Target as TargetSpec
-from slackwater.config.toml import list_written_directories, restore_written_path
 from slackwater.connectors.connector import connector_for
 from slackwater.connectors.files import source as files_source
 from slackwater.core.offset_base import ChangedFiles

@@ -18,7 +18,7 @@ import polars as pl
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.connectors.kafka.rows import json_objects
-from slackwater.core.dead_letter_schema import LETTER
+from slackwater.core.dead_letter_columns import LETTER
 from slackwater.core.humanize import plural
 from slackwater.core.schema import find_value_limits
 from slackwater.errors import StartError, Topic

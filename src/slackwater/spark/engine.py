@@ -42,7 +42,8 @@ from slackwater.spark.analysis import sql_analysis
 from slackwater.spark.first_row_hints import FirstRowHints
 from slackwater.spark.rejected_rows import RejectedRowHandler
 from slackwater.spark.row_query_builder import LETTER_NUMBER, RowQueryBuilder, TimedRows
-from slackwater.spark.source_statistics import (
+from slackwater.spark.tuning.row_transfer import ArrowBatchSizer, PreaggregationPolicy
+from slackwater.spark.tuning.source_statistics import (
     FILE,
     FINGERPRINT,
     Facts,
@@ -56,8 +57,6 @@ from slackwater.spark.source_statistics import (
     statistics_columns,
     statistics_from_footers,
 )
-from slackwater.spark.tuning.arrow_batch_size import ArrowBatchSizer
-from slackwater.spark.tuning.preaggregation import PreaggregationPolicy
 from slackwater.spark.worker_tasks import Task, count_task, emit_task, ingest_task, run_on_partitions
 from slackwater.tunings import is_enabled
 from slackwater.watermark import Span

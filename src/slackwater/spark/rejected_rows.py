@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from slackwater.config.source import Source, parse_declared_columns
 from slackwater.connectors import bad_value_search
 from slackwater.core.column_names import CORRUPT, quote_identifier
-from slackwater.core.dead_letter_schema import LETTER
+from slackwater.core.dead_letter_columns import LETTER
 from slackwater.core.humanize import plural
 from slackwater.core.paths import file_uri_to_path
 from slackwater.engine.engine_interface import IngestOutcome, UnstorableRows
@@ -29,7 +29,7 @@ from slackwater.operators.reports import LetterFile
 from slackwater.operators.window_base import WindowOperator
 from slackwater.spark import epoch_sql
 from slackwater.spark.row_query_builder import RowQueryBuilder, TimedRows
-from slackwater.spark.source_statistics import FILE, FINGERPRINT
+from slackwater.spark.tuning.source_statistics import FILE, FINGERPRINT
 from slackwater.spark.worker_tasks import late_task, letters_task, run_on_partitions
 from slackwater.state.protocol import ShardState
 

@@ -21,8 +21,8 @@ from slackwater.operators.dead_letters import OUTSIDE, origin_column
 from slackwater.spark import operator_rows
 from slackwater.spark.analysis import sql_analysis
 from slackwater.spark.epoch_sql import PER_UNIT, event_time_sql
-from slackwater.spark.source_statistics import FILE, FINGERPRINT, fingerprint_sql
 from slackwater.spark.tuning.expression_cache import ExpressionCache
+from slackwater.spark.tuning.source_statistics import FILE, FINGERPRINT, fingerprint_sql
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

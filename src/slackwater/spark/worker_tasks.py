@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from slackwater import errors
 from slackwater.connectors.source import spark_error_reason
 from slackwater.core.column_names import quote_identifier
-from slackwater.core.dead_letter_schema import LETTER
+from slackwater.core.dead_letter_columns import LETTER
 from slackwater.core.hashing import mix_bits
 from slackwater.core.humanize import plural
 from slackwater.engine.next_commit import format_late_sample
@@ -32,8 +32,8 @@ from slackwater.operators.window_operators import PaneOperator, SessionOperator
 from slackwater.spark import operator_rows
 from slackwater.spark.operator_rows import to_ingest_rows
 from slackwater.spark.tuning import worker_memory
-from slackwater.spark.tuning.arrow_batch_size import ArrowBatchSizer
 from slackwater.spark.tuning.expression_cache import ExpressionCache
+from slackwater.spark.tuning.row_transfer import ArrowBatchSizer
 from slackwater.state.protocol import ShardState
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows import pane_emission, pane_windows, session_emission

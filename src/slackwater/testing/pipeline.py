@@ -17,7 +17,7 @@ from slackwater.config.join import Join
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.step_base import StepBase
 from slackwater.connectors.source import Batch
-from slackwater.core.dead_letter_schema import LETTER
+from slackwater.core.dead_letter_columns import LETTER
 from slackwater.core.schema import ANYTHING, Field
 from slackwater.core.time import parse_duration_ms
 from slackwater.dead_letters.replay import ReplayResult, replay_letters

@@ -31,7 +31,7 @@ from slackwater.spark.analysis import sql_analysis
 from slackwater.spark.engine import SparkEngine
 from slackwater.spark.row_query_builder import RowQueryBuilder
 from slackwater.spark.sessions import spark_session
-from slackwater.spark.source_statistics import FILE, FINGERPRINT
+from slackwater.spark.tuning.source_statistics import FILE, FINGERPRINT
 from slackwater.testing.local_engine import PreparedRows
 from slackwater.testing.stub_sources import NUMBER, Offsets, Row, StubSource, create_stub_source
 

@@ -35,7 +35,7 @@ from slackwater.core.column_names import CORRUPT, quote_identifier
 from slackwater.core.humanize import mismatch
 from slackwater.core.schema import Field
 from slackwater.errors import StartError, Topic
-from slackwater.spark.source_statistics import FILE
+from slackwater.spark.tuning.source_statistics import FILE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from slackwater.core.dead_letter_schema import LetterFilter
+from slackwater.core.dead_letter_columns import LetterFilter
 from slackwater.core.humanize import mismatch
 from slackwater.dead_letters.letter_reader import add_attempts, read_newest
 from slackwater.errors import ExhaustedError, SlackwaterError, StartError, StateError, Topic

@@ -22,9 +22,7 @@ from slackwater.core.hashing import mix_bits
 from slackwater.core.sorted_arrays import distinct_values, is_in_sorted, order_by_unit, repeat_positions
 from slackwater.errors import raise_unregistered
 from slackwater.windows import pane_windows, session_emission
-from slackwater.windows.compiled_window import CompiledWindow, EmitResult
-from slackwater.windows.pane_windows import CompiledPaneWindow
-from slackwater.windows.session_intervals import (
+from slackwater.windows.compiled_session_window import (
     CompiledSessionWindow,
     IntervalBatch,
     build_floor_rows,
@@ -33,6 +31,8 @@ from slackwater.windows.session_intervals import (
     first_per_key,
     mark_emitted,
 )
+from slackwater.windows.compiled_window import CompiledWindow, EmitResult
+from slackwater.windows.pane_windows import CompiledPaneWindow
 from slackwater.windows.state_rows import (
     EMITTED,
     FLOOR,

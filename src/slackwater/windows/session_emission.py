@@ -34,8 +34,7 @@ import polars as pl
 
 from slackwater.core.sorted_arrays import distinct_values, is_in_sorted
 from slackwater.watermark import NO_WATERMARK
-from slackwater.windows.compiled_window import EmitResult
-from slackwater.windows.session_intervals import (
+from slackwater.windows.compiled_session_window import (
     Bools,
     CompiledSessionWindow,
     IntervalBatch,
@@ -49,6 +48,7 @@ from slackwater.windows.session_intervals import (
     reduce_per_key,
     select_rows,
 )
+from slackwater.windows.compiled_window import EmitResult
 from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FAR, FRAGMENT, OPEN, TOMBSTONE, WHOLE, Int64s
 
 Hold = tuple[int | None, int, int]

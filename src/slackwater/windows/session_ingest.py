@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from slackwater.core.sorted_arrays import distinct_values, find_run_starts, is_in_sorted, order_by_key
 from slackwater.watermark import NO_WATERMARK
-from slackwater.windows.compiled_window import IngestResult, ResultCounts
-from slackwater.windows.session_intervals import (
+from slackwater.windows.compiled_session_window import (
     Bools,
     CompiledSessionWindow,
     IntervalBatch,
@@ -29,6 +28,7 @@ from slackwater.windows.session_intervals import (
     mark_emitted,
     mark_still_emitted,
 )
+from slackwater.windows.compiled_window import IngestResult, ResultCounts
 from slackwater.windows.session_kernel import session_rules
 from slackwater.windows.session_kernel.rows_behind_watermark import assign_rows_behind_watermark
 from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FRAGMENT, ROW, WHOLE, Int64s

@@ -29,9 +29,7 @@ import polars as pl
 from slackwater.errors import raise_unregistered
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows import pane_windows
-from slackwater.windows.compiled_window import CompiledWindow
-from slackwater.windows.pane_windows import CompiledPaneWindow
-from slackwater.windows.session_intervals import (
+from slackwater.windows.compiled_session_window import (
     Bools,
     CompiledSessionWindow,
     IntervalBatch,
@@ -44,6 +42,8 @@ from slackwater.windows.session_intervals import (
     select_rows,
     unmark,
 )
+from slackwater.windows.compiled_window import CompiledWindow
+from slackwater.windows.pane_windows import CompiledPaneWindow
 from slackwater.windows.state_rows import EMITTED, WHOLE, Int64s
 
 

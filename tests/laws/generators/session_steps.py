@@ -27,9 +27,9 @@ from slackwater.core.sorted_arrays import distinct_values, is_in_sorted
 from slackwater.operators.registry import bind_window
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows import session_emission, session_ingest
+from slackwater.windows.compiled_session_window import CompiledSessionWindow, IntervalBatch
 from slackwater.windows.compiled_window import EmitResult, IngestResult
 from slackwater.windows.session_ingest import build_session_state
-from slackwater.windows.session_intervals import CompiledSessionWindow, IntervalBatch
 from slackwater.windows.state_rows import FAR, NEVER, TOMBSTONE
 
 MS = 1000

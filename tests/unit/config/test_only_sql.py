@@ -11,7 +11,7 @@ import slackwater as sw
 from slackwater import explain
 from slackwater.cli import check
 from slackwater.config import sql_check, toml
-from slackwater.config.sql.query import resolve_query
+from slackwater.config.sql.query_columns import resolve_query
 from slackwater.config.sql.select_scope import ROW_BY_ROW, ColumnTypes, SqlFindings
 from slackwater.config.stage import find_groupable_columns
 from slackwater.config.step_base import ROWS

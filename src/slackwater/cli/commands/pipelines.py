@@ -87,7 +87,7 @@ def schema(
     """
     from importlib import resources
 
-    from slackwater.core.connector_table import TABLE
+    from slackwater.core.connector_registry import TABLE
 
     has_connectors = TABLE.installed_kinds() != list(TABLE)
     if tests or has_connectors:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from slackwater.config.connector_description import absolute_path
-from slackwater.config.toml import spark_address
+from slackwater.config.relative_paths import spark_address
 from slackwater.connectors.tables.log import DataFile, TableSnapshot, TableVersion, VersionGoneError
 from slackwater.core.humanize import plural
 from slackwater.core.offsets import TableOffsets

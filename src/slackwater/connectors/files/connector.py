@@ -24,7 +24,7 @@ from slackwater.connectors.files.output_directory import OutputDirectory, open_d
 from slackwater.connectors.files.planner import PlannedFilesSource, check_readable, list_backlog
 from slackwater.connectors.files.target import FilesTarget
 from slackwater.connectors.target import LabeledRows, ResultReader, TargetTable
-from slackwater.core.dead_letter_schema import LetterFilter
+from slackwater.core.dead_letter_columns import LetterFilter
 from slackwater.core.paths import OUTPUT_FOLDER, is_local
 from slackwater.errors import StartError, Topic
 

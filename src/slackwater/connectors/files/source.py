@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote
 
+from slackwater.config.relative_paths import restore_written_path
 from slackwater.config.source import Source
-from slackwater.config.toml import restore_written_path
 from slackwater.connectors import dead_letter_source_rows
 from slackwater.connectors.files import parquet_footers
 from slackwater.connectors.files.directory_listing import escape_pattern

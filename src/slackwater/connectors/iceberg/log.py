@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyiceberg import types as I  # noqa: N812
 
-from slackwater.config.toml import spark_address
+from slackwater.config.relative_paths import spark_address
 from slackwater.connectors.tables.log import DataFile, TableSnapshot, TableVersion, VersionGoneError
 from slackwater.core.humanize import plural
 from slackwater.core.offsets import TableOffsets

@@ -31,7 +31,7 @@ from slackwater.connectors.kafka.source import sample_records
 from slackwater.connectors.payloads import create_payload
 from slackwater.connectors.payloads.base import RawRecords
 from slackwater.connectors.target import LabeledRows, ResultReader, RowCount, TargetTable
-from slackwater.core.dead_letter_schema import LETTER, SCHEMA, LetterFilter
+from slackwater.core.dead_letter_columns import LETTER, SCHEMA, LetterFilter
 from slackwater.core.humanize import plural
 from slackwater.core.offsets import KafkaOffsets, group_by_topic
 from slackwater.errors import StartError, Topic

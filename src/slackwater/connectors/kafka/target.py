@@ -32,7 +32,7 @@ from confluent_kafka.admin import AdminClient
 from slackwater.connectors.kafka.markers import EPOCHS_TOPIC, KafkaMarkers, kafka_error
 from slackwater.connectors.kafka.rows import KafkaRows, LetterRows, Messages
 from slackwater.connectors.target import TargetTable
-from slackwater.core.dead_letter_schema import LETTER
+from slackwater.core.dead_letter_columns import LETTER
 from slackwater.core.schema import YEARS, ValueLimits
 from slackwater.errors import FencedError, PublishError, StartError, Topic
 from slackwater.state.commit import TargetMarker

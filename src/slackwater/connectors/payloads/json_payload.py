@@ -18,9 +18,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from slackwater.connectors import spark_connect
-from slackwater.connectors.payloads import json_rows
+from slackwater.connectors.payloads import arrow_json_decoder
+from slackwater.connectors.payloads.arrow_json_decoder import JsonDecoder
 from slackwater.connectors.payloads.base import Payload, RawRecords
-from slackwater.connectors.payloads.json_rows import JsonDecoder
 from slackwater.connectors.source import declared_schema
 from slackwater.connectors.timestamp_parsing import UTC, TextTimestampSchema
 from slackwater.core.column_names import CORRUPT, quote_identifier
@@ -94,16 +94,21 @@ class JsonPayload(Payload):
 
     def runs_in_workers(self, count: int | None) -> bool:
         many = count is not None and count >= MANY_RECORDS
-        return many and not self.in_frame and is_enabled("json_workers") and json_rows.is_supported(self._spark_schema)
+        return (
+            many
+            and not self.in_frame
+            and is_enabled("json_workers")
+            and arrow_json_decoder.is_supported(self._spark_schema)
+        )
 
     def with_payload(self, records: DataFrame, count: int | None) -> DataFrame:
         F = spark_connect.sql_functions(records)  # noqa: N806
         if not self.runs_in_workers(count):
             frame = f"CASE WHEN {self.writer_id} IS NOT NULL THEN {self.body_after_frame} END"
             return records.withColumn("_p", self._from_json(F, frame if self.in_frame else self.body))
-        undecoded = f"CASE WHEN {json_rows.DECODED} IS NULL THEN {self.body} END"
+        undecoded = f"CASE WHEN {arrow_json_decoder.DECODED} IS NULL THEN {self.body} END"
         decoded = self._decode_in_workers(records)
-        return decoded.withColumn("_p", F.coalesce(json_rows.DECODED, self._from_json(F, undecoded)))
+        return decoded.withColumn("_p", F.coalesce(arrow_json_decoder.DECODED, self._from_json(F, undecoded)))
 
     def _from_json(self, F: Any, body: str) -> Any:  # noqa: N803
         """Return the column expression with which Spark decodes the payload. `body`: SQL for the bytes."""
@@ -114,10 +119,10 @@ class JsonPayload(Payload):
         """Return the records with the column `_decoded`. It is NULL for each record that Spark must decode."""
         from pyspark.sql.types import StructField, StructType
 
-        decoded = json_rows.nullable(self._spark_schema)
-        schema = StructType([*records.schema.fields, StructField(json_rows.DECODED, decoded)])
-        decoder = JsonDecoder(json_rows.arrow_type(decoded), self.body)
-        return records.mapInArrow(partial(json_rows.decode_batches, decoder), schema)
+        decoded = arrow_json_decoder.nullable(self._spark_schema)
+        schema = StructType([*records.schema.fields, StructField(arrow_json_decoder.DECODED, decoded)])
+        decoder = JsonDecoder(arrow_json_decoder.arrow_type(decoded), self.body)
+        return records.mapInArrow(partial(arrow_json_decoder.decode_batches, decoder), schema)
 
     @property
     def _spark_schema(self) -> StructType:

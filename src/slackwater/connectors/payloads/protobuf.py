@@ -21,7 +21,7 @@ from slackwater.config.message_format import suggest_word_or_list
 from slackwater.config.source import Source
 from slackwater.connectors import spark_connect
 from slackwater.connectors.payloads.base import Payload, RawRecords
-from slackwater.connectors.payloads.protobuf_rows import ProtobufDecoder, decode_batches
+from slackwater.connectors.payloads.protobuf_decoder import ProtobufDecoder, decode_batches
 from slackwater.core.column_names import quote_identifier
 from slackwater.errors import StartError, Topic
 

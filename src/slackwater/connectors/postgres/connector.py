@@ -19,7 +19,7 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.config.target import Target as TargetSpec
 from slackwater.connectors.connector import Connector
 from slackwater.connectors.target import LabeledRows, ResultReader, RowCount, TargetTable, none_if_empty
-from slackwater.core.dead_letter_schema import CHUNK, NEWEST, SCHEMA, LetterFilter
+from slackwater.core.dead_letter_columns import CHUNK, NEWEST, SCHEMA, LetterFilter
 from slackwater.errors import StartError, Topic
 from slackwater.state.postgres import client
 

@@ -27,7 +27,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from slackwater.config.sql import lexer
-from slackwater.config.sql.query import CONSTANT, LOOKUP_JOINS, NO_SOURCE, SELF_JOIN, resolve_query
+from slackwater.config.sql.query_columns import CONSTANT, LOOKUP_JOINS, NO_SOURCE, SELF_JOIN, resolve_query
 from slackwater.config.sql.resolver import STATEMENTS
 from slackwater.config.sql.select_scope import AGGREGATE, ROW_BY_ROW, WINDOW, ColumnTypes, GroupableColumns, SqlFindings
 from slackwater.connectors import spark_connect

@@ -22,7 +22,7 @@ from slackwater.core.column_names import CORRUPT, quote_identifier
 from slackwater.core.schema import Field
 from slackwater.errors import StartError, Topic
 from slackwater.operators.dead_letters import ORIGIN, ORIGIN_TYPE
-from slackwater.spark.analysis import origin_sql, row_wise_plan_check
+from slackwater.spark.analysis import row_origin_sql, row_wise_plan_check
 from slackwater.spark.epoch_sql import event_time_sql, gap_end_sql
 
 if TYPE_CHECKING:
@@ -314,13 +314,13 @@ def _sql_with_origin(session: SparkSession, rows: DataFrame, user_sql: str, plai
     try:
         if _carries_origin(carries, user_sql):
             return user_sql
-        if origin_sql.mentions_origin(user_sql):
-            raise origin_sql.OriginError("the SQL does not select it exactly once and unchanged")
-        rewritten = origin_sql.add_origin_column(user_sql)
+        if row_origin_sql.mentions_origin(user_sql):
+            raise row_origin_sql.OriginError("the SQL does not select it exactly once and unchanged")
+        rewritten = row_origin_sql.add_origin_column(user_sql)
         if carries(rewritten):
             return rewritten
         reason = "the SQL changes it"
-    except origin_sql.OriginError as error:
+    except row_origin_sql.OriginError as error:
         reason = str(error)
     except Exception as error:
         reason = spark_error_reason(error)
@@ -339,7 +339,9 @@ def _carries_origin(carries: Callable[[str], bool], sql: str) -> bool:
 
 
 def _selects_origin(pipeline: Pipeline, input_path: InputPath) -> bool:
-    return pipeline.tracks_origin and any(origin_sql.mentions_origin(sql) for _, sql in pipeline.sql_chain(input_path))
+    return pipeline.tracks_origin and any(
+        row_origin_sql.mentions_origin(sql) for _, sql in pipeline.sql_chain(input_path)
+    )
 
 
 def _selected_origin(pipeline: Pipeline, input_path: InputPath) -> str | None:

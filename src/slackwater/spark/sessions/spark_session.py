@@ -22,7 +22,7 @@ from slackwater.core.humanize import mismatch
 from slackwater.errors import StartError, Topic
 from slackwater.spark.sessions import jvm
 from slackwater.spark.tuning import worker_memory
-from slackwater.spark.tuning.arrow_batch_size import MOST_ROWS
+from slackwater.spark.tuning.row_transfer import MOST_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

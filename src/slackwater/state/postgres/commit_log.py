@@ -23,7 +23,7 @@ from slackwater.state.commit import Commit, OutputMeta, parse_commit
 from slackwater.state.commit_record_fields import RecordError
 from slackwater.state.postgres import client, table_ownership
 from slackwater.state.postgres.shard_rows import PostgresShard
-from slackwater.state.postgres.table_checks import check_tables
+from slackwater.state.postgres.table_integrity import check_tables
 from slackwater.state.postgres.table_names import TableNames
 from slackwater.state.protocol import Snapshot, StoredRecord, missing_epoch_error
 from slackwater.storage.arrow_files import frame_of

@@ -27,7 +27,7 @@ from slackwater.joins.join_buffers import OUTLINE, Changes, SortedRows
 from slackwater.state.commit import FORMAT, SegmentMeta, StageState
 from slackwater.state.files.join_buffers import describe_segment
 from slackwater.state.postgres import client
-from slackwater.state.postgres.table_checks import check_rows, report_read_errors
+from slackwater.state.postgres.table_integrity import check_rows, report_read_errors
 from slackwater.state.postgres.table_names import TableNames
 
 ROW_KEY = ("side", "key_hash", "event_time", "row_id")  # primary key of the table

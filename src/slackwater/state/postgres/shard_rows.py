@@ -23,7 +23,7 @@ from slackwater.state.files.segments import sort_by_unit
 from slackwater.state.postgres import client, join_buffers
 from slackwater.state.postgres.join_buffers import JoinTable, PostgresBuffers, array_literal, shard_number
 from slackwater.state.postgres.staged_version_overlay import StagedVersionOverlay, store_copy
-from slackwater.state.postgres.table_checks import check_rows, report_read_errors
+from slackwater.state.postgres.table_integrity import check_rows, report_read_errors
 from slackwater.state.postgres.table_names import TIMES, TableNames
 from slackwater.state.protocol import OUTLINE
 from slackwater.storage.arrow_files import encode_frame, file_checksum

@@ -23,7 +23,7 @@ from slackwater.errors import EpochError, StateError, Topic
 from slackwater.state.commit import Commit, SegmentMeta
 from slackwater.state.postgres import client
 from slackwater.state.postgres.staged_version_overlay import forget_copies
-from slackwater.state.postgres.table_checks import check_tables
+from slackwater.state.postgres.table_integrity import check_tables
 from slackwater.state.postgres.table_names import TableNames
 from slackwater.windows.state_rows import TOMBSTONE
 

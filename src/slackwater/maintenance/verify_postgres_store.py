@@ -38,7 +38,7 @@ from slackwater.state.postgres.commit_transaction import offset_rows
 from slackwater.state.postgres.schema_setup import column_types
 from slackwater.state.postgres.shard_rows import PostgresShard
 from slackwater.state.postgres.store import PostgresStore
-from slackwater.state.postgres.table_checks import row_difference
+from slackwater.state.postgres.table_integrity import row_difference
 from slackwater.state.postgres.table_names import TableNames
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows.state_rows import KeyedStateLayout
@@ -198,7 +198,7 @@ class _TablesCheck:
             stage: The stage in the commit.
             exact: Whether the rows were stored for the emission settings of the operator.
         """
-        raise_unregistered(operator, "slackwater.maintenance.verify_postgres")
+        raise_unregistered(operator, "slackwater.maintenance.verify_postgres_store")
 
     @_shard_problems.register(WindowOperator)
     @_shard_problems.register(KeyedOperator)
