@@ -19,7 +19,7 @@ from tests.support import published_targets as published_places
 from tests.support.published_targets import NINE, PLACES, PublishedTarget
 
 from slackwater.cli import main as cli
-from slackwater.cli import show
+from slackwater.cli import results
 from slackwater.connectors.kafka import connector as kafka_reader
 from slackwater.connectors.postgres import connector as postgres_reader
 from slackwater.connectors.postgres.connector import PostgresResultReader
@@ -136,7 +136,7 @@ def test_following_prints_what_is_published(
             raise KeyboardInterrupt
         step()
 
-    monkeypatch.setattr(show, "_pause", pause)
+    monkeypatch.setattr(results, "_pause", pause)
     code, out, err = said(monkeypatch, capsys, output.file, "--follow")
     assert (code, err) == (130, "")
     head, *rows = out.splitlines()

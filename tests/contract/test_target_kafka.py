@@ -27,7 +27,7 @@ from slackwater.connectors.kafka.target import EPOCHS_TOPIC, KafkaTarget, TopicC
 from slackwater.connectors.target import TargetTable
 from slackwater.core.schema import Field
 from slackwater.errors import FencedError, PublishError, StartError
-from slackwater.runner import environment_checks
+from slackwater.runner import check_connections
 from slackwater.runner.components import create_targets
 from slackwater.testing.services import free_port
 
@@ -342,13 +342,13 @@ connection = "bus"
 topic = "{name}-letters"
 """
     pipeline = sw.loads(content)
-    assert [line.partition("; ")[2] for line in environment_checks.find_connection_notes(pipeline)] == [
+    assert [line.partition("; ")[2] for line in check_connections.find_connection_notes(pipeline)] == [
         "a start will create it, with 3 partitions",
         "a start will create it, with the default number of partitions of the broker",
     ]
     create_targets(pipeline)
     create_targets(pipeline)  # a start after the first one
-    assert environment_checks.find_connection_notes(pipeline) == []
+    assert check_connections.find_connection_notes(pipeline) == []
     admin = AdminClient({"bootstrap.servers": kafka.address, "log_level": 0})
     assert len(admin.list_topics(timeout=10).topics[name].partitions) == 3
     resource = ConfigResource(ResourceType.TOPIC, name)
@@ -358,5 +358,5 @@ topic = "{name}-letters"
         create_targets(refused)
     assert any(
         "create = false; create the topic, or remove create = false" in str(error)
-        for error in environment_checks.find_connection_problems(refused)
+        for error in check_connections.find_connection_problems(refused)
     )

@@ -19,7 +19,7 @@ def test_the_command_makes_it_once_and_a_jvm_takes_it(tmp_path: Path, monkeypatc
     monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))
     java = find_fast_java() or find_default_java()
     assert java is not None
-    archive = jvm.archive_path(jvm)
+    archive = jvm.archive_path(java)
     command = [sys.executable, "-m", "slackwater.cli.main", "prepare"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -12,7 +12,7 @@ from tests.laws.generators.random_graphs import check
 from tests.support.case_selection import select_cases
 
 import slackwater as sw
-from slackwater.cli.format import format_run_summary
+from slackwater.cli.output import format_run_summary
 from slackwater.query.why_report import describe_watermark_wait
 from slackwater.query.why_report_builder import build_why_report_from_snapshot
 from slackwater.state.files.store import FilesStore

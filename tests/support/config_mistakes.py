@@ -219,7 +219,7 @@ CASES: list[tuple[str, ...]] = [
     (BASE, COUNT, OWN + 'column = "amount"\n', f"{A}[0].column: applies only to built-in aggregations; name the inputs in columns"),
     (BASE, COUNT, OWN + "k = 3\n", f"{A}[0].k: applies only to built-in aggregations; give the arguments in options"),
     # -- names
-    (BASE, 'name = "p"', 'name = "a/b"', 'name: found "a/b", expected only letters, digits, ".", "_" and "-", because it is used as a directory name'),
+    (BASE, 'name = "p"', 'name = "a/b"', 'name: found "a/b", expected only letters, digits, ".", "_" and "-", as it becomes a directory name'),
     (BASE, '"amounts"', '"events"', f'{A}[1].as: "events" is already the name of aggregations[0]; choose another name'),
     (BASE, '"events"\n[[', '"user_id"\n[[', f'{A}[0].as: "user_id" is already the name of a key; choose another name'),
     (BASE, '"events"\n[[', '"window_end"\n[[', f'{A}[0].as: "window_end" is already the name of window_end_column; choose another name'),

@@ -20,8 +20,8 @@ from tests.support.statuses import STATUS
 
 from slackwater.cli import demo_kafka
 from slackwater.cli.demo import FILES, HOURS, MORNING, generate_clicks, plot_activity
-from slackwater.cli.format import program_command
 from slackwater.cli.main import main
+from slackwater.cli.output import program_command
 from slackwater.config import toml
 from slackwater.runner.run_options import RunOptions
 

@@ -21,8 +21,7 @@ from rich.console import Console
 from tests.support.command import GOOD
 from tests.support.statuses import COUNTERS, STATUS
 
-from slackwater.cli.format import describe_source, format_run_summary
-from slackwater.cli.progress import LogProgress, render_status
+from slackwater.cli.output import LogProgress, describe_source, format_run_summary, render_status
 from slackwater.cli.run import MetricsAddress, RunFlags, run_file, stop_on_signals
 from slackwater.core.humanize import format_age, format_time
 from slackwater.engine.observer import Counters, Status

@@ -22,7 +22,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SPARK_LAUNCHER_OPTS", raising=False)
 
 
-@pytest.fixture(params=JAVAS, ids=lambda java: str(jvm.version[0]))
+@pytest.fixture(params=JAVAS, ids=lambda java: str(java.version[0]))
 def java(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Java:
     """The Java on the path, and the Java that is preferred if it is installed; JAVA_HOME names it."""
     monkeypatch.setenv("JAVA_HOME", str(request.param.home))
@@ -31,7 +31,7 @@ def java(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Jav
 
 
 def write_archive(java: Java, content: bytes = b"") -> Path:
-    path = jvm.archive_path(jvm)
+    path = jvm.archive_path(java)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     return path
@@ -40,10 +40,10 @@ def write_archive(java: Java, content: bytes = b"") -> Path:
 def test_an_archive_belongs_to_one_java_and_one_pyspark(
     java: Java, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    first = jvm.archive_path(jvm)
-    assert first == jvm.archive_path(jvm)
+    first = jvm.archive_path(java)
+    assert first == jvm.archive_path(java)
     monkeypatch.setattr(jvm.metadata, "version", lambda name: "4.0.0")
-    assert jvm.archive_path(jvm) != first
+    assert jvm.archive_path(java) != first
     monkeypatch.undo()
     assert jvm.archive_path(install_java(tmp_path / "other", None)) != first
 
@@ -66,8 +66,8 @@ def test_a_script_that_starts_java_has_an_archive_as_well(monkeypatch: pytest.Mo
 def test_a_start_uses_the_archive_and_restores_the_environment(java: Java, monkeypatch: pytest.MonkeyPatch) -> None:
     with jvm.use_archive():
         assert "SPARK_SUBMIT_OPTS" not in os.environ
-    option = "-XX:AOTCache" if jvm.version >= (25,) else "-XX:SharedArchiveFile"
-    archive = write_archive(jvm)
+    option = "-XX:AOTCache" if java.version >= (25,) else "-XX:SharedArchiveFile"
+    archive = write_archive(java)
     monkeypatch.setenv("SPARK_SUBMIT_OPTS", "-Xss2m")
     with jvm.use_archive():
         assert os.environ["SPARK_SUBMIT_OPTS"].startswith(f"-Xss2m {option}={archive} -X")
@@ -82,14 +82,14 @@ def test_a_start_uses_the_archive_and_restores_the_environment(java: Java, monke
 
 @pytest.mark.parametrize("content", [b"", b"no archive", bytes(100_000)])
 def test_a_jvm_that_cannot_use_the_archive_prints_nothing(java: Java, content: bytes) -> None:
-    directory = write_archive(jvm, content).parent
+    directory = write_archive(java, content).parent
     (directory / "Hello.java").write_text(
         "class Hello { public static void main(String[] a) { System.out.print(1); } }"
     )
     with jvm.use_archive():
         options = os.environ["SPARK_SUBMIT_OPTS"].split()
         done = subprocess.run(
-            [jvm.home / "bin" / "java", *options, "Hello.java"], capture_output=True, text=True, cwd=directory
+            [java.home / "bin" / "java", *options, "Hello.java"], capture_output=True, text=True, cwd=directory
         )
     assert (done.returncode, done.stdout, done.stderr) == (0, "1", "")
 
@@ -150,7 +150,7 @@ def test_a_failed_archive_is_reported_and_leaves_no_file(
     with pytest.raises(
         StartError, match=r"^the archive of Spark's classes was not created \(it went wrong\); Spark starts without it$"
     ):
-        jvm.make_archive(jvm, "fails")
+        jvm.make_archive(java, "fails")
     with pytest.raises(StartError, match="the JVM wrote no file"):
-        jvm.make_archive(jvm, "nothing")
-    assert [p.name for p in jvm.archive_path(jvm).parent.iterdir()] == []
+        jvm.make_archive(java, "nothing")
+    assert [p.name for p in jvm.archive_path(java).parent.iterdir()] == []

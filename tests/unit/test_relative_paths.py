@@ -12,7 +12,7 @@ import slackwater as sw
 from slackwater.cli.main import main
 from slackwater.config.relative_paths import restore_written_path
 from slackwater.errors import StartError
-from slackwater.runner import environment_checks
+from slackwater.runner import local_paths
 
 CONFIG = """name = "clicks"
 [connections.lake]
@@ -138,11 +138,11 @@ def test_moved_directories_are_reported_once(home: Path) -> None:
     for place in ("elsewhere", "conf"):
         (home / place / "state" / "clicks" / "manifests").mkdir(parents=True)
         (home / place / "state" / "clicks" / "manifests" / "000000000.json").write_text("{}")
-    environment_checks.check_moved_directories(load_config(home))  # a state exists where paths begin now
+    local_paths.check_moved_directories(load_config(home))  # a state exists where paths begin now
     for file in (home / "conf" / "state").rglob("*.json"):
         file.unlink()
     with pytest.raises(StartError, match="relative paths are now resolved from the folder of the config"):
-        environment_checks.check_moved_directories(load_config(home))
+        local_paths.check_moved_directories(load_config(home))
 
 
 def test_files_of_others_in_the_old_directory_are_ignored(home: Path) -> None:
@@ -150,7 +150,7 @@ def test_files_of_others_in_the_old_directory_are_ignored(home: Path) -> None:
     (home / "elsewhere" / "out" / "report.pdf").write_text("x")
     (home / "elsewhere" / "state" / "other" / "manifests").mkdir(parents=True)
     (home / "elsewhere" / "state" / "other" / "manifests" / "000000000.json").write_text("{}")
-    environment_checks.check_moved_directories(load_config(home))
+    local_paths.check_moved_directories(load_config(home))
 
 
 def test_check_shows_absolute_paths_and_missing_files(
@@ -182,7 +182,7 @@ def test_an_unwritable_path_is_refused(
 def test_a_directory_without_the_right_to_write(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The system's answer is simulated, because the user of this test may be able to write anywhere."""
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != home / "conf")
-    lines = list(environment_checks.unwritable_directories(load_config(home)))
+    lines = list(local_paths.unwritable_directories(load_config(home)))
     assert len(lines) == 3
     assert f'target.path: "{home / "conf" / "out"}" cannot be created (Permission denied)' in lines[1]
     assert "${STATE}" in lines[0] and str(home / "conf" / "state") not in lines[0]

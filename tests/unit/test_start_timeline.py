@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from tests.support.statuses import STATUS
 
-from slackwater.cli.progress import StartTimeline
+from slackwater.cli.output import StartTimeline
 from slackwater.engine.observer import RunSchema
 
 

@@ -15,7 +15,7 @@ from slackwater.config.spec_base import find_doc_link
 from slackwater.config.window import Window
 from slackwater.core.humanize import plural
 from slackwater.errors import ConfigError, StartError
-from slackwater.runner import environment_checks
+from slackwater.runner import local_paths
 from slackwater.secrets import mask_secrets
 from slackwater.spark.sessions import spark_jars
 
@@ -46,14 +46,14 @@ def _check_config(file: Path, connect: bool) -> None:
     """Check a config, and print a summary and notes. Raises ConfigError or StartError if a check fails."""
     pipeline, problems = toml.load_draft(file)
     checked = sql_check.check_draft_sql(pipeline) if problems else sql_check.check_sql(pipeline)
-    paths = () if problems else environment_checks.unwritable_directories(pipeline)
+    paths = () if problems else local_paths.unwritable_directories(pipeline)
     problems += [f"{file}: {line}" for line in (*checked.problems, *paths)]
     if problems:
         raise ConfigError(problems)
-    environment_checks.check_moved_directories(pipeline)
+    local_paths.check_moved_directories(pipeline)
     notes = list(explain.build_plan(pipeline).notes)
     if connect:
-        from slackwater.runner import environment_checks as connecting
+        from slackwater.runner import check_connections as connecting
 
         unreachable = connecting.find_connection_problems(pipeline)
         if unreachable:
@@ -78,7 +78,7 @@ def _check_config(file: Path, connect: bool) -> None:
     for line in spark_jars.find_unreadable_sources(pipeline):
         print(mask_secrets(f"{file}: note: {line}; otherwise, a run fails"))
     if not connect:
-        for line in environment_checks.missing_directories(pipeline):
+        for line in local_paths.missing_directories(pipeline):
             print(mask_secrets(f"{file}: note: {line}; otherwise, a run does not start"))
     for line in checked.unchecked:
         print(mask_secrets(f"{file}: not checked: {line}"))

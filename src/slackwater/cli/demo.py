@@ -20,8 +20,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from slackwater.cli import progress as views
-from slackwater.cli.format import format_run_summary, program_command
+from slackwater.cli import output as views
+from slackwater.cli.output import format_run_summary, program_command
 from slackwater.cli.run import run_with_view
 from slackwater.config import toml
 from slackwater.engine.observer import Status

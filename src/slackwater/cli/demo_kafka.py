@@ -23,7 +23,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from slackwater.cli.format import program_command
+from slackwater.cli.output import program_command
 from slackwater.errors import EpochError, Topic
 from slackwater.testing.services import Kafka, Postgres
 

@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slackwater.cli import progress as views
+from slackwater.cli import output as views
 from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source

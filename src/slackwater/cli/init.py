@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
-from slackwater.cli.format import program_command
+from slackwater.cli.output import program_command
 from slackwater.config import sql_check, toml
 from slackwater.config.message_format import format_value, suggest_word_or_list
 from slackwater.config.pipeline import LONGEST_NAME

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slackwater.cli.format import program_command
+from slackwater.cli.output import program_command
 from slackwater.config.message_format import format_key
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.sql import ddl

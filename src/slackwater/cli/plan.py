@@ -16,7 +16,7 @@ from slackwater.config.state_differences import COMPATIBLE, KeyChange, StateComp
 from slackwater.errors import StartError, StateError
 from slackwater.evolution import compare
 from slackwater.runner import existing_output, renamed_pipeline
-from slackwater.runner.environment_checks import check_moved_directories
+from slackwater.runner.local_paths import check_moved_directories
 from slackwater.runner.table_schema_changes import add_table_schema_changes
 from slackwater.secrets import mask_secrets
 from slackwater.state.fork import pending_epoch_error

@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from slackwater.cli.format import program_command
+from slackwater.cli.output import program_command
 from slackwater.config import toml
 from slackwater.core.humanize import plural
 from slackwater.errors import StartError, Topic

@@ -14,8 +14,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from slackwater.cli import progress as views
-from slackwater.cli.format import format_run_summary
+from slackwater.cli import output as views
+from slackwater.cli.output import format_run_summary
 from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline, check_run_flags
 from slackwater.core.humanize import format_time, mismatch, plural

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from slackwater.cli.state_location import StateLocation
 from slackwater.cli.why import format_report
 from slackwater.config import toml
 from slackwater.errors import StartError, Topic
 from slackwater.evolution.operator_from_state import rebuild_pipeline
-from slackwater.query.locate_state import StateLocation, list_pipelines, locate_store
+from slackwater.query.locate_state import list_pipelines, locate_store
 from slackwater.query.server import serve_state
 from slackwater.query.state_view import StateView
 from slackwater.secrets import mask_secrets

@@ -10,7 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from slackwater.cli.format import align_rows
+from slackwater.cli.output import align_rows
+from slackwater.cli.state_location import StateLocation
 from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.humanize import format_age, format_iso, format_size, plural
@@ -20,7 +21,6 @@ from slackwater.maintenance.compact import CompactionResult, compact_state
 from slackwater.maintenance.history import commit_history
 from slackwater.maintenance.sizes import Sizes, WriteCounts, measure_sizes
 from slackwater.maintenance.verify_rows import VerifyReport
-from slackwater.query.locate_state import StateLocation
 from slackwater.state import fork, migrations
 from slackwater.state.commit import Commit
 from slackwater.state.files.store import FilesStore

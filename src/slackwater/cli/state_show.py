@@ -11,12 +11,13 @@ from typing import Any
 
 import polars as pl
 
-from slackwater.cli.format import align_rows
+from slackwater.cli.output import align_rows
+from slackwater.cli.state_location import StateLocation
 from slackwater.connectors.files.target import json_columns, text_columns
 from slackwater.core.humanize import format_age, format_iso, format_ms, format_size, mismatch, plural
 from slackwater.core.row_format import format_value, json_lines
 from slackwater.errors import SlackwaterError, StartError, Topic
-from slackwater.query.locate_state import StateLocation, list_pipelines, locate_store
+from slackwater.query.locate_state import list_pipelines, locate_store
 from slackwater.query.state_view import StateView, to_arrow
 from slackwater.state.commit import Commit
 from slackwater.state.protocol import StateStore

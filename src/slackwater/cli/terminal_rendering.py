@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import singledispatch
 
 from slackwater.cli import why
-from slackwater.cli.show import table_lines
+from slackwater.cli.results import table_lines
 from slackwater.core.humanize import format_size, plural
 from slackwater.explain import Plan
 from slackwater.query.why_report import WhyReport

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from slackwater.cli.dlq import escape_control_characters as visible
-from slackwater.cli.format import align_rows
-from slackwater.cli.show import format_cell
+from slackwater.cli.output import align_rows
+from slackwater.cli.results import format_cell
 from slackwater.config import toml
 from slackwater.connectors.files.planner import changed_files_text as changed_text
 from slackwater.core.humanize import format_age, format_iso, plural

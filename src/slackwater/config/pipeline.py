@@ -315,11 +315,9 @@ class Pipeline(Spec, NotebookRepr):
             yield "transform", f"missing; {STEP}"
         name = values.get("name")
         if name is not None and not re.fullmatch(NAME, name):
-            expected = 'only letters, digits, ".", "_" and "-"'
-            yield "name", value_mismatch(name, f"{expected}, because it is used as a directory name")
+            yield "name", value_mismatch(name, 'only letters, digits, ".", "_" and "-", as it becomes a directory name')
         elif name is not None and len(name) > LONGEST_NAME:
-            limit = f"at most {LONGEST_NAME}, because it is used as a directory name"
-            yield "name", mismatch(f"{len(name)} characters", limit)
+            yield "name", mismatch(f"{len(name)} characters", f"at most {LONGEST_NAME}, as it becomes a directory name")
         formerly = values.get("formerly")
         if formerly is not None and (not re.fullmatch(NAME, formerly) or formerly == name):
             yield "formerly", value_mismatch(formerly, "the previous name of the pipeline")

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
-from slackwater.config.source import Source
 from slackwater.config.relative_paths import SPARK_CONNECTORS
+from slackwater.config.source import Source
 from slackwater.connectors import spark_connect
 from slackwater.core.offset_base import Offsets
 from slackwater.errors import EpochError, SlackwaterError, StartError, Topic

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 from slackwater.config import toml
 from slackwater.config.message_format import format_value, suggest_word, suggest_word_or_list
@@ -21,10 +20,6 @@ from slackwater.state.commit import Commit
 from slackwater.state.files.store import FilesStore
 from slackwater.state.protocol import ASIDE, Snapshot, StateReader, StateStore
 from slackwater.windows.state_rows import KeyedStateLayout
-
-if TYPE_CHECKING:
-    from slackwater.state.protocol import StateStore
-
 
 _URL = re.compile(r"postgres(ql)?://")
 
@@ -168,7 +163,7 @@ def _names_in_database(url: str, schema: str) -> list[str]:
 
 def _choose_name(place: str, name: str | None, names: Sequence[str]) -> str:
     if not names:
-        raise StartError(f"{place}: no pipeline keeps its state there", Topic.NO_STATE)
+        raise StartError(f"{place}: no pipeline has its state there", Topic.NO_STATE)
     if name is None and len(names) == 1:
         return names[0]
     names_text = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
@@ -222,26 +217,3 @@ def narrow_snapshot(snapshot: Snapshot, number: int) -> Snapshot:
         return snapshot.buffers(shard, logic, number)
 
     return replace(snapshot, commit=narrow_commit(snapshot.commit, number), rows_of=rows_of, buffers_of=buffers_of)
-
-
-# -- location ------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class StateLocation:
-    """The location of a pipeline's state.
-
-    Args:
-        where: The pipeline's TOML file, a state directory, or the URL of a database or object store.
-        pipeline: The name of the pipeline; None if `where` contains only one.
-        schema: The schema of the tables in a database.
-    """
-
-    where: str
-    pipeline: str | None = None
-    schema: str = "public"
-
-    def open_store(self) -> StateStore:
-        """Return the store of the state. Raises StartError or ConfigError if the state cannot be located."""
-
-        return locate_store(self.where, self.pipeline, self.schema)

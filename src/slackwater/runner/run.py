@@ -24,8 +24,8 @@ from slackwater.errors import EpochError, NewColumnsError, SlackwaterError, Topi
 from slackwater.runner import background_run, existing_output, main_loop, renamed_pipeline, run_log, run_options
 from slackwater.runner.background_run import Handle
 from slackwater.runner.components import create_targets
-from slackwater.runner.environment_checks import check_moved_directories
 from slackwater.runner.epoch_execution import ChangedFileReporter, EpochExecutor
+from slackwater.runner.local_paths import check_moved_directories
 from slackwater.runner.main_loop import PollingLoop
 from slackwater.runner.pipeline_runner import PipelineRunner, RunComponents
 from slackwater.runner.run_log import RunNotifier

@@ -26,6 +26,7 @@ from tests.laws.fuzzers import state_corruption
 from tests.support.script import run_local
 
 from slackwater.cli import state_show
+from slackwater.cli.state_location import StateLocation
 from slackwater.config.pipeline import Pipeline
 from slackwater.errors import SlackwaterError
 from slackwater.evolution import compare
@@ -33,7 +34,6 @@ from slackwater.evolution.operator_from_state import rebuild_pipeline
 from slackwater.maintenance import verify_state
 from slackwater.maintenance.history import commit_history
 from slackwater.maintenance.sizes import measure_sizes
-from slackwater.query.locate_state import StateLocation
 from slackwater.query.state_view import StateView
 from slackwater.query.why_report_builder import build_why_report
 from slackwater.state.commit import FORMAT

@@ -13,7 +13,7 @@ from tests.support.statuses import STATUS
 import slackwater as sw
 from slackwater import explain
 from slackwater.cli.check import _describe_step
-from slackwater.cli.format import format_run_summary
+from slackwater.cli.output import format_run_summary
 from slackwater.config import sql_check
 from slackwater.config.json_schema import build_schema
 from slackwater.config.spec_base import find_duration_keys

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from slackwater.cli.commands import MOST_EPOCHS, MOST_ROWS, File
-from slackwater.query.locate_state import StateLocation
+from slackwater.cli.state_location import StateLocation
 
 state = typer.Typer(help="Inspect, check, copy and change states.", no_args_is_help=True)
 

@@ -9,7 +9,7 @@ import typer
 
 from slackwater.cli.commands import MOST_ROWS, AllowHost, File, parse_amount
 from slackwater.cli.commands.groups import Name, Schema, Where
-from slackwater.query.locate_state import StateLocation
+from slackwater.cli.state_location import StateLocation
 
 
 def show(
@@ -47,7 +47,7 @@ def show(
     ] = None,
 ) -> None:
     """Print the published results of a pipeline from its targets, ordered by window, without Spark."""
-    from slackwater.cli.show import ShowOptions, show_file
+    from slackwater.cli.results import ShowOptions, show_file
 
     show_file(file, ShowOptions(limit, as_json, as_csv, where, tuple(columns or ()), sql), follow, target)
 
@@ -140,6 +140,6 @@ def diff(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, with times in ISO 8601.")] = False,
 ) -> None:
     """Compare two outputs or states by key and window. Exit code 0: equal; 1: different; 2: not comparable."""
-    from slackwater.cli.diff import print_differences_of_outputs
+    from slackwater.cli.results import print_differences_of_outputs
 
     print_differences_of_outputs(a, b, by, ignore, tolerance, limit, as_json)

@@ -27,9 +27,8 @@ from pathlib import Path
 
 from slackwater.config.connection import Connection, DeltaConnection, IcebergConnection
 from slackwater.config.pipeline import Pipeline, resolve_connection
-from slackwater.config.relative_paths import spark_scheme
+from slackwater.config.relative_paths import SPARK_CONNECTORS, spark_scheme
 from slackwater.config.source import Source
-from slackwater.config.relative_paths import SPARK_CONNECTORS
 from slackwater.core.humanize import mismatch
 from slackwater.errors import StartError, Topic
 
