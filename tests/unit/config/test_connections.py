@@ -176,7 +176,7 @@ def test_a_missing_variable_is_one_line() -> None:
         ('kind = "files"\n\n', 'kind = "${S}"\n\n', "hunter2",
          'connections.lake.kind: found "${S}"; expected one of console, delta, files, iceberg, kafka, kinesis, postgres, pubsub, rabbitmq'),
         ('name = "user-sessions"', 'name = "${S}"', "hunter 2",
-         'name: found "${S}", expected only letters, digits, ".", "_" and "-", because it is used as a directory name'),
+         'name: found "${S}", expected only letters, digits, ".", "_" and "-", as it becomes a directory name'),
         ('"ts"        #', '"_event_ts"\nevent_time_unit = "${S}" #', "hunter2",
          'transform.window.event_time_unit: found "${S}", expected "s" or "ms" or "us" or "ns"'),
     ],
