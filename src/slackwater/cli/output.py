@@ -227,11 +227,11 @@ def choose_view(every: float = 1.0) -> ProgressView:
     return LiveProgress() if sys.stderr.isatty() else LogProgress(every)
 
 
-# -- the timeline of a start (`slackwater run --timings`) --------------------------------------------------------------
+# -- the startup timeline (`slackwater run --timings`) -----------------------------------------------------------------
 
 
 class StartTimeline(Observer):
-    """An observer that prints the timeline of a start once the first epoch is committed or the run ends.
+    """An observer that prints the startup timeline once the first epoch is committed or the run ends.
 
     Example:
         start of clicks, in seconds since the command began:

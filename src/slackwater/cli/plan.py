@@ -27,7 +27,7 @@ from slackwater.state.store_access import create_store
 def print_config_changes(file: Path, as_json: bool) -> None:
     """Print each difference between a config and its state with a verdict, and then a summary.
 
-    Raises typer.Exit with code 1 if a start would fail, and SlackwaterError for other failures.
+    Raises typer.Exit with code 1 if startup would fail, and SlackwaterError for other failures.
     """
     pipeline = toml.load(file)
     check_moved_directories(pipeline)
@@ -84,7 +84,7 @@ def _compare_with_store(pipeline: Pipeline, store: StateStore, target_pipeline: 
 
 
 def _refusal(pipeline: Pipeline) -> str | None:
-    """Return why a first start (without a state) would fail; None if it would succeed."""
+    """Return why the pipeline, which has no state, could not start; None if it could."""
     with closing(create_store(pipeline)) as store:
         question = renamed_pipeline.find_start_refusal(pipeline, store)
     if question is not None:

@@ -1,4 +1,4 @@
-"""`prepare`: does the slow work of a first start in advance, once per machine or container image.
+"""`prepare`: does the slow work of the first startup in advance, once per machine or container image.
 
 compile the session loop ─▶ download the jars that configs need ─▶ run a small pipeline and archive Spark's classes
 """

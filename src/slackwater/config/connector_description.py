@@ -138,7 +138,7 @@ class ConnectorDescription:
     uses_ingest_time: bool = False  # if a record has no timestamp, `_event_ts` is the time of the epoch
     keeps_history: bool = False  # rows can be read again
     exposes_files: bool = False  # Spark reads files, and each row has the name of its file
-    is_table: bool = False  # the source is a table, whose schema is unknown before the start
+    is_table: bool = False  # the source is a table, whose schema is unknown before startup
     query_is_path: bool = False  # `query` is a path
     keys: tuple[str, ...] = ()  # keys of `Source` that only some connectors support
     source_keys: type[ConnectorKeys] | None = None  # spec of the connector's own source keys

@@ -202,7 +202,7 @@ def _parse_options(value: Any) -> dict[str, Any]:
 
 
 class Keyed(KeyedStep):
-    """A keyed operator of your own: a class derived from `KeyedFunction`, in a package that workers can import."""
+    """A keyed operator from your own package: a class derived from `KeyedFunction`, in a package that workers can import."""
 
     class_: Converted[str | type[KeyedFunction], str] = declare_key(
         _parse_class,

@@ -2,7 +2,7 @@
 
     declared schema ──▶ event time ──▶ SQL (`sql.query`) ──▶ gap, keys, aggregations, sides of a join ──▶ next stage
 
-The check is conservative: every problem that it reports would also make a start fail. Whatever it cannot decide is
+The check is conservative: every problem that it reports would also make startup fail. Whatever it cannot decide is
 listed as not checked, with the reason.
 """
 

@@ -93,7 +93,7 @@ class Transform(Spec):
     )
     keyed: Keyed | None = declare_key(
         table_parser(Keyed),
-        "A keyed operator of your own: a class with rows of state per key and timers.",
+        "A keyed operator from your own package: a class with rows of state per key and timers.",
         default=None,
     )
     lookups: Mapping[str, Lookup] = declare_key(

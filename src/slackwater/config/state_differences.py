@@ -2,7 +2,7 @@
 
 compatible   the next start continues with the unchanged state
 migrated     the next start rewrites the state in a separate epoch (`evolution.state_migration`)
-rebuild      the state cannot be used: only a start from scratch (`run --rebuild`) works
+rebuild      the state cannot be used: the pipeline must start from scratch (`run --rebuild`)
 """
 
 from __future__ import annotations

@@ -100,8 +100,9 @@ class Connector(Generic[C]):
     def changes(self, spec: Source, record: SourceRecord) -> tuple[Sequence[KeyChange], Mapping[str, str]]:
         """Compare the current columns of a table with those recorded in the state.
 
-        Return the changes that the next start accepts, and the types of the columns that this start will read, by name.
-        Raises StartError for a change that a start rejects, and SourceUnavailableError if the table is unreachable.
+        Return the changes that will be accepted at the next start, and the types of the columns that will then be read,
+        by name. Raises StartError for a change that will be rejected, and SourceUnavailableError if the table is
+        unreachable.
         """
         self._unsupported("compare columns")
 
@@ -121,7 +122,7 @@ class Connector(Generic[C]):
         """Raise StartError if the target does not exist or is unreachable. `key`: the config key for messages."""
 
     def will_create(self, spec: TargetSpec, key: str) -> str | None:
-        """Describe what a start would create in the system, or return None if it would create nothing."""
+        """Describe what would be created in the system at startup, or return None if nothing would be created."""
         return None
 
     def create_target(self, spec: TargetSpec, pipeline: Pipeline) -> None:

@@ -88,7 +88,7 @@ class Offsets(ABC):
 
     @abstractmethod
     def resolve_reset(self, prefix: str, start: object, lookup: OffsetLookup | None) -> Offsets:
-        """Return the offsets for a start at "earliest", "latest" or a time.
+        """Return the offsets for starting at "earliest", "latest" or a time.
 
         Args:
             prefix: The prefix of error messages, which names the option.

@@ -103,9 +103,9 @@ class EpochDriver:
             latest: The commit that the store's `open` returned; None for a new state.
             shards: The number of shards.
             schemas: The schema of each source, in Spark's JSON format.
-            state_id: The id of the state, if this start creates it.
-            branches: Whether `latest` begins a branch. If so, the start commits it, even if there is nothing to
-                migrate.
+            state_id: The id of the state, if this run creates it.
+            branches: Whether `latest` begins a branch. If so, it is committed at startup, even if there is nothing
+                to migrate.
         """
         startup = StartupRecovery(self.pipeline, self.store, self.publishing, self.hooks)
         self.stages, self.state = startup.run(self.stages, latest, shards, schemas, state_id, branches)

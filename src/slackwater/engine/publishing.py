@@ -131,7 +131,7 @@ class Publisher:
         letters = target_locations.dead_letter_location(self.pipeline)
         return target_locations.with_targets(commit, targets, letters, self.held_markers)
 
-    # -- a start -------------------------------------------------------------------------------------------------
+    # -- startup -------------------------------------------------------------------------------------------------
 
     def roll_forward(self, latest: Commit) -> None:
         """Publish the pending output of the latest commit of a previous run.

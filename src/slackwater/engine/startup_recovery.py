@@ -53,7 +53,7 @@ class StartupRecovery:
             latest: The latest commit; None for a new state.
             shards: The number of shards.
             schemas: The schema of each source, in Spark's JSON format.
-            state_id: The id of the state, if this start creates it.
+            state_id: The id of the state, if this run creates it.
             branches: Whether `latest` begins a branch, which is committed even without a migration.
 
         Raises:

@@ -62,7 +62,7 @@ def targets_accepting_columns(pipeline: Pipeline) -> set[str]:
 def added_target_columns(
     pipeline: Pipeline, commit: Commit | None, results: Mapping[str, Types]
 ) -> dict[str, dict[str, str | None]]:
-    """Return the columns that a start adds to targets, by target.
+    """Return the columns that are added to targets at startup, by target.
 
     `results`: the output columns by stage. Stages with unknown columns may be missing.
     """
@@ -78,7 +78,7 @@ def added_target_columns(
 
 
 def added_column_changes(pipeline: Pipeline, commit: Commit, results: Mapping[str, Types]) -> Iterator[KeyChange]:
-    """Yield the changes for the columns that a start adds to targets."""
+    """Yield the changes for the columns that are added to targets at startup."""
     for name, new in added_target_columns(pipeline, commit, results).items():
         label = "target" if len(pipeline.per_target) == 1 else f'target "{name}"'
         it = "it" if len(new) == 1 else "them"

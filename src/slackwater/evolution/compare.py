@@ -1,7 +1,7 @@
 """Compare a config with a state, and give a verdict on each difference.
 
 The comparison is a pure function of the config and of the descriptions in the state. `slackwater plan` prints the
-result. A start applies or rejects the differences with the same messages.
+result. At startup, Slackwater applies or rejects the differences with the same messages.
 
 The column types that the SQL returns are known only when the pipeline starts. Without them (`steps` is None), the
 comparison uses the types in the state.

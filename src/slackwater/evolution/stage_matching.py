@@ -3,7 +3,7 @@
 config                               state       continues
 name = "visits"                      visits      visits
 name = "calls", formerly = "rings"   rings       rings, which is called "calls" from then on
-name = "calls", formerly = "rings"   calls       calls, which an earlier start has renamed
+name = "calls", formerly = "rings"   calls       calls, which was renamed at an earlier start
 name = "logins"                                  nothing: it starts empty
 """
 

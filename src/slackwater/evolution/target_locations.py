@@ -69,7 +69,7 @@ def with_targets(
         commit: The commit.
         targets: The destinations, by target.
         letters_to: The location of the dead letters; None without [dead_letter].
-        held_markers: The markers that the targets held at the start. They are used if the commit does not contain the
+        held_markers: The markers that the targets held at startup. They are used if the commit does not contain the
             marker of a target because the target, its location or its writer has changed.
     """
     earlier = commit.targets

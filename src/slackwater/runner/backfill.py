@@ -54,9 +54,9 @@ class BackfillResult:
 
     Args:
         status: The status after the last commit; None if there was nothing to read.
-        written: Counts of the windows that this start wrote or omitted.
+        written: Counts of the windows that this run wrote or omitted.
         done: Whether the backfill is complete. False if it was stopped before its end.
-        after: The last epoch of the interrupted backfill that this start continued; None for a new backfill.
+        after: The last epoch of the interrupted backfill that this run continued; None for a new backfill.
     """
 
     pipeline: str

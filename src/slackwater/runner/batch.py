@@ -208,7 +208,7 @@ def _plan(
     on_error: str,
     lookups: Mapping[str, DataFrame] | None,
 ) -> _Planner:
-    """Check the DataFrames as a start checks the sources of a pipeline, and return the planner."""
+    """Check the DataFrames as the sources of a pipeline are checked at startup, and return the planner."""
     if on_error not in ("fail", "drop"):
         raise ConfigError(
             [f"{name}: on_error: " + mismatch(f'"{on_error}"', '"fail" or "drop"; a batch has no dead letters')]

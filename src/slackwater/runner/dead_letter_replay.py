@@ -79,7 +79,7 @@ def replay_dead_letters(
                     components.session, components.streams.sources, letters
                 )
 
-            # includes dead letters that this start published
+            # includes dead letters that were published at startup
             letters = letter_reader.read_newest(pipeline, LetterFilter())
             return apply(components.driver, choose(letters), rows, dry, limit)
         finally:

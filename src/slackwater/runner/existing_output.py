@@ -36,7 +36,7 @@ ASIDE, KEEP = "aside", "keep"
 CHOICES = (ASIDE, KEEP)
 
 
-# -- a start that continues a state ------------------------------------------------------------------------------------
+# -- startup with a state ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def target_with_marker(pipeline: Pipeline, spec: TargetSpec, writer: str, lineag
 def read_unrecorded_markers(pipeline: Pipeline, commit: Commit | None) -> dict[str, TargetMarker | None]:
     """Return the marker of each target that the commit does not mention, or of all targets if there is no commit.
 
-    Targets that cannot be read are omitted, because the start will fail later anyway, when it opens them.
+    Targets that cannot be read are omitted, because startup will fail later anyway, when the targets are opened.
     """
     current = (
         None
@@ -235,7 +235,7 @@ def mismatch_error(pipeline: Pipeline, commit: Commit, mismatches: Sequence[Mark
 
 
 def check_markers(pipeline: Pipeline, snapshot: Snapshot) -> StateError | None:
-    """Return the error that a start from this snapshot would raise because of its targets, or None. Takes no lock."""
+    """Return the error that starting from this snapshot would raise because of its targets, or None. Takes no lock."""
     mismatches, _, _ = find_mismatches(pipeline, snapshot.commit, snapshot.missing)
     return mismatch_error(pipeline, snapshot.commit, mismatches)
 
@@ -286,7 +286,7 @@ def _put_newer_aside(mismatch: MarkerMismatch) -> str:
     return f"{mismatch.checked.title}: {files} are now in {location}; remove them when you no longer need them"
 
 
-# -- a start without a state -------------------------------------------------------------------------------------------
+# -- startup without a state -------------------------------------------------------------------------------------------
 
 
 def _previous_outputs(pipeline: Pipeline) -> list[tuple[str, HasPreviousOutput]]:

@@ -83,7 +83,7 @@ class PipelineRunner:
         self._opened.callback(self.store.close)
 
     def new_runner(self) -> PipelineRunner:
-        """Return a runner for another start on the same Spark session. Close this one first."""
+        """Return a runner that starts the pipeline again on the same Spark session. Close this one first."""
         return PipelineRunner(self.pipeline, self.spark, self.reporter, self.stop)
 
     @property
@@ -181,7 +181,7 @@ class PipelineRunner:
     def _open_targets(self, targets: Mapping[str, TargetWriter], letters: TargetWriter | None) -> dict[str, StartError]:
         """Open the targets. Return the errors of the targets that cannot be opened, by name.
 
-        These errors make the start fail, but only after the other targets have received their pending output.
+        These errors make startup fail, but only after the other targets have received their pending output.
         """
         errors = {}
         for name, writer in ((LETTERS, letters), *targets.items()):

@@ -48,9 +48,9 @@ def take_over_renamed_state(pipeline: Pipeline, store: StateStore) -> str | None
 
 
 def find_start_refusal(pipeline: Pipeline, store: StateStore) -> StateError | None:
-    """Return the error that prevents a start without a state, or None if the start may create a new state.
+    """Return the error that prevents the pipeline from starting without a state, or None if it may create a new state.
 
-    A start fails if the state was removed, or if another pipeline writes to the same target.
+    Startup fails if the state was removed, or if another pipeline writes to the same target.
     """
     if not _is_durable(pipeline):
         return None
@@ -122,7 +122,7 @@ def _results_without_state(pipeline: Pipeline) -> Iterator[tuple[TargetMarker, s
 def _other_writers(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
     """Yield (pipeline, target) for each other pipeline that left a marker in a target of this pipeline.
 
-    Unreachable targets are omitted, because the start will fail later anyway, when it opens them.
+    Unreachable targets are omitted, because startup will fail later anyway, when the targets are opened.
     """
     for target_pipeline in pipeline.per_target.values():
         target = existing_output.target_with_marker(pipeline, target_pipeline.target, target_pipeline.writer)

@@ -106,7 +106,7 @@ def run(  # noqa: PLR0913 -- one argument per option
         rebuild: Start over with a new state, and keep the old one under another name. Maps sources ("*" for all) to
             "earliest", "latest" or offsets; `{}` uses the starting offsets in the config.
         former_output: What to do if this run creates a new state, but an append-only target holds rows of an
-            earlier state. "aside" moves the target's files away, "keep" adds rows to them, and None makes the start fail.
+            earlier state. "aside" moves the target's files away, "keep" adds rows to them, and None makes startup fail.
         observers: Objects that are notified during the run; see `slackwater.observe`.
         background: Return immediately, with a `Handle` that can report on the run, stop it and raise its error. Unless
             `on_notice` is set, only warnings are logged.
@@ -275,8 +275,8 @@ def run_to_end(runner: PipelineRunner, components: RunComponents, *, available_n
         runner: The runner.
         components: Its components, with the started driver.
         available_now: End when all input that exists now has been processed.
-        offsets_given: Whether this start specified offsets for its sources. If so, they are committed before the first
-            epoch.
+        offsets_given: Whether offsets were specified for the sources of this run. If so, they are committed before the
+            first epoch.
     """
     _commit_start_offsets(components, offsets_given)
     files = ChangedFileReporter(runner.pipeline.name, components, runner.reporter)
@@ -303,7 +303,7 @@ def run_to_end(runner: PipelineRunner, components: RunComponents, *, available_n
 def _commit_start_offsets(components: RunComponents, offsets_given: bool) -> None:
     """Commit the first offsets of sources that have never been read, before anything else is committed.
 
-    These are the offsets that "latest" currently refers to, or the offsets specified for this start.
+    These are the offsets that "latest" currently refers to, or the offsets specified for this run.
     """
     start_offsets: dict[str, Offsets] = {}
     for source in components.streams.sources:

@@ -34,7 +34,7 @@ from slackwater.state.commit import Commit
 log = logging.getLogger("slackwater")
 
 
-# -- the start ---------------------------------------------------------------------------------------------------------
+# -- startup -----------------------------------------------------------------------------------------------------------
 
 
 def start_line(pipeline: Pipeline, latest: Commit | None) -> str:

@@ -1,6 +1,6 @@
 """Publish a committed epoch again, or write the rows of an epoch elsewhere if its target does not accept them.
 
-committed, not published ─┬─ retry  as every start does
+committed, not published ─┬─ retry  as at every start
                           └─ skip   rows ─▶ dead letters ("not published") or files ─▶ marked as published
 """
 
@@ -252,6 +252,6 @@ def publish_pending(
         try:
             if latest is not None:
                 check_epoch_is_pending(pipeline, latest, runner.store.published_epoch(), epoch)
-            runner.prepare(latest)  # the start of the driver publishes it
+            runner.prepare(latest)  # publishes it when the driver starts
         finally:
             runner.close()

@@ -32,9 +32,9 @@ class _TableCheck:
 
     Args:
         stored_columns: The columns in the state, as Spark's JSON.
-        changes: The changes that the next start accepts.
-        columns: The columns (name to type) that the next start reads.
-        refused: Why a start would reject the table; None if it would not.
+        changes: The changes that will be accepted at the next start.
+        columns: The columns (name to type) that the next run will read.
+        refused: Why the table would be rejected at startup; None if it would not.
         unknown: Why the comparison failed; an empty string while it runs; None once it is done.
     """
 
@@ -94,7 +94,7 @@ def _downstream_changes(
 ) -> tuple[list[KeyChange], list[str]]:
     """Return the changes that new columns cause in joins and targets, and a line for each undecided stage.
 
-    The next start decides which of the new columns an undecided stage outputs.
+    At the next start, Slackwater determines which of the new columns an undecided stage outputs.
     """
     if not any(check.changes for check in checks):
         return [], []

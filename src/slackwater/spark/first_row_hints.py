@@ -165,7 +165,7 @@ class FirstRowHints:
         try:
             kind = frame.selectExpr(f"{expression} AS t").schema.fields[0].dataType.simpleString()
         except Exception:
-            return None  # the start has reported the error
+            return None  # the error was already reported at startup
         if kind == "timestamp" or text == "_event_ts":
             return "timestamp", "unix_micros(_event_ts) div 1000000L"
         if kind == "string":

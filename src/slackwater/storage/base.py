@@ -46,7 +46,7 @@ class StorageLock(Protocol):
     def token(self) -> str: ...
 
     def confirm(self, doing: str) -> None:
-        """Raise FencedError if this runner has lost the lock. `doing`: the action to refuse, named in the message."""
+        """Raise FencedError if this runner has lost the lock. `doing`: the action to prevent, named in the message."""
 
     def close(self) -> None: ...
 

@@ -31,7 +31,7 @@ from slackwater.storage import arrow_files
 from slackwater.storage.base import FileRef, Storage, StorageLock, VersionedContent, open_file
 
 PENDING = ".commit-"  # prefix of the temporary file from which a commit is linked
-LOCK_S = 0.2  # seconds that a start waits for the lock, because `lock_holder` takes it briefly
+LOCK_S = 0.2  # seconds that startup waits for the lock, because `lock_holder` takes it briefly
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ class Flock:
     def confirm(self, doing: str) -> None:
         """Raise FencedError if the locked directory or, without one, the lock file has been replaced.
 
-        `doing`: the action to refuse, named in the message, such as "commit epoch 7".
+        `doing`: the action to prevent, named in the message, such as "commit epoch 7".
         """
         descriptor = self._file.fileno() if self._directory is None else self._directory
         path = self._path if self._directory is None else self._path.parent

@@ -9,7 +9,7 @@ Another process takes over the lease, also by "replace if unchanged", in one of 
     - it did not change for LEASE_S + SKEW_S while the other process watched it
 
 If two processes put the lease at the same time, the store accepts only one. A runner whose lease has expired renews it
-before and after a commit, and stops if another runner holds it. Clocks affect only how long a start waits. Commits do
+before and after a commit, and stops if another runner holds it. Clocks affect only how long startup waits. Commits do
 not depend on clocks, because the object of an epoch is only put if absent.
 """
 
@@ -37,7 +37,7 @@ RENEW_S = 10.0  # interval between renewals
 ANSWER_S = 5.0  # timeout of a request; several requests must fit into the remaining time of a lease
 SKEW_S = 5.0  # clock difference up to which no process takes over a valid lease
 RELEASE_S = 5.0  # how long `close` waits for the release
-LOOK_S = 1.0  # interval at which a waiting start reads the lease
+LOOK_S = 1.0  # interval at which a waiting process reads the lease
 
 log = logging.getLogger("slackwater")
 _held: set[str] = set()  # tokens of the leases that this process holds

@@ -206,7 +206,7 @@ class LocalPipeline:
     def restart(
         self, described: Pipeline | StepBase | None = None, *, shards: int | None = None, target: str | None = None
     ) -> None:
-        """Stop and start again with the same state. Raises the errors of a start, such as a config that does not match.
+        """Stop and start again with the same state. Raises startup errors, for example if the config does not match.
 
         Args:
             described: The new config; None for no change.

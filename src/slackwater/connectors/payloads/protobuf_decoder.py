@@ -116,7 +116,7 @@ def message_decoder(files: bytes, message: str) -> Any:
     try:
         import ptars
         from google.protobuf import descriptor_pb2, descriptor_pool
-    except ImportError as error:  # a start checks for packages only on its own machine
+    except ImportError as error:  # at startup, packages are checked only on the local machine
         raise ModuleNotFoundError(
             f"{error}; install it for Spark's workers: pip install 'slackwater[protobuf]'"
         ) from None

@@ -138,7 +138,7 @@ def check_column_changes(
         choice: The setting `schema_changes`.
         since: The versions in which the columns changed, for messages.
         running: Whether a run is in progress, whose SQL, state and target are bound to the earlier columns. New
-            columns then end the run with NewColumnsError, and the next start accepts them.
+            columns then end the run with NewColumnsError, and are accepted at the next start.
     """
     if wrong := _changed_columns(earlier, now):
         raise StartError(

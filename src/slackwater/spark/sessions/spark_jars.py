@@ -1,4 +1,4 @@
-"""Download jars that PySpark lacks from Maven into a cache, and check before a start whether a jar is missing.
+"""Download jars that PySpark lacks from Maven into a cache, and check before startup whether a jar is missing.
 
     ~/.cache/slackwater/jars/<organisation>.<module>-<version>/*.jar      (SLACKWATER_CACHE sets another directory)
 

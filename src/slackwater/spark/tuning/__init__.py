@@ -1,1 +1,1 @@
-"""Decisions that make an epoch or a start faster without changing any result."""
+"""Decisions that make epochs or startup faster without changing any result."""

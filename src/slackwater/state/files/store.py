@@ -138,7 +138,7 @@ class FilesStore:
             return None
         state_ids = set()
         for epoch in epochs[:-1]:
-            with suppress(StateError):  # a start does not depend on earlier commits
+            with suppress(StateError):  # startup does not depend on earlier commits
                 state_ids.add(self._log.read(epoch).state_id)
         if state_ids and latest.state_id not in state_ids:
             raise StateError(
@@ -187,7 +187,7 @@ class FilesStore:
         return [name for name in self.storage.names() if ASIDE not in name]
 
     def _verify(self, commit: Commit) -> None:
-        """Raise StateError if a segment or an offset list is damaged. A start checks this only once."""
+        """Raise StateError if a segment or an offset list is damaged. This is checked only once, at startup."""
         self.storage.check([*map(file_ref, commit.metas), *map(list_file, commit.offset_lists)])
 
     def runner(self) -> str | None:
@@ -262,7 +262,7 @@ class FilesStore:
         self._merger.schedule_merges(commit)
 
     def _confirm(self, doing: str) -> None:
-        """Raise FencedError if this runner has lost the lock. `doing`: the action to refuse, named in the message."""
+        """Raise FencedError if this runner has lost the lock. `doing`: the action to prevent, named in the message."""
         if self._lock is not None:
             self._lock.confirm(doing)
 

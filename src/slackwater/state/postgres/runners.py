@@ -18,7 +18,7 @@ from slackwater.state.postgres.table_names import TableNames
 from slackwater.state.run_history import MOST_RUNS, Run, parse_runs
 
 LOCK_S = (
-    3.0  # seconds that a start waits for the lock, which the server may not have released after a runner was killed
+    3.0  # seconds that startup waits for the lock, which the server may not have released after a runner was killed
 )
 
 

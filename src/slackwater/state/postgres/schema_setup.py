@@ -184,7 +184,7 @@ class SchemaSetup:
     def _add_columns(self, table: JoinTable) -> None:
         """Add new columns to the table of a join before the next commit, because workers already read them.
 
-        An empty column of another type is replaced. It is left over from a start that committed nothing.
+        An empty column of another type is replaced. It is left over from a run that committed nothing.
         """
         existing_types, types = client.types_of(self.db, table.state), table.types()
         for column in (c for c, t in types.items() if existing_types.get(c, t) != t and not t.endswith("NOT NULL")):

@@ -1,8 +1,8 @@
 """Check that no other program has changed the state tables.
 
-Each start compares the number of rows and the columns of each table with the latest commit. Each read checks its rows for
-NULL, times out of range and unknown values of `kind`, on which a library such as Polars would otherwise fail later.
-`slackwater state verify` checks all values in all rows.
+At startup, Slackwater compares the number of rows and the columns of each table with the latest commit. Each read
+checks its rows for NULL, times out of range and unknown values of `kind`, on which a library such as Polars would
+otherwise fail later. `slackwater state verify` checks all values in all rows.
 """
 
 from __future__ import annotations
