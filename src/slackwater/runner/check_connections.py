@@ -56,8 +56,8 @@ def find_connection_problems(pipeline: Pipeline) -> list[SlackwaterError]:
 
 
 def find_connection_notes(pipeline: Pipeline) -> list[str]:
-    """Return notes about what a start would create, and about files that changed after they were read."""
-    from slackwater.connectors.files import file_change_tracker
+    """Return notes about what would be created at startup, and about files that changed after they were read."""
+    from slackwater.connectors.files import planner as file_planner
     from slackwater.state.store_access import create_store
 
     notes = []
@@ -76,16 +76,14 @@ def find_connection_notes(pipeline: Pipeline) -> list[str]:
                 changes = read.changed or ChangedFiles()
                 names, count = list(changes.last), changes.count
                 if pipeline.state_store.kind == "files" and read.lists:
-                    tracker = file_change_tracker.FileChangeTracker()
+                    tracker = file_planner.FileChangeTracker()
                     tracker.add(files_source.load_file_list(store, read))
                     changed = tracker.find_changed(None)
                     names += [file_uri_to_path(e.path) for e in changed]
                     count += len(changed)
                 if count:
                     notes.append(
-                        file_change_tracker.changed_files_text(
-                            spec.name, names[-file_change_tracker.CHANGES_SHOWN :], count
-                        )
+                        file_planner.changed_files_text(spec.name, names[-file_planner.CHANGES_SHOWN :], count)
                     )
     finally:
         store.close()
