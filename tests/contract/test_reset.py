@@ -222,7 +222,7 @@ def test_sources_that_were_never_read(tmp_path: Path, ask: Ask, monkeypatch: pyt
     assert not (tmp_path / "s").exists()
     begun(lambda: FilesStore(tmp_path / "s", "p"), sources={"events": {}})
     offsets_json = '{"events": {"clicks": {"0": 1}}}'
-    assert "this source was never read, so the state does not know its partitions; pass the" in ask(
+    assert "this source has never been read, so the state does not know its partitions; pass the" in ask(
         offsets_json, where=str(tmp_path / "s")
     )
     assert "this source reads files, which have no offsets" in ask("latest", where=str(file))

@@ -197,7 +197,7 @@ CASES: list[tuple[str, ...]] = [
      f"{A}[1].quantile: found 1.5, expected a number from 0 to 1"),
     (BASE, DISTINCT, 'agg = "approx_quantile"\ncolumn = "amount"\nas = "x"\nquantile = 1\nk = 7\n',
      f"{A}[1].k: found 7, expected a whole number of at least 8 and at most 65535"),
-    (BASE, DISTINCT, 'agg = "top_k"\ncolumn = "amount"\nas = "x"\n', f'{A}[1].k: missing; "top_k" needs the number of values, as in 10',
+    (BASE, DISTINCT, 'agg = "top_k"\ncolumn = "amount"\nas = "x"\n', f'{A}[1].k: missing; "top_k" needs the number of values, for example 10',
      f'{A}[1].max_distinct_values_per_group: missing; "top_k" stores every value and needs a limit, as in 10000'),
     (BASE, DISTINCT, 'agg = "collect_list"\ncolumn = "amount"\nas = "x"\n',
      f'{A}[1].max_values_per_group: missing; "collect_list" needs a limit, as in 1000'),

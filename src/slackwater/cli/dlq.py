@@ -165,7 +165,7 @@ UNDECODABLE, NO_TIME, FUTURE = "undecodable", "no event time", "future"
 
 
 def find_dead_letter_origins(pipeline: Pipeline, letters: Sequence[Mapping[str, Any]]) -> list[tuple[int | None, str]]:
-    """Return, for each dead letter, the line number of its row in the file, and a description of the bad value.
+    """Return, for each dead letter, the line number of its row in the file and a description of the bad value.
 
     An unknown line number is None, and an unknown description is empty.
     """

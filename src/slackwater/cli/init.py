@@ -145,7 +145,7 @@ def _event_time(options: InitOptions, sample: Sample) -> TimeColumn | None:
             return columns[0] if columns else None
         raise StartError(
             f"--sample: {sample.path}: no column contains times ({', '.join(list(sample.columns)[:8])})"
-            f"{_wrong_time_text(sample)}; expected text such as 2024-03-01T09:00:00Z, or numbers of s, ms, us or ns since 1970; name the column with --time",
+            f"{_wrong_time_text(sample)}; expected text such as 2024-03-01T09:00:00Z, or a number of seconds, ms, us or ns since 1970; name the column with --time",
             Topic.INIT_SAMPLE,
         )
     names = (options.time, f"CAST({options.time} AS TIMESTAMP)")
@@ -159,7 +159,7 @@ def _event_time(options: InitOptions, sample: Sample) -> TimeColumn | None:
         )
     raise StartError(
         f"--time: {format_value(options.time)} of {sample.path} does not contain times{_wrong_time_text(sample, options.time)}; "
-        "expected text such as 2024-03-01T09:00:00Z, or numbers of s, ms, us or ns since 1970",
+        "expected text such as 2024-03-01T09:00:00Z, or a number of seconds, ms, us or ns since 1970",
         Topic.INIT_SAMPLE,
     )
 

@@ -144,7 +144,7 @@ class Aggregation(Spec):
         integer_parser(1, 65535),
         "The number of values (top_k), or the accuracy (approx_quantile): a larger k is more accurate.",
         default=None,
-        kinds={"approx_quantile": "", "top_k": "needs the number of values, as in 10"},
+        kinds={"approx_quantile": "", "top_k": "needs the number of values, for example 10"},
     )
     max_distinct_values_per_group: int | None = declare_key(
         integer_parser(1),

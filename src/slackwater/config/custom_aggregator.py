@@ -191,7 +191,7 @@ def check_aggregator(aggregator: Aggregator) -> None:
     if not aggregator.accumulators:
         raise unfit('declares no accumulators; expected at least one, as in {"total": "double"}')
     if not Field(name, str(aggregator.output)).is_result_type:
-        raise unfit(f'output is "{aggregator.output}", expected a Spark type, as in "double" or "array<string>"')
+        raise unfit(f'output is "{aggregator.output}", expected a Spark type, such as "double" or "array<string>"')
     kinds = {n: Field(n, t).polars for n, t in aggregator.inputs.items()}
     parts = {n: Field(n, t).polars for n, t in aggregator.accumulators.items()}
     rows = pl.DataFrame({"__g": [0, 0]}).with_columns(pl.lit(None, t).alias(n) for n, t in kinds.items())

@@ -157,7 +157,9 @@ def check_keyed_function(function: KeyedFunction, keys: tuple[str, ...]) -> None
             if not isinstance(column, str) or not column or column.startswith("__") or column == "_event_ts":
                 raise wrong(f"{attribute} has a column {column!r}, which is a reserved name; rename it")
             if not is_column_type(str(type_)):
-                raise wrong(f'{attribute} column "{column}" has type "{type_}", expected a Spark type, as in "bigint"')
+                raise wrong(
+                    f'{attribute} column "{column}" has type "{type_}", expected a Spark type, such as "bigint"'
+                )
             if attribute == "state" and column in keys:
                 raise wrong(
                     f'state has a column "{column}", which is a key; every row of state has the keys, so remove it'

@@ -146,7 +146,7 @@ class Pipeline(Spec, NotebookRepr):
     def stage_pipelines(self) -> dict[str, Pipeline]:
         """One single-stage pipeline per running stage, by stage name, in config order.
 
-        Each has as its sources the sources and stages that its rows come from.
+        The sources of each pipeline are the sources and stages that its rows come from.
         """
         if not self.stages:
             return {TRANSFORM: self}

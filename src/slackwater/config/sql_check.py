@@ -214,7 +214,7 @@ class _StepCheck:
         if isinstance(step, StatelessStep):
             type_ = columns.types.get(EVENT_TIME)
             if type_ is not None and any(find_event_time_type_problems(type_, None)):
-                line = f'{self._source_prefix(source)}column "{EVENT_TIME}" is {type_}, which is not a time; rename the column'
+                line = f'{self._source_prefix(source)}column "{EVENT_TIME}" is {type_}, which is not a time type; cast it in the SQL, or rename the column'
                 self.result.add(f"{self.path}.sql", line)
             return
         key, prefix = f"{self.path}.{self._kind}.event_time_column", self._source_prefix(source)
@@ -276,8 +276,8 @@ class _StepCheck:
             advice = "" if self._kind == "join" else f", and describe aggregation in [{self.path}.window]"
             self.result.add(
                 key,
-                f"must be row-wise, but it uses {', '.join(sorted(findings.non_row_wise))}; only filter, project and "
-                f"join lookups there{advice}" + bounds.advice_for(findings.non_row_wise),
+                f"must be row-wise, but it uses {', '.join(sorted(findings.non_row_wise))}; use only filters, "
+                f"projections and lookup joins there{advice}" + bounds.advice_for(findings.non_row_wise),
             )
         out = ColumnTypes(
             {name: type_ for name, type_ in out.types.items() if not (carried and name == ORIGIN)},

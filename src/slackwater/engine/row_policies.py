@@ -235,7 +235,7 @@ def check_group_limit(
 
 @dataclass
 class ClockSkewWarnings:
-    """Warns of event times that jump ahead, and therefore are held back or make other rows late.
+    """Warns of event times that jump ahead and are therefore held back or make other rows late.
 
     It counts rows since the watermark last moved, and remembers which warnings it logged. The state contains neither,
     so warnings are logged again after a restart.

@@ -256,7 +256,7 @@ class StageRunner:
         return all(upstream[n].idle if n in upstream else c.idle for n, c in clocks.items())
 
     def output_watermark_at(self, before: StageState, watermark: int, since: int | None = None) -> int:
-        """Return the output watermark at `watermark`, assuming that no row changes the watermark holds.
+        """Return the output watermark at `watermark`, assuming that the rows leave the watermark holds unchanged.
 
         `since`: the previous output watermark, by default the committed one.
         """

@@ -181,7 +181,7 @@ class StageComparison:
         return self._if_described(label, None, now or spec.call, is_described, how)
 
     def _settings(self, new: Spec, old: Spec | None) -> Iterator[KeyChange]:
-        """Yield the changes of settings outside the fingerprint. Only changes to the emission rewrite the state."""
+        """Yield the changes to settings outside the fingerprint. Only a change to the emission rewrites the state."""
         was, now = stored_emission(self.state), _emission(new)
         rewrites, is_explained = was != now, False
         # keys whose stored values an earlier version did not read from a config

@@ -145,7 +145,7 @@ def _resolve_partitions(
 ) -> KafkaOffsets:
     if not current.topics and ask is None:
         raise StartError(
-            f"{where}: this source was never read, so the state does not know its partitions; {NEEDS_FILE}",
+            f"{where}: this source has never been read, so the state does not know its partitions; {NEEDS_FILE}",
             Topic.OFFSETS,
         )
     offsets = _parse_offsets(where, position)

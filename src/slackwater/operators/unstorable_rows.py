@@ -45,7 +45,7 @@ class StorabilityCheck(NamedTuple):
 
 
 def unstorable_reason_sql(operator: Operator, which: int, capacity: ValueLimits) -> str | None:
-    """Return Spark SQL for the reason why a row cannot be stored; None if every row can be stored.
+    """Return a Spark SQL expression for the reason a row cannot be stored; None if every row can be stored.
 
     Args:
         operator: The operator that reads the rows.

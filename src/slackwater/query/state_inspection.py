@@ -47,7 +47,7 @@ from slackwater.windows.state_rows import (
 def rebuild_operator(pipeline: Pipeline, commit: Commit) -> Operator:
     """Return the operator that wrote a commit of one stage (see `query.locate_state.narrow_commit`).
 
-    If the state does not describe its window, the window of the config is used, with the column types from the
+    If the state does not describe its window, the window from the config is used, with the column types from the
     fingerprint. Raises StateError if one of these types is unknown.
 
     `pipeline`: a config with only this stage, which can continue the state.

@@ -1,4 +1,4 @@
-"""Dataclasses of the report that `why` returns, and sentences that describe what a watermark waits for."""
+"""Dataclasses of the report that `why` returns, and sentences that describe what a watermark is waiting for."""
 
 from __future__ import annotations
 
@@ -310,7 +310,7 @@ def describe_watermark_wait(w: StageReport) -> str:
 
 
 def _blocked_text(end: str, through: Sequence[str]) -> str:
-    """Describe what a watermark waits for. `end`: the cause. `through`: the stages on the way to it, nearest first."""
+    """Describe what a watermark is waiting for. `end`: the cause. `through`: the stages on the way to it, nearest first."""
     if not through:
         return end
     first, *more = through

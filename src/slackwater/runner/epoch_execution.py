@@ -1,7 +1,7 @@
 """Run epochs one at a time, as `PollingLoop` or Spark's streaming query plans them.
 
 run: read, aggregate, commit, publish ─▶ remember the files that were read, commit offsets to Kafka's consumer groups
-tick: an epoch without rows              └─▶ on failure: an error on one line
+tick: an epoch without rows              └─▶ on failure: a one-line error
 
 Files that change after they were read are logged and recorded in a commit, but not read again.
 """
@@ -103,7 +103,7 @@ class EpochExecutor:
 
 
 def cause_without_secrets(cause: BaseException) -> BaseException | None:
-    """Return the cause to attach to an error; None if a secret is registered, because Spark's errors quote SQL."""
+    """Return the cause to attach to an error, or None if a secret is registered, because Spark's errors quote SQL."""
     return None if has_secrets() else cause
 
 

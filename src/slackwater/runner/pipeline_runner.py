@@ -93,7 +93,7 @@ class PipelineRunner:
         return -1 if latest is None else latest.epoch
 
     def error_boundary(self) -> ErrorBoundary:
-        """Return a context manager that replaces errors with one-line errors."""
+        """Return a context manager that converts exceptions into one-line errors."""
         return ErrorBoundary(self.pipeline.name, lambda: self.spark, self._committed)
 
     def _committed(self) -> str:

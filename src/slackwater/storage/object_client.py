@@ -248,9 +248,9 @@ class ObjectClient:
             self._retry(lambda: self._obs.copy(self._store, file, to))
 
     def _retry(self, work: Callable[[], object], is_transient: Callable[[str], bool] | None = None) -> None:
-        """Run an idempotent request, and repeat it after transient errors, of which obstore retries only some.
+        """Run an idempotent request and retry it after transient errors. obstore itself retries only some of these.
 
-        `is_transient`: a function that classifies an error by its text; the default excludes errors that need a remedy.
+        `is_transient`: a function that classifies an error by its text; the default excludes errors that persist until someone fixes the cause.
         """
         is_transient = is_transient or _is_transient
         ends = time.monotonic() + PATIENCE_S

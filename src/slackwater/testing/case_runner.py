@@ -220,7 +220,7 @@ class LoadedCase:
         for name, rows in expect.stages.items():
             if name not in result.stages:
                 location = f"{self.path}: expect.stages.{format_key(name)}"
-                raise ConfigError([f"{location}: is not a stage of the pipeline after the last step"])
+                raise ConfigError([f"{location}: is not a stage of the pipeline as the last step configures it"])
             differences[f"stages.{name}"] = _compare_table(rows, result.stages[name], test.identity_of(name))
         late, bad = [], []
         for letter in result.letters:

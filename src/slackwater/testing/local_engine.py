@@ -267,7 +267,7 @@ def _(operator: Operator, frame: pl.DataFrame) -> pl.DataFrame:
 
 @singledispatch
 def lift_inputs(operator: Operator, frame: pl.DataFrame) -> pl.DataFrame:
-    """Convert the columns that the SQL selects to the columns that `operator.ingest` expects. Windows lift the rows."""
+    """Convert the columns that the SQL selects to the columns that `operator.ingest` expects. For windows, also lift the rows."""
     raise_unregistered(operator, "slackwater.testing.local_engine.lift_inputs")
 
 

@@ -321,7 +321,7 @@ class LocalPipeline:
             self._spark_preparers[name].capacity = capacity
 
     def _set_targets(self, target_name: str) -> None:
-        """Use the targets of the config under the name `target_name`, and create them if they do not exist."""
+        """Use the config's targets, renamed to `target_name`, and create them if they do not exist."""
         self._target_name = target_name
         self._targets = create_memory_targets(
             self.pipeline, self._steps, self._capacities, self._all_targets, target_name, self._on_publish

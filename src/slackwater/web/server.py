@@ -156,7 +156,7 @@ class _CountingTransport:
 
     @property
     def unread(self) -> int:
-        """The number of bytes that the operating system has not accepted yet, because the client does not read."""
+        """The number of bytes that the operating system has not accepted yet because the client is not reading."""
         return self._transport.get_write_buffer_size()
 
 

@@ -42,7 +42,7 @@ def lines(aggregator: Any, **settings: Any) -> tuple[str, ...]:
         (mean_with(accumulators={"n": "struct<a:int>"}), 'accumulator "n" has type "struct<a:int>", expected a scalar Spark type or an array of '
          "scalars; use several accumulators instead of a struct"),
         (mean_with(accumulators={}), 'declares no accumulators; expected at least one, as in {"total": "double"}'),
-        (mean_with(output="array<struct<a int>>"), 'output is "array<struct<a int>>", expected a Spark type, as in "double" or "array<string>"'),
+        (mean_with(output="array<struct<a int>>"), 'output is "array<struct<a int>>", expected a Spark type, such as "double" or "array<string>"'),
         (mean_with(lift=lambda self, value: {"n": value}), "lift returns n; expected a mapping of n, total"),
         (mean_with(merge=lambda self, n, total: [n, total]), "merge returns a list; expected a mapping of n, total"),
         (mean_with(merge=lambda self, n, total: {"n": n, "total": total.sum()}), 'merge returns a list for "n"; expected one value per group, as from n.sum()'),

@@ -128,7 +128,7 @@ def test_a_class_that_workers_cannot_import_is_refused() -> None:
 def test_the_declared_columns_must_have_names_and_types() -> None:
     for state, text in (
         ({"__n": "bigint"}, "state has a column '__n', which is a reserved name; rename it"),
-        ({"n": "integer"}, 'state column "n" has type "integer", expected a Spark type, as in "bigint"'),
+        ({"n": "integer"}, 'state column "n" has type "integer", expected a Spark type, such as "bigint"'),
         (["n"], "state is a list, expected a mapping of names to types"),
     ):
         from slackwater.config.keyed import KeyedFunctionError, check_keyed_function

@@ -110,17 +110,17 @@ def test_a_transform_with_a_window_is_not_stateless() -> None:
         ({"sql": "SELECT usr FROM source"}, 'transform.sql: column "usr" does not exist; did you mean "user"?'),
         (
             {"sql": "SELECT user, count(*) AS n FROM source GROUP BY user"},
-            "transform.sql: must be row-wise, but it uses an aggregate (GROUP BY, count(), …); only filter, project and join lookups there, "
+            "transform.sql: must be row-wise, but it uses an aggregate (GROUP BY, count(), …); use only filters, projections and lookup joins there, "
             "and describe aggregation in [transform.window]",
         ),
         (
             {"sql": "SELECT user, row_number() OVER (PARTITION BY user ORDER BY n) AS r FROM source"},
-            "transform.sql: must be row-wise, but it uses a window function (OVER); only filter, project and join lookups there, and describe "
+            "transform.sql: must be row-wise, but it uses a window function (OVER); use only filters, projections and lookup joins there, and describe "
             "aggregation in [transform.window]",
         ),
         (
             {"schema": "user STRING, page STRING, n INT, _event_ts BIGINT"},
-            'transform.sql: column "_event_ts" is bigint, which is not a time; rename the column',
+            'transform.sql: column "_event_ts" is bigint, which is not a time type; cast it in the SQL, or rename the column',
         ),
         (
             {"sql": "SELECT user, _event_ts FROM source"},

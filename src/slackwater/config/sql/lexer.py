@@ -44,7 +44,7 @@ class Token:
     end: int
 
     def is_word(self, *words: str) -> bool:
-        """Return whether the token is one of these words (in upper case), ignoring case. Quoted names are not words."""
+        """Return whether the token is one of `words`, given in upper case. Ignores case. Quoted names are not words."""
         return self.kind == "word" and self.text.upper() in words
 
 

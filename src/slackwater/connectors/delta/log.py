@@ -214,7 +214,7 @@ class DeltaLog:
 
 
 def delta_error_reason(error: BaseException, options: Mapping[str, str]) -> str:
-    """Format an error from the library deltalake as one line, without the values of secret storage options."""
+    """Format an error from the deltalake library as one line, without the values of secret storage options."""
     text = mask_secrets(" ".join(str(error).split()) or type(error).__name__)
     for name, value in options.items():
         if value and any(part in name.lower() for part in ("key", "secret", "token", "password", "credential")):

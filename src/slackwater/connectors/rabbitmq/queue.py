@@ -72,7 +72,7 @@ def import_client() -> Any:
         import pika
     except ImportError:
         raise StartError(
-            "reading RabbitMQ needs the package pika, which is not installed; pip install 'slackwater[rabbitmq]'",
+            "reading from RabbitMQ requires the package pika, which is not installed; pip install 'slackwater[rabbitmq]'",
             Topic.NOT_INSTALLED,
         ) from None
     logging.getLogger("pika").setLevel(logging.CRITICAL)  # it logs the errors that it also raises

@@ -147,7 +147,7 @@ class TableSource(SelfPlannedSource):
     def version_gone_error(self, problem: str) -> EpochError:
         """Return the error for a version that no longer exists. `problem`: the first sentence of the message."""
         return EpochError(
-            f"{self.where}: {problem}; this epoch was not committed, because rows would be lost: restore what is missing, or skip "
+            f"{self.where}: {problem}; this epoch was not committed because rows would have been lost; restore what is missing, or skip "
             f"to new rows with `slackwater state reset … --offsets {self.name}=latest`, and {self.log.retention_advice}",
             Topic.TABLE_HISTORY,
         )

@@ -138,7 +138,7 @@ def find_forbidden_parts(
 def find_forbidden_parts_in_text(
     frame: DataFrame, sql: str, rows: DataFrame, groupable: GroupableColumns = ROW_BY_ROW
 ) -> set[str]:
-    """Return the SQL constructs that are not row-wise, such as "LIMIT", over Spark Connect.
+    """Return the SQL constructs that are not row-wise, such as "LIMIT". Used over Spark Connect.
 
     If the parser is unsure, text in the plan that merely looks like a forbidden expression counts as one.
 

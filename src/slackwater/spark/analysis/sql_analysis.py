@@ -79,7 +79,8 @@ def event_time_expression(
     type_ = Field("t", field.dataType.simpleString())
     if pipeline.transform.is_stateless and type_.type not in TIMES:
         raise StartError(
-            f'{where}: column "_event_ts" is {type_.type}, which is not a time; rename the column', Topic.EVENT_TIME
+            f'{where}: column "_event_ts" is {type_.type}, which is not a time type; cast it in the SQL, or rename the column',
+            Topic.EVENT_TIME,
         )
     zone = step.event_time_zone or UTC
     return event_time_sql(expression, type_, step.event_time_unit, f'{where}: event_time_column "{text}"', zone)
@@ -163,8 +164,8 @@ def check_sql(session: SparkSession, pipeline: Pipeline, input_path: InputPath, 
         forbidden |= set(lexer.find_clock_literals(sql))
         if forbidden:
             raise StartError(
-                f"{where} must be row-wise, but it uses {', '.join(sorted(forbidden))}; only filter, project and "
-                "join lookups there"
+                f"{where} must be row-wise, but it uses {', '.join(sorted(forbidden))}; use only filters, "
+                "projections and lookup joins there"
                 + ("" if pipeline.transform.join is not None else ", and describe aggregation in [transform.window]")
                 + groupable.advice_for(forbidden),
                 Topic.SQL,

@@ -198,7 +198,7 @@ class SchemaSetup:
             self.db.execute(statement)
 
     def _rename(self) -> None:
-        """Give the tables their current names and comments. Raises StateError if a name has another owner."""
+        """Give the tables their current names and comments. Raises StateError if a name already belongs to another owner."""
         with self.db.transaction():
             table_ownership.rename_tables(self.db, self._existing_names(), self.tables)
 

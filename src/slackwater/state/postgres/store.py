@@ -300,13 +300,13 @@ class PostgresStore:
                 f"epoch {stored_epoch} was committed {self.location} by another runner while this runner was "
                 "disconnected; this runner is stopping"
             )
-        log.warning("%s: epoch %d was not committed; the commit is repeated", self._pipeline, commit.epoch)
+        log.warning("%s: epoch %d was not committed; retrying the commit", self._pipeline, commit.epoch)
         try:
             return self._transact(commit, publish, commit_id)
         except psycopg.Error as again:
             raise EpochError(
                 f"epoch {commit.epoch}: the connection to Postgres was lost twice ({client.error_reason(again)}); the "
-                "next start checks whether the epoch was committed",
+                "next start will check whether the epoch was committed",
                 Topic.COMMIT_UNKNOWN,
             ) from None
 

@@ -152,7 +152,7 @@ class Runs:
 
 
 def build_runs(recorded: Sequence[Run], runner: str | None, epoch: int) -> Runs:
-    """Build the block "How did the runs end?".
+    """Build the "How did the runs end?" block.
 
     Args:
         recorded: The runs, oldest first.

@@ -103,7 +103,7 @@ class JoinBuffers:
 
 
 def build_buffers(snapshot: Snapshot, sources: Sequence[str]) -> JoinBuffers | None:
-    """Build the block "Joins" from a snapshot of one stage. Return None if the stage is not a join.
+    """Build the "Joins" block from a snapshot of one stage. Return None if the stage is not a join.
 
     `sources`: the names of the left and the right input. Raises StateError if the state cannot be read.
     """

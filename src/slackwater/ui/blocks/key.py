@@ -73,7 +73,7 @@ def build_key(
     why_lines: Sequence[str] = (),
     history: KeyHistory | None = None,
 ) -> KeyView:
-    """Build the block "One key" from a snapshot of one stage.
+    """Build the "One key" block from a snapshot of one stage.
 
     Args:
         snapshot: A snapshot narrowed to the stage.

@@ -86,7 +86,7 @@ class RowAccounting:
 def build_accounting(
     commits: Sequence[Commit], lateness: LatenessStats = NOTHING, advice: str | None = None
 ) -> RowAccounting:
-    """Build the block "Where did every row go?".
+    """Build the "Where did every row go?" block.
 
     Args:
         commits: The kept commits, oldest first.

@@ -82,7 +82,7 @@ class Throughput:
 
 
 def build_throughput(commits: Sequence[Commit], backlogs: Sequence[Backlog], now_us: int) -> Throughput:
-    """Build the block "Does it keep up?".
+    """Build the "Does it keep up?" block.
 
     Args:
         commits: The kept commits, oldest first.
@@ -269,7 +269,7 @@ class StateGrowth:
 
 
 def build_growth(commits: Sequence[Commit]) -> StateGrowth:
-    """Build the block "How large is the state?" from the kept commits, oldest first."""
+    """Build the "How large is the state?" block from the kept commits, oldest first."""
     return StateGrowth(
         tuple(
             SizePoint(m.epoch, m.committed_us, _stored_rows(m), m.state_bytes, count_open_windows(m)) for m in commits

@@ -85,7 +85,7 @@ def count_windows(count: int, noun: str) -> str:
 
 
 def build_closes(snapshot: Snapshot) -> UpcomingCloses | None:
-    """Build the block "What closes next?" from a snapshot of one stage. Return None if the stage has no windows.
+    """Build the "What closes next?" block from a snapshot of one stage. Return None if the stage has no windows.
 
     Raises StateError if the state cannot be read.
     """

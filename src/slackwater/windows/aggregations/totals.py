@@ -25,7 +25,7 @@ _DIGITS = 38  # precision of the widest decimal type
 
 
 class Count(AggregationKind):
-    """The aggregation count. Its accumulator `n` is the number of rows, or of values that are not NULL."""
+    """The `count` aggregation. Its accumulator `n` is the number of rows, or of values that are not NULL."""
 
     OUTPUT = "bigint"
 
