@@ -19,11 +19,11 @@ from tests.support.script import Crash, Quiet, Restart, RowsInput, build_pipelin
 
 import slackwater as sw
 from slackwater.cli.why import format_report
-from slackwater.config.state_differences import COMPATIBLE, MIGRATED, REBUILD
+from slackwater.config.state_comparison import COMPATIBLE, MIGRATED, REBUILD
 from slackwater.core.schema import Field
 from slackwater.errors import StartError, StateError
 from slackwater.evolution import operator_from_state
-from slackwater.evolution.compare import compare_config
+from slackwater.evolution.compare_with_state import compare_config
 from slackwater.evolution.operator_from_state import restore_operator
 from slackwater.maintenance import verify_state
 from slackwater.maintenance.compact import compact_state

@@ -15,11 +15,11 @@ from tests.support.script import Crash, Restart, RowsInput, build_pipeline, run_
 import slackwater as sw
 from slackwater.cli.why import format_report
 from slackwater.config.keyed import KeyedFunctionError, load_keyed_function
-from slackwater.config.state_differences import COMPATIBLE, MIGRATED, REBUILD
+from slackwater.config.state_comparison import COMPATIBLE, MIGRATED, REBUILD
 from slackwater.core.schema import Field
 from slackwater.errors import EpochError, StateError
 from slackwater.evolution import operator_from_state
-from slackwater.evolution.compare import compare_config
+from slackwater.evolution.compare_with_state import compare_config
 from slackwater.evolution.operator_from_state import restore_operator
 from slackwater.maintenance import verify_state
 from slackwater.maintenance.compact import compact_state

@@ -13,11 +13,11 @@ from tests.support.nth_row_operator import Nth, NthOfKey, WithNth
 from tests.support.script import Restart, RowsInput, build_pipeline, run_local
 
 from slackwater.cli.why import format_report
-from slackwater.config.state_differences import COMPATIBLE, REBUILD
+from slackwater.config.state_comparison import COMPATIBLE, REBUILD
 from slackwater.core.schema import Field
 from slackwater.errors import StartError, StateError
 from slackwater.evolution import operator_from_state
-from slackwater.evolution.compare import compare_config
+from slackwater.evolution.compare_with_state import compare_config
 from slackwater.evolution.operator_from_state import restore_operator, restore_window
 from slackwater.maintenance import verify_state
 from slackwater.maintenance.compact import compact_state

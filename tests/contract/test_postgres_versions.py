@@ -19,7 +19,7 @@ from slackwater.maintenance.sizes import measure_sizes
 from slackwater.state.commit import Commit
 from slackwater.state.postgres import staged_row_merge, staged_version_overlay
 from slackwater.state.postgres.store import PostgresStore
-from slackwater.windows.state_rows import NEVER
+from slackwater.windows.state_layout import NEVER
 
 
 @pytest.fixture

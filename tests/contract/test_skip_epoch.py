@@ -206,12 +206,12 @@ def test_a_runner_keeps_its_epochs(
 
 
 def test_a_crash_between_the_letters_and_the_note_doubles_nothing(stuck: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from slackwater.runner import skip_publish
+    from slackwater.runner import pending_output
 
     pipeline = toml.load(stuck)
-    with skip_publish.lock_pending_epoch(pipeline, 1) as (store, commit):
-        pending = skip_publish._read_pending(store, commit, commit.missing(store.delivered_targets()))
-        skip_publish._write_letters(pipeline, commit, pending, None)
+    with pending_output.lock_pending_epoch(pipeline, 1) as (store, commit):
+        pending = pending_output._read_pending(store, commit, commit.missing(store.delivered_targets()))
+        pending_output._write_letters(pipeline, commit, pending, None)
     assert ask(monkeypatch, "skip", stuck, 1) == 0
     assert letter_reader.read_newest(pipeline, LetterFilter()).height == pending.total > 0
 

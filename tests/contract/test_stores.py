@@ -24,7 +24,7 @@ from slackwater.state.postgres import store as postgres_store
 from slackwater.storage import arrow_files
 from slackwater.windows.aggregations import bind_aggregation
 from slackwater.windows.compiled_session_window import CompiledSessionWindow
-from slackwater.windows.state_rows import (
+from slackwater.windows.state_layout import (
     FAR,
     HIDDEN,
     NEVER,

@@ -15,7 +15,7 @@ from tests.support.source_tables import COLUMNS, Delta, Iceberg, arrow, row
 
 import slackwater as sw
 from slackwater.connectors.connector import connector_for
-from slackwater.connectors.tables.source import TablePlanner
+from slackwater.connectors.lake_tables.source import TablePlanner
 from slackwater.core.offsets import TableOffsets
 from slackwater.state.commit import SourceRecord
 

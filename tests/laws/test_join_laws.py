@@ -13,7 +13,7 @@ from tests.support.script import Crash, LocalResult, Quiet, RowsInput, run_local
 
 from slackwater.config.join import Join
 from slackwater.errors import CapExceededError
-from slackwater.joins import interval_join
+from slackwater.joins import match_rows
 from slackwater.testing import rows_without_spark
 
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "60"))
@@ -29,7 +29,7 @@ def test_seeded_runs(first: int) -> None:
 
 
 def test_pairs_made_a_few_at_a_time_are_the_same_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interval_join, "MOST", 3)
+    monkeypatch.setattr(match_rows, "MOST", 3)
     for seed in range(20):
         joins.check_seed(seed)
 

@@ -14,7 +14,7 @@ from slackwater.state.commit import Commit
 from slackwater.state.protocol import Snapshot
 from slackwater.windows.aggregations import bind_aggregation
 from slackwater.windows.compiled_session_window import CompiledSessionWindow
-from slackwater.windows.state_rows import CLEAN, TOMBSTONE
+from slackwater.windows.state_layout import CLEAN, TOMBSTONE
 
 
 def commit(epoch: int, **more: object) -> Commit:

@@ -16,7 +16,7 @@ from slackwater.core.sorted_arrays import Int64s, distinct_values, is_in_sorted
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows.compiled_session_window import CompiledSessionWindow
 from slackwater.windows.compiled_window import IngestResult, ResultCounts
-from slackwater.windows.state_rows import FAR
+from slackwater.windows.state_layout import FAR
 
 Bools = NDArray[np.bool_]
 SETTLED, LOOSE, FLOOR, TOLD, LOOSE_TOLD, ROW = 0, 1, 2, 4, 5, 9

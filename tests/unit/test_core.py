@@ -30,7 +30,7 @@ from slackwater.state.files.store import FilesStore
 from slackwater.storage import arrow_files
 from slackwater.storage.local import LocalStorage
 from slackwater.windows.aggregations import sketches
-from slackwater.windows.state_rows import DueRowFilter
+from slackwater.windows.state_layout import DueRowFilter
 
 
 def test_importing_loads_nothing_heavy() -> None:

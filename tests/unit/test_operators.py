@@ -32,7 +32,6 @@ from slackwater.operators.dedup import DedupOperator
 from slackwater.operators.interval_join import IntervalJoinOperator
 from slackwater.operators.keyed import KeyedOperator
 from slackwater.operators.keyed_function import KeyedFunctionOperator
-from slackwater.operators.keyed_state_rows import NO_TIMER
 from slackwater.operators.registry import (
     OPERATOR_TYPES,
     compile_join,
@@ -43,6 +42,7 @@ from slackwater.operators.registry import (
 )
 from slackwater.operators.reports import EmitReport, IngestReport, SideReport, StageCounts
 from slackwater.operators.stateless import StatelessOperator
+from slackwater.operators.timed_state_layout import NO_TIMER
 from slackwater.operators.window_operators import PaneOperator, SessionOperator
 from slackwater.spark.worker_tasks import PackedTasks
 from slackwater.state.commit import SegmentMeta, StageState

@@ -161,12 +161,12 @@ def test_outbox_skip_is_refused_during_a_run(
 
 
 def test_skipping_again_after_a_crash_duplicates_nothing(unpublished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from slackwater.runner import skip_publish
+    from slackwater.runner import pending_output
 
     pipeline = toml.load(unpublished)
-    with skip_publish.lock_pending_epoch(pipeline, 0) as (store, commit):
-        pending = skip_publish._read_pending(store, commit, commit.missing(store.delivered_targets()))
-        skip_publish._write_letters(pipeline, commit, pending, None)
+    with pending_output.lock_pending_epoch(pipeline, 0) as (store, commit):
+        pending = pending_output._read_pending(store, commit, commit.missing(store.delivered_targets()))
+        pending_output._write_letters(pipeline, commit, pending, None)
     assert run_outbox(monkeypatch, "skip", unpublished, 0) == 0
     assert letter_reader.read_newest(pipeline, LetterFilter()).height == 2
 

@@ -14,8 +14,8 @@ import pytest
 from tests.support.source_tables import COLUMNS, FORMATS, Delta, Iceberg, row
 
 from slackwater.connectors.connector import connector_for
+from slackwater.connectors.lake_tables.source import TablePlanner
 from slackwater.connectors.source import SourceUnavailableError
-from slackwater.connectors.tables.source import TablePlanner
 from slackwater.core.offsets import TableOffsets, parse_offsets
 from slackwater.errors import SlackwaterError, StartError
 from slackwater.state.commit import SourceRecord

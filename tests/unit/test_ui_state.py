@@ -25,8 +25,8 @@ from slackwater.errors import StartError
 from slackwater.runner.run_options import RunOptions
 from slackwater.state.files.store import FilesStore
 from slackwater.ui import pages
-from slackwater.ui.blocks import throughput
-from slackwater.ui.blocks.throughput import BacklogPoller
+from slackwater.ui.blocks import throughput_and_size
+from slackwater.ui.blocks.throughput_and_size import BacklogPoller
 from slackwater.ui.page_model import load_model
 from slackwater.ui.pages import PageLocation
 from slackwater.ui.server import serve_pages
@@ -165,7 +165,7 @@ def test_an_unavailable_source_is_waited_for_no_longer_than_the_limit(
 
     release = threading.Event()
     monkeypatch.setattr(DirectoryListing, "files", lambda listing: release.wait() and [])
-    monkeypatch.setattr(throughput, "LONGEST_S", 0.01)
+    monkeypatch.setattr(throughput_and_size, "LONGEST_S", 0.01)
     file = config("session", tmp_path)
     run_pipeline(file, draw_script(4))
     one = open_page_source(file)

@@ -22,7 +22,7 @@ from tests.support.ui_states import DAY, M, config, open_page_source, run_pipeli
 
 from slackwater.engine import epoch_driver
 from slackwater.ui import page_cache, page_model, pages
-from slackwater.ui.blocks import throughput
+from slackwater.ui.blocks import throughput_and_size
 from slackwater.ui.page_cache import PageUpdate, ViewerNotifier, build_update
 from slackwater.ui.pages import PageLocation
 from slackwater.ui.server import UiServer, serve_pages
@@ -283,8 +283,8 @@ def test_a_run_of_one_batch_has_a_rate(file: Path) -> None:
         assert snapshot is not None
         commit = snapshot.commit
 
-    def rendered_pace(*commits: Any) -> tuple[throughput.Throughput, str]:
-        block = throughput.build_throughput(commits, [], 0)
+    def rendered_pace(*commits: Any) -> tuple[throughput_and_size.Throughput, str]:
+        block = throughput_and_size.build_throughput(commits, [], 0)
         whole = replace(page_model.load_model(page_source, 0), pace=block)
         text = pages.render_fragment("pace", whole, PageLocation("")).decode()
         return block, re.sub(r"\s+", " ", re.sub("<[^>]+>", "", text.split("</p>")[0])).strip()
@@ -318,12 +318,12 @@ def test_a_run_of_one_batch_has_a_rate(file: Path) -> None:
 
 def test_the_throughput_block_shows_planning(file: Path) -> None:
     """The in-process engine does not plan. The time that the loop of a run spends on planning is in its commits."""
-    assert set(throughput.PHASES) == set(pages.PHASE_LABELS) == set(epoch_driver.PHASES)
+    assert set(throughput_and_size.PHASES) == set(pages.PHASE_LABELS) == set(epoch_driver.PHASES)
     page_source = open_page_source(file)
     with page_source.store.peek() as snapshot:
         assert snapshot is not None
         commit = snapshot.commit
-    spent = {p: 1000 * n for n, p in enumerate(throughput.PHASES, 1)}
+    spent = {p: 1000 * n for n, p in enumerate(throughput_and_size.PHASES, 1)}
     first = commit.model_copy(update={"counters": {**commit.counters, "spent_us": spent}})
     later = {p: us + 70_000 for p, us in spent.items()}
     second = first.model_copy(
@@ -333,7 +333,7 @@ def test_the_throughput_block_shows_planning(file: Path) -> None:
             "counters": {**first.counters, "spent_us": later},
         }
     )
-    block = throughput.build_throughput([first, second], [], first.committed_us)
+    block = throughput_and_size.build_throughput([first, second], [], first.committed_us)
     assert [lap.phases.get("plan") for lap in block.laps] == [1000, 70_000]
     assert block.busy == pytest.approx((7 * 0.07 + 0.028) / 1.010), "from the beginning of the first epoch on"
     whole = replace(page_model.load_model(page_source, first.committed_us), pace=block)
@@ -343,4 +343,4 @@ def test_the_throughput_block_shows_planning(file: Path) -> None:
     # an older commit does not contain it
     old = {p: us for p, us in spent.items() if p != "plan"}
     former = first.model_copy(update={"counters": {**first.counters, "spent_us": old}})
-    assert [lap.phases.get("plan") for lap in throughput.build_throughput([former], [], 0).laps] == [None]
+    assert [lap.phases.get("plan") for lap in throughput_and_size.build_throughput([former], [], 0).laps] == [None]

@@ -298,10 +298,10 @@ def summary_lines(outcome: ReplayResult, name: str, dry: bool) -> Iterator[str]:
 def show_pending_epoch(file: Path, limit: int) -> None:
     """Print the pending epoch and the first rows of its output. `limit`: the maximum number of rows per target."""
     from slackwater.connectors.kafka.rows import json_objects
-    from slackwater.runner import skip_publish
+    from slackwater.runner import pending_output
 
     pipeline = toml.load(file)
-    pending = skip_publish.read_pending_output(pipeline)
+    pending = pending_output.read_pending_output(pipeline)
     if pending is None:
         print(f"{pipeline.name}: no epoch is pending: all committed epochs are published")
         return
@@ -322,7 +322,7 @@ def show_pending_epoch(file: Path, limit: int) -> None:
 
 def retry_pending_epoch(file: Path, epoch: int) -> None:
     """Publish a pending epoch, as the next start would, without reading any input."""
-    from slackwater.runner.skip_publish import publish_pending
+    from slackwater.runner.pending_output import publish_pending
 
     pipeline = toml.load(file)
     view = views.choose_view(0)
@@ -338,7 +338,7 @@ def skip_pending_epoch(file: Path, epoch: int, to: Path | None) -> None:
 
     `to`: a directory for Parquet files; None stores the rows as dead letters.
     """
-    from slackwater.runner.skip_publish import skip_publish
+    from slackwater.runner.pending_output import skip_publish
 
     pipeline = toml.load(file)
     place = skip_publish(pipeline, epoch, to)

@@ -12,9 +12,9 @@ import typer
 
 from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline
-from slackwater.config.state_differences import COMPATIBLE, KeyChange, StateComparison
+from slackwater.config.state_comparison import COMPATIBLE, KeyChange, StateComparison
 from slackwater.errors import StartError, StateError
-from slackwater.evolution import compare
+from slackwater.evolution import compare_with_state
 from slackwater.runner import existing_output, renamed_pipeline
 from slackwater.runner.local_paths import check_moved_directories
 from slackwater.runner.table_schema_changes import add_table_schema_changes
@@ -73,7 +73,7 @@ def _compare_with_store(pipeline: Pipeline, store: StateStore, target_pipeline: 
         if snapshot is None:
             return None
         commit = snapshot.commit
-        comparison = compare.compare_config(pipeline, commit, missing=snapshot.missing)
+        comparison = compare_with_state.compare_config(pipeline, commit, missing=snapshot.missing)
         comparison = add_table_schema_changes(comparison, pipeline, commit)
         wrong, _, unread = existing_output.find_mismatches(target_pipeline, commit, snapshot.missing)
         refused = [_damage_text(snapshot), existing_output.mismatch_error(target_pipeline, commit, wrong)]

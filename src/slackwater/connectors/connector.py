@@ -14,7 +14,7 @@ from slackwater.config.connection import Connection
 from slackwater.config.connector_description import CONNECTORS
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
-from slackwater.config.state_differences import KeyChange
+from slackwater.config.state_comparison import KeyChange
 from slackwater.config.target import Target as TargetSpec
 from slackwater.connectors import spark_connect
 from slackwater.connectors.batch_planning import AnySource, DataFrameSource, connect_not_supported_error

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from slackwater.config.pipeline import Pipeline
-from slackwater.config.state_differences import COMPATIBLE, KeyChange
+from slackwater.config.state_comparison import COMPATIBLE, KeyChange
 from slackwater.core.humanize import plural
 from slackwater.errors import StartError, Topic
 from slackwater.evolution import target_locations

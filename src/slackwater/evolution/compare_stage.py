@@ -14,7 +14,7 @@ from slackwater.config.aggregation import Aggregation
 from slackwater.config.custom_aggregator import AggregatorError, forbid_imports
 from slackwater.config.join import Join
 from slackwater.config.message_format import format_config_duration
-from slackwater.config.state_differences import COMPATIBLE, MIGRATED, REBUILD, KeyChange
+from slackwater.config.state_comparison import COMPATIBLE, MIGRATED, REBUILD, KeyChange
 from slackwater.config.step_base import ROWS, effective_allowed_lateness_ms
 from slackwater.config.step_base import StepBase as Spec
 from slackwater.config.window import Window

@@ -24,7 +24,7 @@ from slackwater.evolution.operator_from_state import (
     stored_emission,
     with_stored_accumulators,
 )
-from slackwater.joins import interval_join
+from slackwater.joins import match_rows
 from slackwater.joins.join_buffers import BufferChange
 from slackwater.operators.base import NonWindowOperator, Operator
 from slackwater.operators.interval_join import IntervalJoinOperator
@@ -37,7 +37,7 @@ from slackwater.state.commit import SegmentMeta, StageState
 from slackwater.state.protocol import StateStore
 from slackwater.windows import state_conversion
 from slackwater.windows.compiled_session_window import count_open_sessions
-from slackwater.windows.state_rows import EMITTED_FRAGMENT, FRAGMENT
+from slackwater.windows.state_layout import EMITTED_FRAGMENT, FRAGMENT
 
 
 @singledispatch
@@ -222,7 +222,7 @@ def _write_buffers(
         changes: dict[int, BufferChange] = {}
         for which, rows in every.items():
             shard_rows = rows.filter(pl.Series(shard_of(rows["__kh"].to_numpy(), shards) == shard))
-            first = epoch * interval_join.NUMBERS
+            first = epoch * match_rows.NUMBERS
             numbers = pl.int_range(first, first + pl.len(), dtype=pl.Int64).alias("__id")
             changes[which] = BufferChange(shard_rows.sort("__kh", "__ts", "__id").with_columns(numbers))
         segments.append(store.shard(shard, shards, epoch, (), migration.number).replace_buffers(operator, changes))

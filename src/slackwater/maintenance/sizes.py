@@ -33,7 +33,7 @@ from slackwater.state.postgres.join_buffers import shard_number
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.state.protocol import Snapshot, StateStore
 from slackwater.storage.base import NAMED
-from slackwater.windows.state_rows import OPEN
+from slackwater.windows.state_layout import OPEN
 
 HOT = 2  # a hot shard has at least this many times the mean number of rows
 ENOUGH_ROWS = 100  # a stage with fewer rows per shard has no hot shards

@@ -32,7 +32,7 @@ from slackwater.state.files.segments import file_ref
 from slackwater.state.files.store import FilesStore
 from slackwater.storage.arrow_files import frame_of, open_arrow
 from slackwater.storage.base import FileRef, Storage
-from slackwater.windows.state_rows import KeyedStateLayout
+from slackwater.windows.state_layout import KeyedStateLayout
 
 COPY = "a copy of the state directory"
 

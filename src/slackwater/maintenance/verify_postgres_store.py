@@ -41,7 +41,7 @@ from slackwater.state.postgres.store import PostgresStore
 from slackwater.state.postgres.table_integrity import row_difference
 from slackwater.state.postgres.table_names import TableNames
 from slackwater.watermark import NO_WATERMARK
-from slackwater.windows.state_rows import KeyedStateLayout
+from slackwater.windows.state_layout import KeyedStateLayout
 
 RESTORE = "restore it from a backup of the database, or start over under a new name"
 

@@ -30,7 +30,7 @@ from slackwater.state.commit import SegmentMeta, StageState
 from slackwater.state.files.join_buffers import describe_segment
 from slackwater.windows import pane_windows
 from slackwater.windows.compiled_session_window import count_open_sessions
-from slackwater.windows.state_rows import (
+from slackwater.windows.state_layout import (
     CLEAN,
     DIRTY,
     EMITTED,

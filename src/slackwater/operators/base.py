@@ -27,7 +27,7 @@ from slackwater.core.schema import ANYTHING, Field, ValueLimits
 from slackwater.operators.reports import EmitReport, IngestReport, StageCounts, to_report_value
 from slackwater.state.commit import Hold, SegmentMeta
 from slackwater.state.protocol import ShardState
-from slackwater.windows.state_rows import KeyedStateLayout
+from slackwater.windows.state_layout import KeyedStateLayout
 
 SAMPLE = 3  # number of rows that a report shows
 

@@ -14,7 +14,7 @@ from slackwater.core.humanize import plural
 from slackwater.core.lateness_histogram import build_lateness_histogram
 from slackwater.core.schema import parse_field
 from slackwater.errors import CapExceededError
-from slackwater.joins import interval_join
+from slackwater.joins import match_rows
 from slackwater.joins.compiled_join import MATCH, UNMATCHED, CompiledJoin, JoinSide, ShuffleColumns, build_join_side
 from slackwater.operators.base import SAMPLE, NonWindowOperator, ShardTask, is_segment_expired, sample_rows
 from slackwater.operators.dead_letters import LATE, build_late_letters, find_late_letters, stage_letters, tag_rows
@@ -26,7 +26,7 @@ PLAIN = ("__kh", "__ts")
 
 
 class _JoinOutput:
-    """Collects output frames, and stages them once they have a total of at least `interval_join.MOST` rows."""
+    """Collects output frames, and stages them once they have a total of at least `match_rows.MOST` rows."""
 
     def __init__(self, task: ShardTask) -> None:
         self._state, self._held, self._rows = task.state, list[pl.DataFrame](), 0
@@ -35,7 +35,7 @@ class _JoinOutput:
     def take(self, frame: pl.DataFrame) -> None:
         self._held.append(frame)
         self._rows += frame.height
-        if self._rows >= interval_join.MOST:
+        if self._rows >= match_rows.MOST:
             self.flush()
 
     def flush(self) -> tuple[OutputMeta, ...]:
@@ -74,8 +74,8 @@ class IntervalJoinOperator(CompiledJoin, NonWindowOperator):
         new = {side.which: slots.select_side(rows, side.which, more) for side in self.sides}
         outbox, epoch = _JoinOutput(task), task.state.epoch
         try:
-            done = interval_join.ingest_rows(self, new, task.state.buffers(self), task.watermark, epoch, outbox.take)
-        except interval_join.RowsPerKeyExceededError as error:
+            done = match_rows.ingest_rows(self, new, task.state.buffers(self), task.watermark, epoch, outbox.take)
+        except match_rows.RowsPerKeyExceededError as error:
             raise CapExceededError(
                 f"{self.pipeline}: {plural(error.rows, 'row')} of the {error.side.name} side wait for partners with "
                 f"{error.key}, but max_rows_per_key is {self.max_rows_per_key:,}; raise it, or set "
@@ -87,7 +87,7 @@ class IntervalJoinOperator(CompiledJoin, NonWindowOperator):
         frames = [find_late_letters(task, side_rows, origins, "__ts") for side_rows in done.late.values()]
         letters = stage_letters(task, {LATE: [frame for side_frames in frames for frame in side_frames]})
         task.staging("after")
-        tallies = [done.tallies.get(side.which, interval_join.SideCounts()) for side in self.sides]
+        tallies = [done.tallies.get(side.which, match_rows.SideCounts()) for side in self.sides]
         late = sum(t.late for t in tallies)
         missing = sum(t.null_keys for t, side in zip(tallies, self.sides, strict=True) if not side.outer)
         reasons = {MATCH: done.matches, UNMATCHED: sum(t.unmatched for t in tallies)}
@@ -144,9 +144,7 @@ class IntervalJoinOperator(CompiledJoin, NonWindowOperator):
     def emit(self, task: ShardTask) -> EmitReport:
         """Stage the rows of outer sides that expire without a partner between two watermarks."""
         outbox = _JoinOutput(task)
-        counts = interval_join.emit_unmatched_rows(
-            self, task.state.buffers(self), task.since, task.watermark, outbox.take
-        )
+        counts = match_rows.emit_unmatched_rows(self, task.state.buffers(self), task.since, task.watermark, outbox.take)
         total = sum(counts.values())
         return EmitReport(
             shard=task.shard,

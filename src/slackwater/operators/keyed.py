@@ -34,8 +34,8 @@ from slackwater.core.sorted_arrays import distinct_values
 from slackwater.errors import EpochError, StartError
 from slackwater.operators.base import NonWindowOperator, ShardTask, StateRowOperator, count_idle
 from slackwater.operators.dead_letters import LATE, build_late_letters, find_late_letters, stage_letters, tag_rows
-from slackwater.operators.keyed_state_rows import TimedStateLayout, limit_timer
 from slackwater.operators.reports import EmitReport, IngestReport, StageCounts
+from slackwater.operators.timed_state_layout import TimedStateLayout, limit_timer
 from slackwater.state.commit import Hold, OutputMeta, StageState
 from slackwater.watermark import NO_WATERMARK
 

@@ -31,7 +31,7 @@ from slackwater.state.commit import Hold
 from slackwater.windows import pane_emission, pane_windows, session_emission
 from slackwater.windows.compiled_session_window import CompiledSessionWindow
 from slackwater.windows.pane_windows import CompiledPaneWindow
-from slackwater.windows.state_rows import Int64s
+from slackwater.windows.state_layout import Int64s
 
 WINDOWS_SHOWN = 100  # the number of missed windows that a dead letter lists
 

@@ -19,7 +19,7 @@ from slackwater.joins.join_buffers import Buffers
 from slackwater.state.commit import Commit
 from slackwater.state.files.store import FilesStore
 from slackwater.state.protocol import ASIDE, Snapshot, StateReader, StateStore
-from slackwater.windows.state_rows import KeyedStateLayout
+from slackwater.windows.state_layout import KeyedStateLayout
 
 _URL = re.compile(r"postgres(ql)?://")
 

@@ -16,12 +16,12 @@ from slackwater.core.sorted_arrays import sorted_by_key
 from slackwater.errors import raise_unregistered
 from slackwater.operators.base import Operator
 from slackwater.operators.keyed import KeyedOperator
-from slackwater.operators.keyed_state_rows import NO_TIMER
+from slackwater.operators.timed_state_layout import NO_TIMER
 from slackwater.operators.window_base import WindowOperator
 from slackwater.operators.window_operators import PaneOperator, SessionOperator
 from slackwater.windows import pane_emission, session_emission
 from slackwater.windows.compiled_window import METADATA, CompiledWindow, EmitResult
-from slackwater.windows.state_rows import DIRTY, EMITTED, EMITTED_FRAGMENT, FAR, FRAGMENT, WHOLE, Int64s
+from slackwater.windows.state_layout import DIRTY, EMITTED, EMITTED_FRAGMENT, FAR, FRAGMENT, WHOLE, Int64s
 
 TIMES = pl.Datetime("us", "UTC")
 STATE_COLUMNS = ("_status", "_closes_at", "_last_event", "_epoch")

@@ -23,15 +23,15 @@ from slackwater.errors import StartError, StateError, Topic, raise_unregistered
 from slackwater.evolution.operator_from_state import restore_operator, stored_columns, with_stored_accumulators
 from slackwater.operators.base import Operator
 from slackwater.operators.keyed import KeyedOperator
-from slackwater.operators.keyed_state_rows import NO_TIMER
 from slackwater.operators.registry import compile_window
+from slackwater.operators.timed_state_layout import NO_TIMER
 from slackwater.operators.window_base import WindowOperator
 from slackwater.operators.window_operators import PaneOperator, SessionOperator
 from slackwater.state.commit import Commit, StageState
 from slackwater.state.protocol import Snapshot
 from slackwater.windows import pane_emission, session_emission
 from slackwater.windows.aggregations import normalize_columns
-from slackwater.windows.state_rows import (
+from slackwater.windows.state_layout import (
     CLEAN,
     DIRTY,
     EMITTED,

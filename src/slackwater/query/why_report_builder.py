@@ -23,7 +23,7 @@ from slackwater.core.paths import file_uri_to_path
 from slackwater.core.schema import Field
 from slackwater.dead_letters.letter_reader import add_attempts, read_newest
 from slackwater.errors import ConfigError, SlackwaterError, StartError, StateError, Topic
-from slackwater.evolution import compare
+from slackwater.evolution import compare_with_state
 from slackwater.evolution.stage_matching import match_stages
 from slackwater.operators.dead_letters import LATE, group_key_json
 from slackwater.operators.window_base import WindowOperator
@@ -115,7 +115,7 @@ def _inspect_stages(pipeline: Pipeline, snapshot: Snapshot) -> list[StageInspect
     Raises StateError if the config cannot continue the state.
     """
     commit = snapshot.commit
-    compare.compare_config(pipeline, commit).check()
+    compare_with_state.compare_config(pipeline, commit).check()
     names, inspectors = [s.name for s in commit.stages], dict[str, StageInspector]()
     stage_pipelines = pipeline.stage_pipelines
     matched = match_stages(pipeline.former_names, commit).matched

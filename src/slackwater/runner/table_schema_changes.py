@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from slackwater.config import sql_check
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.source import Source
-from slackwater.config.state_differences import KeyChange, StateComparison
+from slackwater.config.state_comparison import KeyChange, StateComparison
 from slackwater.connectors.connector import C, Connector, connector_for
 from slackwater.connectors.source import SourceUnavailableError
 from slackwater.errors import SlackwaterError

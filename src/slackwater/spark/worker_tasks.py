@@ -20,7 +20,7 @@ from slackwater.core.hashing import mix_bits
 from slackwater.core.humanize import plural
 from slackwater.engine.next_commit import format_late_sample
 from slackwater.errors import BadRowError, EpochError, SlackwaterError, raise_unregistered
-from slackwater.joins import interval_join as joining
+from slackwater.joins import match_rows as joining
 from slackwater.joins.compiled_join import ShuffleColumns
 from slackwater.joins.join_buffers import NoBuffers
 from slackwater.operators import dead_letters
@@ -38,7 +38,7 @@ from slackwater.state.protocol import ShardState
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows import pane_emission, pane_windows, session_emission
 from slackwater.windows.compiled_window import EmitResult
-from slackwater.windows.state_rows import FAR
+from slackwater.windows.state_layout import FAR
 
 if TYPE_CHECKING:
     import polars as pl

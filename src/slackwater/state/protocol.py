@@ -23,14 +23,14 @@ from slackwater.joins.compiled_join import CompiledJoin
 from slackwater.joins.join_buffers import Buffers, Changes, NoBuffers
 from slackwater.state.commit import Commit, OutputMeta, SegmentMeta
 from slackwater.state.run_history import Run
-from slackwater.windows.state_rows import DueRowFilter, Int64s, KeyedStateLayout
+from slackwater.windows.state_layout import DueRowFilter, Int64s, KeyedStateLayout
 
 if TYPE_CHECKING:
     import polars as pl
 
     from slackwater.joins.compiled_join import CompiledJoin
     from slackwater.joins.join_buffers import Buffers
-    from slackwater.windows.state_rows import KeyedStateLayout
+    from slackwater.windows.state_layout import KeyedStateLayout
 
 
 ASIDE = ".before-"  # part of the name of each state that was put aside

@@ -29,7 +29,7 @@ from slackwater.operators.window_base import WindowOperator
 from slackwater.testing.local_engine import PreparedRows
 from slackwater.testing.stub_sources import NUMBER, read_declared_columns, to_micros_utc
 from slackwater.windows.aggregations import AggregationInput, normalize_columns
-from slackwater.windows.state_rows import FAR
+from slackwater.windows.state_layout import FAR
 
 Columns = Mapping[str, Field]
 _PER_UNIT = {"s": 1_000_000, "ms": 1000, "us": 1}

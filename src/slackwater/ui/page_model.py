@@ -26,7 +26,13 @@ from slackwater.ui.blocks.join_buffers import JoinBuffers, build_buffers
 from slackwater.ui.blocks.key import KeyView, build_key
 from slackwater.ui.blocks.row_accounting import RowAccounting, build_accounting
 from slackwater.ui.blocks.stages import StageSummary, build_stages
-from slackwater.ui.blocks.throughput import BacklogPoller, StateGrowth, Throughput, build_growth, build_throughput
+from slackwater.ui.blocks.throughput_and_size import (
+    BacklogPoller,
+    StateGrowth,
+    Throughput,
+    build_growth,
+    build_throughput,
+)
 from slackwater.ui.blocks.upcoming_closes import UpcomingCloses, build_closes
 from slackwater.ui.blocks.watermark import WatermarkBlock, build_watermark
 

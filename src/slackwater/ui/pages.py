@@ -24,7 +24,15 @@ from markupsafe import Markup
 from slackwater.core import humanize
 from slackwater.core.paths import file_uri_to_path
 from slackwater.core.row_format import format_value
-from slackwater.ui.blocks import join_buffers, key, row_accounting, stages, throughput, upcoming_closes, watermark
+from slackwater.ui.blocks import (
+    join_buffers,
+    key,
+    row_accounting,
+    stages,
+    throughput_and_size,
+    upcoming_closes,
+    watermark,
+)
 from slackwater.ui.blocks.stages import StageSummary
 from slackwater.ui.page_model import PageModel
 from slackwater.ui.svg import HALF, draw_both_widths
@@ -110,10 +118,10 @@ def _templates() -> Environment:
         draw_epochs=draw_both_widths(row_accounting.draw_epochs),
         draw_bins=draw_both_widths(upcoming_closes.draw_closes),
         draw_key=draw_both_widths(key.draw_key_timeline),
-        draw_bytes=draw_both_widths(throughput.draw_size, HALF),
-        draw_rows=draw_both_widths(throughput.draw_rows, HALF),
+        draw_bytes=draw_both_widths(throughput_and_size.draw_size, HALF),
+        draw_rows=draw_both_widths(throughput_and_size.draw_rows, HALF),
         draw_lateness=draw_both_widths(row_accounting.draw_lateness),
-        draw_laps=draw_both_widths(throughput.draw_epoch_times),
+        draw_laps=draw_both_widths(throughput_and_size.draw_epoch_times),
         draw_stages=stages.draw_stages,
         draw_join_buffers=draw_both_widths(join_buffers.draw_join_buffers),
         phase_labels=PHASE_LABELS,

@@ -41,7 +41,7 @@ from slackwater.errors import SlackwaterError, StartError, StateError, Topic
 from slackwater.query import server as query_server
 from slackwater.query.state_view import StateView
 from slackwater.secrets import remember_secret
-from slackwater.ui import pages, responses
+from slackwater.ui import handlers, pages
 from slackwater.ui.page_cache import CommitWatcher, PageCache
 from slackwater.ui.page_model import PageSource
 from slackwater.ui.pages import PageLocation
@@ -103,11 +103,11 @@ class UiServer:
         links = tuple((name, f"/p/{name}") for name in names) if several else ()
         self._caches: list[PageCache] = []
         self._of_stages: dict[tuple[str, str], PageCache] = {}
-        routes: list[Any] = [Route("/static/{name}", responses.send_static_file)]
+        routes: list[Any] = [Route("/static/{name}", handlers.send_static_file)]
         for one_watched, view in zip(watched, self._views, strict=True):
             base = f"/p/{one_watched.pipeline.name}" if several else ""
             location = PageLocation(base, others=links)
-            cache = PageCache(one_watched, responses.block_renderer(pages.BLOCKS, location))
+            cache = PageCache(one_watched, handlers.block_renderer(pages.BLOCKS, location))
             self._caches.append(cache)
             pipeline_routes = [
                 *self._routes(partial(_find_pipeline, cache, location), pages.BLOCKS),
@@ -116,9 +116,9 @@ class UiServer:
             ]
             routes.append(Mount(base, routes=pipeline_routes))
         if several:
-            routes.append(self._route("/", partial(responses.overview, self._caches)))
-        handlers = dict.fromkeys((HTTPException, SlackwaterError, Exception), responses.handle_error)
-        self._app: Application = Starlette(routes=routes, exception_handlers=handlers)
+            routes.append(self._route("/", partial(handlers.overview, self._caches)))
+        by_error = dict.fromkeys((HTTPException, SlackwaterError, Exception), handlers.handle_error)
+        self._app: Application = Starlette(routes=routes, exception_handlers=by_error)
         self._watcher = CommitWatcher(lambda: [*self._caches, *list(self._of_stages.values())])
 
     def listen(self, port: int, host: str, names: Sequence[str], token: str | None) -> None:
@@ -152,7 +152,7 @@ class UiServer:
             if name is None or not model.stages[1:]:
                 raise HTTPException(404)
             new_cache = PageCache(
-                pipeline_cache.watched, responses.block_renderer(pages.STAGE_BLOCKS, stage_location), name
+                pipeline_cache.watched, handlers.block_renderer(pages.STAGE_BLOCKS, stage_location), name
             )
             cache = self._of_stages.setdefault((pipeline_cache.name, address), new_cache)
         return cache, stage_location
@@ -168,10 +168,10 @@ class UiServer:
             return self._events(cache, request)
 
         routes = [Route("/ui/events", events, methods=["GET"])]
-        routes += [self._route(path, by(answer)) for path, answer in responses.PATHS.items()]
+        routes += [self._route(path, by(answer)) for path, answer in handlers.PATHS.items()]
         for name in blocks:
-            routes.append(self._route(f"/ui/{name}", by(responses.fragment, name)))
-            routes.append(self._route(f"/ui/{name}.json", by(responses.block_json, name)))
+            routes.append(self._route(f"/ui/{name}", by(handlers.fragment, name)))
+            routes.append(self._route(f"/ui/{name}.json", by(handlers.block_json, name)))
         return routes
 
     def _route(self, path: str, answer: Callable[[Request], Response]) -> Route:
@@ -179,11 +179,11 @@ class UiServer:
 
         async def answer_in_thread(request: Request) -> Response:
             if self._open >= AT_ONCE + WAITING:
-                return responses.send_error(request, 503, f"{self._open} queries are running; try again later")
+                return handlers.send_error(request, 503, f"{self._open} queries are running; try again later")
             self._open += 1
             try:
                 return await asyncio.get_running_loop().run_in_executor(
-                    self._threads, responses.answer_request, answer, request
+                    self._threads, handlers.answer_request, answer, request
                 )
             finally:
                 self._open -= 1
@@ -193,7 +193,7 @@ class UiServer:
     def _events(self, cache: PageCache, request: Request) -> Response:
         tag = request.headers.get("last-event-id") or request.query_params.get("seen", "")
         blocks = "blocks" in request.query_params
-        refusal = responses.send_error(
+        refusal = handlers.send_error(
             request, 503, f"{self._streams.most} viewers already follow the commits; reload the page later"
         )
         return EventStream(lambda: self._stream(cache, tag, blocks), self._streams, refusal)

@@ -38,7 +38,7 @@ from slackwater.core.schema import Field
 from slackwater.core.sorted_arrays import order_by_key, sorted_by_key
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows.compiled_window import CompiledWindow
-from slackwater.windows.state_rows import (
+from slackwater.windows.state_layout import (
     EMITTED,
     EMITTED_FRAGMENT,
     FAR,

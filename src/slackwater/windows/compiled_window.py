@@ -19,7 +19,7 @@ import polars as pl
 from slackwater.config.window import Window, effective_allowed_lateness_ms
 from slackwater.core.schema import Field
 from slackwater.windows.aggregations import AggregationInput, AggregationKind
-from slackwater.windows.state_rows import HIDDEN, NEVER, REVISED, Int64s, KeyedStateLayout
+from slackwater.windows.state_layout import HIDDEN, NEVER, REVISED, Int64s, KeyedStateLayout
 
 METADATA = [Field("_revision", "bigint"), Field("_final_at", "timestamp"), Field("_emit_reason", "string")]
 

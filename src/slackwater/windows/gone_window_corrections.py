@@ -33,7 +33,7 @@ from slackwater.windows.compiled_session_window import (
 )
 from slackwater.windows.compiled_window import CompiledWindow, EmitResult
 from slackwater.windows.pane_windows import CompiledPaneWindow
-from slackwater.windows.state_rows import (
+from slackwater.windows.state_layout import (
     EMITTED,
     FLOOR,
     FRAGMENT,

@@ -18,7 +18,7 @@ from slackwater.windows.pane_windows import (
     read_revisions,
     write_revisions,
 )
-from slackwater.windows.state_rows import CLEAN, DIRTY, Int64s
+from slackwater.windows.state_layout import CLEAN, DIRTY, Int64s
 
 
 def sibling_units(logic: CompiledPaneWindow, panes: pl.DataFrame, since: int, watermark: int) -> Int64s:

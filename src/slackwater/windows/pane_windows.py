@@ -49,7 +49,7 @@ from slackwater.core.hashing import mix_bits
 from slackwater.core.schema import Field
 from slackwater.core.sorted_arrays import distinct_values, is_in_sorted, order_by_unit, repeat_positions
 from slackwater.windows.compiled_window import CompiledWindow, IngestResult, ResultCounts
-from slackwater.windows.state_rows import CLEAN, DIRTY, FAR, NEVER, DueRowFilter, ExpiryBounds, Int64s, SegmentStats
+from slackwater.windows.state_layout import CLEAN, DIRTY, FAR, NEVER, DueRowFilter, ExpiryBounds, Int64s, SegmentStats
 
 _NTH, _REVISION = 1 << 40, 1 << 1
 NOT_EMITTED = -1  # the revision of a window that was not emitted at its close, because all its rows came later

@@ -49,7 +49,7 @@ from slackwater.windows.compiled_session_window import (
     select_rows,
 )
 from slackwater.windows.compiled_window import EmitResult
-from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FAR, FRAGMENT, OPEN, TOMBSTONE, WHOLE, Int64s
+from slackwater.windows.state_layout import EMITTED, EMITTED_FRAGMENT, FAR, FRAGMENT, OPEN, TOMBSTONE, WHOLE, Int64s
 
 Hold = tuple[int | None, int, int]
 MOST = 64  # holds per shard

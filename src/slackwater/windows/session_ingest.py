@@ -31,7 +31,7 @@ from slackwater.windows.compiled_session_window import (
 from slackwater.windows.compiled_window import IngestResult, ResultCounts
 from slackwater.windows.session_kernel import session_rules
 from slackwater.windows.session_kernel.rows_behind_watermark import assign_rows_behind_watermark
-from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FRAGMENT, ROW, WHOLE, Int64s
+from slackwater.windows.state_layout import EMITTED, EMITTED_FRAGMENT, FRAGMENT, ROW, WHOLE, Int64s
 
 
 def ingest_session_rows(

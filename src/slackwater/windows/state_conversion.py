@@ -44,7 +44,7 @@ from slackwater.windows.compiled_session_window import (
 )
 from slackwater.windows.compiled_window import CompiledWindow
 from slackwater.windows.pane_windows import CompiledPaneWindow
-from slackwater.windows.state_rows import EMITTED, WHOLE, Int64s
+from slackwater.windows.state_layout import EMITTED, WHOLE, Int64s
 
 
 def convert_state(former: CompiledWindow, logic: CompiledWindow, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:

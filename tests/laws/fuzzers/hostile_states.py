@@ -29,7 +29,7 @@ from slackwater.cli import state_show
 from slackwater.cli.state_location import StateLocation
 from slackwater.config.pipeline import Pipeline
 from slackwater.errors import SlackwaterError
-from slackwater.evolution import compare
+from slackwater.evolution import compare_with_state
 from slackwater.evolution.operator_from_state import rebuild_pipeline
 from slackwater.maintenance import verify_state
 from slackwater.maintenance.history import commit_history
@@ -259,7 +259,7 @@ def _open(pipeline: Pipeline, store: Callable[[], StateStore]) -> None:
 def _plan(pipeline: Pipeline, store: Callable[[], StateStore]) -> None:
     with store().peek() as snapshot:
         assert snapshot is not None
-        comparison = compare.compare_config(pipeline, snapshot.commit, missing=snapshot.missing)
+        comparison = compare_with_state.compare_config(pipeline, snapshot.commit, missing=snapshot.missing)
         json.dumps([change.line for change in comparison.changes])
 
 

@@ -25,7 +25,7 @@ from tests.support.iceberg_tables import options
 
 import slackwater as sw
 from slackwater.cli import plan
-from slackwater.config.state_differences import REBUILD
+from slackwater.config.state_comparison import REBUILD
 from slackwater.connectors.iceberg.tables import IcebergTables
 from slackwater.connectors.source import Batch
 from slackwater.core.offsets import KafkaOffsets

@@ -30,7 +30,7 @@ from slackwater.windows import session_emission, session_ingest
 from slackwater.windows.compiled_session_window import CompiledSessionWindow, IntervalBatch
 from slackwater.windows.compiled_window import EmitResult, IngestResult
 from slackwater.windows.session_ingest import build_session_state
-from slackwater.windows.state_rows import FAR, NEVER, TOMBSTONE
+from slackwater.windows.state_layout import FAR, NEVER, TOMBSTONE
 
 MS = 1000
 NEAR = ((20, 22), (20, 21), (20, 26), (5, 6), (5, 8), (3, 4), (2, 5), (10, 21), (10, 35), (5, 1000))  # gap, cap in ms

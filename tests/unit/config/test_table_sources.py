@@ -83,8 +83,8 @@ def test_a_table_next_to_a_source_that_spark_plans_is_refused_by_name() -> None:
 
     from slackwater.connectors import batch_planning
     from slackwater.connectors.batch_planning import DataFrameSource
-    from slackwater.connectors.tables.log import TableSnapshot
-    from slackwater.connectors.tables.source import TableSource
+    from slackwater.connectors.lake_tables.source import TableSource
+    from slackwater.connectors.lake_tables.table_log import TableSnapshot
 
     spec = sw.Source(name="t", connection=sw.DeltaConnection(), query="x")
     nothing: Any = None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from slackwater.config.connection import DeltaConnection
 from slackwater.config.connector_description import ConnectorDescription, absolute_path
-from slackwater.connectors.tables import describe_table_source
+from slackwater.connectors.lake_tables import describe_table_source
 from slackwater.core.paths import path_dataset
 
 DELTA = ConnectorDescription(

@@ -17,7 +17,7 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
 from slackwater.config.target import Target as TargetSpec
 from slackwater.connectors.delta.log import delta_error_reason
-from slackwater.connectors.tables.connector import TableConnector
+from slackwater.connectors.lake_tables.connector import TableConnector
 from slackwater.connectors.target import LabeledRows, ResultReader, TargetTable, none_if_empty, subtract_rows
 from slackwater.errors import StartError, Topic
 

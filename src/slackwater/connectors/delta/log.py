@@ -18,7 +18,7 @@ from urllib.parse import unquote
 
 from slackwater.config.connector_description import absolute_path
 from slackwater.config.relative_paths import spark_address
-from slackwater.connectors.tables.log import DataFile, TableSnapshot, TableVersion, VersionGoneError
+from slackwater.connectors.lake_tables.table_log import DataFile, TableSnapshot, TableVersion, VersionGoneError
 from slackwater.core.humanize import plural
 from slackwater.core.offsets import TableOffsets
 from slackwater.errors import StartError, Topic

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from slackwater.config.connection import IcebergConnection
 from slackwater.config.connector_description import ConnectorDescription, Dataset
-from slackwater.connectors.tables import describe_table_source
+from slackwater.connectors.lake_tables import describe_table_source
 
 
 def _dataset(connection: IcebergConnection, name: str) -> Dataset:

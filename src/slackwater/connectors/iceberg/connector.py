@@ -16,7 +16,7 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
 from slackwater.config.target import Target as TargetSpec
 from slackwater.connectors.iceberg import tables as iceberg
-from slackwater.connectors.tables.connector import TableConnector
+from slackwater.connectors.lake_tables.connector import TableConnector
 from slackwater.connectors.target import LabeledRows, ResultReader, TargetTable, subtract_rows
 from slackwater.errors import StartError, Topic
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pyiceberg import types as I  # noqa: N812
 
 from slackwater.config.relative_paths import spark_address
-from slackwater.connectors.tables.log import DataFile, TableSnapshot, TableVersion, VersionGoneError
+from slackwater.connectors.lake_tables.table_log import DataFile, TableSnapshot, TableVersion, VersionGoneError
 from slackwater.core.humanize import plural
 from slackwater.core.offsets import TableOffsets
 from slackwater.errors import StartError, Topic

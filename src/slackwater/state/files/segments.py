@@ -24,7 +24,7 @@ from slackwater.state.commit import SegmentMeta
 from slackwater.state.protocol import OUTLINE
 from slackwater.storage.arrow_files import frame_of
 from slackwater.storage.base import FileRef, Storage, open_file
-from slackwater.windows.state_rows import (
+from slackwater.windows.state_layout import (
     HIDDEN,
     TOMBSTONE,
     DueRowFilter,

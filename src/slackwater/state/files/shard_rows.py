@@ -39,7 +39,7 @@ from slackwater.state.files.segments import (
 from slackwater.state.protocol import NoState, StateLayout
 from slackwater.storage.base import Storage
 from slackwater.watermark import NO_WATERMARK
-from slackwater.windows.state_rows import KeyedStateLayout
+from slackwater.windows.state_layout import KeyedStateLayout
 
 StageShard = tuple[int, int]  # stage number, shard
 

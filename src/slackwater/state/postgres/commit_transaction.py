@@ -25,7 +25,7 @@ from slackwater.state.postgres.schema_setup import column_types
 from slackwater.state.postgres.table_names import TableNames
 from slackwater.state.protocol import NoState, Publish, StateLayout
 from slackwater.watermark import NO_WATERMARK
-from slackwater.windows.state_rows import EMITTED, FLOOR, WHOLE, KeyedStateLayout
+from slackwater.windows.state_layout import EMITTED, FLOOR, WHOLE, KeyedStateLayout
 
 # the segments of each shard of a stage, and the number of rows that its table gained
 Changed = tuple[tuple[tuple[SegmentMeta, ...], ...], int]

@@ -21,7 +21,7 @@ from slackwater.state.postgres.commit_log import latest_commit
 from slackwater.state.postgres.join_buffers import JoinTable
 from slackwater.state.postgres.table_names import TableNames, add_columns
 from slackwater.state.protocol import NoState, StateLayout
-from slackwater.windows.state_rows import KeyedStateLayout
+from slackwater.windows.state_layout import KeyedStateLayout
 
 
 def create_shared_tables(db: psycopg.Connection[Any], t: TableNames) -> None:

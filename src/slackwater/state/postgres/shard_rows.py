@@ -27,7 +27,7 @@ from slackwater.state.postgres.table_integrity import check_rows, report_read_er
 from slackwater.state.postgres.table_names import TIMES, TableNames
 from slackwater.state.protocol import OUTLINE
 from slackwater.storage.arrow_files import encode_frame, file_checksum
-from slackwater.windows.state_rows import (
+from slackwater.windows.state_layout import (
     EMITTED,
     EMITTED_FRAGMENT,
     FRAGMENT,

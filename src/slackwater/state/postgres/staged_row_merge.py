@@ -25,7 +25,7 @@ from slackwater.state.postgres import client
 from slackwater.state.postgres.staged_version_overlay import forget_copies
 from slackwater.state.postgres.table_integrity import check_tables
 from slackwater.state.postgres.table_names import TableNames
-from slackwater.windows.state_rows import TOMBSTONE
+from slackwater.windows.state_layout import TOMBSTONE
 
 log = logging.getLogger("slackwater")
 

@@ -27,7 +27,7 @@ from slackwater.state.commit import SegmentMeta
 from slackwater.state.files.segments import Segment, SegmentReader
 from slackwater.storage.arrow_files import open_arrow, rebuild_empty_lists
 from slackwater.storage.file_cache import FileCache
-from slackwater.windows.state_rows import Int64s
+from slackwater.windows.state_layout import Int64s
 
 # a function that fetches staged rows, and returns them by token; with hashes, only rows with these hashes
 Fetch = Callable[[Sequence[SegmentMeta], Int64s | None], Mapping[str, pl.DataFrame]]

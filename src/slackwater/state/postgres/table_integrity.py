@@ -20,7 +20,7 @@ from slackwater.errors import EpochError, StateError, Topic
 from slackwater.state.commit import Commit, TableRecord
 from slackwater.state.postgres import client, table_ownership
 from slackwater.state.postgres.table_names import TableNames
-from slackwater.windows.state_rows import CLEAN, DIRTY, EMITTED, EMITTED_FRAGMENT, FLOOR, FRAGMENT, TOMBSTONE, WHOLE
+from slackwater.windows.state_layout import CLEAN, DIRTY, EMITTED, EMITTED_FRAGMENT, FLOOR, FRAGMENT, TOMBSTONE, WHOLE
 
 # columns that are never NULL; names of other columns are always different
 REQUIRED = {

@@ -9,7 +9,7 @@ import xxhash
 
 from slackwater.state.commit import FORMAT
 from slackwater.state.postgres import client
-from slackwater.windows.state_rows import (
+from slackwater.windows.state_layout import (
     EMITTED,
     EMITTED_FRAGMENT,
     FRAGMENT,

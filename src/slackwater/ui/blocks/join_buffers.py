@@ -28,7 +28,7 @@ from slackwater.query.state_inspection import to_plain_key
 from slackwater.state.protocol import Snapshot
 from slackwater.ui import svg
 from slackwater.watermark import NO_WATERMARK
-from slackwater.windows.state_rows import FAR
+from slackwater.windows.state_layout import FAR
 
 BINS = 100
 

@@ -22,7 +22,7 @@ from slackwater.query.why_report import KeyHistory
 from slackwater.state.protocol import Snapshot
 from slackwater.ui import svg
 from slackwater.watermark import NO_WATERMARK
-from slackwater.windows.state_rows import FLOOR
+from slackwater.windows.state_layout import FLOOR
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from slackwater.state.protocol import Snapshot, StateReader
 from slackwater.ui import svg
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows import pane_windows
-from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FRAGMENT, WHOLE
+from slackwater.windows.state_layout import EMITTED, EMITTED_FRAGMENT, FRAGMENT, WHOLE
 
 BINS = 200
 KEYS = 100  # maximum number of listed keys of a bin

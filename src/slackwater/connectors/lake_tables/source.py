@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 from slackwater.connectors import dead_letter_source_rows, spark_connect
 from slackwater.connectors.files.directory_listing import escape_pattern
 from slackwater.connectors.files.source import SIZE_MODULUS
-from slackwater.connectors.source import SelfPlannedSource, SourceBatch, SourceUnavailableError, spark_error_reason
-from slackwater.connectors.tables.log import (
+from slackwater.connectors.lake_tables.table_log import (
     DataFile,
     TableLog,
     TableSnapshot,
@@ -29,6 +28,7 @@ from slackwater.connectors.tables.log import (
     VersionGoneError,
     check_column_changes,
 )
+from slackwater.connectors.source import SelfPlannedSource, SourceBatch, SourceUnavailableError, spark_error_reason
 from slackwater.core.column_names import quote_identifier
 from slackwater.core.humanize import plural
 from slackwater.core.offsets import TableOffsets

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
-from slackwater.config.state_differences import COMPATIBLE, KeyChange
+from slackwater.config.state_comparison import COMPATIBLE, KeyChange
 from slackwater.connectors.connector import C, Connector
+from slackwater.connectors.lake_tables.source import TableSource
+from slackwater.connectors.lake_tables.table_log import TableLog, check_column_changes, find_added_columns
 from slackwater.connectors.source import SourceUnavailableError
-from slackwater.connectors.tables.log import TableLog, check_column_changes, find_added_columns
-from slackwater.connectors.tables.source import TableSource
 from slackwater.core.humanize import plural
 from slackwater.core.offsets import TableOffsets
 from slackwater.errors import SlackwaterError, StartError, Topic

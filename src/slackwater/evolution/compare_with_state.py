@@ -15,7 +15,7 @@ import xxhash
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.relative_paths import restore_written_path
-from slackwater.config.state_differences import COMPATIBLE, MIGRATED, REBUILD, KeyChange, StateComparison
+from slackwater.config.state_comparison import COMPATIBLE, MIGRATED, REBUILD, KeyChange, StateComparison
 from slackwater.core.humanize import plural
 from slackwater.evolution import added_columns, target_locations
 from slackwater.evolution.compare_stage import StageComparison, kind_name

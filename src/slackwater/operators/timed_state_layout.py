@@ -20,7 +20,7 @@ import polars as pl
 from slackwater.config.keyed import KEY, TIMER, KeyedResult
 from slackwater.core.schema import YEARS, Field
 from slackwater.watermark import NO_WATERMARK
-from slackwater.windows.state_rows import (
+from slackwater.windows.state_layout import (
     FAR,
     HIDDEN,
     NEVER,
