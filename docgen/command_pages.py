@@ -36,9 +36,9 @@ def index_page() -> str:
         "|---|---|",
         "| 0 | done |",
         "| 1 | failed |",
-        "| 2 | wrong config or command line |",
+        "| 2 | invalid config or command line |",
         "| 130, 143 | ended immediately by a signal |",
-        "| 70 | an internal error |",
+        "| 70 | internal error |",
     ]
     for page, (title, _) in _GROUPS.items():
         lines += ["", f"## {title}", "", "| command | purpose |", "|---|---|"]
@@ -50,7 +50,13 @@ def index_page() -> str:
 
 def group_page(page: str) -> str:
     """Return a page with the commands of one group."""
-    lines = [f"# {_GROUPS[page][0]}", "", MADE, "", "All commands and exit codes: [every command](../commands.md)."]
+    lines = [
+        f"# {_GROUPS[page][0]}",
+        "",
+        MADE,
+        "",
+        "See [Every command](../commands.md) for all commands and exit codes.",
+    ]
     for path, command in _commands(page):
         lines += _command(command, path)
     return "\n".join(lines) + "\n"

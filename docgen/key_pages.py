@@ -46,14 +46,14 @@ def keys_page() -> str:
         "`${NAME:-default}`, which is read from the environment. A duration is a string with a unit (`250ms`, `30s`, `5m`, `2h`, `30d`). Each",
         "duration key also exists with the suffix `_ms`, as a number of milliseconds: `gap_ms = 1800000`.",
     ]
-    lines += ["", *(f"- [{code(table) if table else 'At the top'}](#{_anchor(table)})" for table in TABLES.values())]
+    lines += ["", *(f"- [{table_names(table)}](#{anchor(table)})" for table in TABLES.values())]
     by_name = {spec.__name__: spec for spec in iterate_specs(Pipeline)}
     for name, table in TABLES.items():
         spec = by_name[name]
         shape = schema if name == "Pipeline" else schema["$defs"][name.lower()]
         lines += [
             "",
-            f"## `{table}`" if table else "## At the top",
+            f"## {table_names(table)}",
             "",
             "| key | values | default | meaning |",
             "|---|---|---|---|",
@@ -65,14 +65,19 @@ def keys_page() -> str:
             text = key_schema["description"] if key_schema.get("deprecated") else keys[units.get(key, key)].text
             default = code(json.dumps(key_schema["default"])) if "default" in key_schema else ""
             lines.append(f"| `{key}` | {_values(key_schema)} | {default} | {cell(text)} |")
-        page, _, anchor = spec.DOC_LINK.removeprefix("docs/").partition("#")
-        lines += ["", f"More: [{page.removesuffix('.md')}]({page}#{anchor})."]
+        page, _, section = spec.DOC_LINK.removeprefix("docs/").partition("#")
+        lines += ["", f"See also [{page.removesuffix('.md').capitalize()}]({page}#{section})."]
     return "\n".join(lines) + "\n"
 
 
-def _anchor(table: str) -> str:
+def table_names(table: str) -> str:
+    """Return the heading of an entry of TABLES: the names of its tables as code."""
+    return " and ".join(code(name) for name in table.split(" and ")) if table else "Top-level keys"
+
+
+def anchor(table: str) -> str:
     """Return the anchor of the heading of a table, as code hosts generate it."""
-    return re.sub(r"[^\w\- ]", "", table.lower()).replace(" ", "-") or "at-the-top"
+    return re.sub(r"[^\w\- ]", "", table_names(table).lower()).replace(" ", "-")
 
 
 def _values(key_schema: Mapping[str, Any]) -> str:
@@ -118,13 +123,13 @@ _OF_A_JOIN = Status(
 )
 
 _LABEL_VALUES = {
-    "cause": "of a late row: `lateness`, `idle` (its source or partition was idle), `flush` (a flush had closed its window)",
-    "kind": "of the last stage: `tumbling`, `hopping`, `session`, `join`, `dedup`, `keyed`, `rows` (SQL alone)",
+    "cause": "why a row is late: `lateness`, `idle` (its source or partition was idle), `flush` (a flush had closed its window)",
+    "kind": "the kind of the last stage: `tumbling`, `hopping`, `session`, `join`, `dedup`, `keyed`, `rows` (SQL alone)",
     "le": "seconds of additional lateness, and `+Inf`; the counts are cumulative, as in a histogram",
     "phase": f"{', '.join(map(code, PHASES))}, and `total` for the entire epoch",
     "policy": "the `late_data` of the first stage: `drop`, `dlq`, `reopen`, `standalone`",
-    "reason": "of `windows_emitted_total`: for windows the values of `_emit_reason` ([corrections](corrections.md#the-columns-of-emit_metadata)), "
-    "for a join `match` and `unmatched`, otherwise `dedup`, `keyed` or `row`; of `letters_total`: see [dead letters](dead-letters.md)",
+    "reason": "in `windows_emitted_total`: the [`_emit_reason`](corrections.md#the-columns-of-emit_metadata) of windows, `match` or `unmatched` "
+    "for joins, otherwise `dedup`, `keyed` or `row`; in `letters_total`: why the row is a [dead letter](dead-letters.md)",
     "side": "`left`, `right`",
     "source": "the name of a source, or `_global`",
     "stage": "the name of a stage",
@@ -139,7 +144,7 @@ def metrics_page() -> str:
         MADE,
         "",
         f"All metric names begin with `{PREFIX}`, and every metric has the label `pipeline`. Counters are stored in the commit, so they",
-        "continue across restarts. [Monitoring](monitoring.md) describes how to scrape the metrics, and has a dashboard and alerts.",
+        "continue across restarts. [Monitoring](monitoring.md) describes how to scrape the metrics, and provides a dashboard and alert rules.",
         "",
         "| metric | type | other labels | meaning |",
         "|---|---|---|---|",

@@ -10,8 +10,9 @@ from functools import partial
 from typing import Any
 
 import slackwater
-from docgen.key_pages import TABLES
+from docgen.key_pages import TABLES, anchor, table_names
 from docgen.markdown import MADE, cell, code, first_sentence
+from docgen.message_sources import ROOT
 from slackwater.config.spec_base import Spec
 
 _GROUPS: Mapping[str, tuple[str, tuple[str, ...]]] = {  # page: title, names
@@ -63,7 +64,7 @@ _GROUPS: Mapping[str, tuple[str, tuple[str, ...]]] = {  # page: title, names
     "python/state.md": ("Query the state in Python", ("open_state", "StateView", "why", "WhyReport")),
 }
 _VALUES: Mapping[str, str] = {  # exported names that are neither classes nor functions
-    "pipelines": "The registered pipelines: a dictionary from their names to `Registered`.",
+    "pipelines": "The registered pipelines, as a dictionary that maps names to `Registered` objects.",
 }
 
 
@@ -84,11 +85,12 @@ def index_page() -> str:
 def group_page(page: str) -> str:
     """Return a page with the exported names of one group."""
     title, names = _GROUPS[page]
-    lines = [f"# {title}", "", MADE, "", "All names: [Python](../python.md)."]
+    lines = [f"# {title}", "", MADE, "", "See [Python](../python.md) for all names."]
     if page == "python/config.md":
         lines += [
             "",
-            "A class takes the [keys of its table](../keys.md) as keyword arguments, with the same names, defaults and checks.",
+            "A config class takes the [keys of its table](../keys.md) as keyword arguments, with the same names, defaults and",
+            "checks.",
         ]
     for name in names:
         exported = getattr(slackwater, name)
@@ -96,21 +98,17 @@ def group_page(page: str) -> str:
         if name in _VALUES:
             lines.append(_VALUES[name])
             continue
-        if inspect.isclass(exported) and issubclass(exported, Spec):
-            shown = TABLES.get(name, "[connections.NAME]")
-            lines += [
-                f"Its keys: {code(shown)} of [every key](../keys.md)."
-                if shown
-                else "Its keys: those [at the top](../keys.md#at-the-top).",
-                "",
-            ]
-        elif callable(exported):
+        is_spec = inspect.isclass(exported) and issubclass(exported, Spec)
+        if callable(exported) and not is_spec:
             lines += [f"```python\nsw.{name}{_signature(exported)}\n```", ""]
-        lines.append(_doc(exported).rstrip())
+        lines.append(_with_links(_doc(exported)).rstrip())
+        if is_spec:
+            table = TABLES.get(name, "[connections.NAME]")
+            lines += ["", f"Keys: [{table_names(table)}](../keys.md#{anchor(table)})"]
         if inspect.isclass(exported) and not issubclass(exported, Spec | Exception):
             for method, function in _methods(exported):
                 lines += ["", f"### sw.{name}.{method}", ""]
-                lines += [f"```python\n{method}{_signature(function)}\n```", "", _doc(function).rstrip()]
+                lines += [f"```python\n{method}{_signature(function)}\n```", "", _with_links(_doc(function)).rstrip()]
     return "\n".join(lines) + "\n"
 
 
@@ -124,6 +122,9 @@ def _signature(function: Any) -> str:
         .replace("(self, ", "(")
         .replace("(self)", "()")
     )
+    text = re.sub(r"ForwardRef\('([^']*)'\)", r"\1", text).replace("<factory>", "…")  # both are leaks of `inspect`
+    if inspect.isclass(function):
+        text = text.removesuffix(" -> None")
     return (
         text
         if len(text) < 100
@@ -160,6 +161,21 @@ def _doc(documented: Any) -> str:
         text,
         flags=re.MULTILINE,
     )
+
+
+def _with_links(text: str) -> str:
+    """Link the pages that a docstring names by their path, and format the names of errors as code."""
+    parts = re.split(r"(^```.*?^```$)", text, flags=re.MULTILINE | re.DOTALL)
+    return "".join(part if part.startswith("```") else _link_pages(part) for part in parts)
+
+
+def _link_pages(prose: str) -> str:
+    linked = re.sub(r"\bdocs/([\w/-]+\.md)\b", lambda m: f"[{_page_title(m[1])}](../{m[1]})", prose)
+    return re.sub(r"(?<![\w`.])([A-Z]\w+Error)\b(?!`)", r"`\1`", linked)
+
+
+def _page_title(page: str) -> str:
+    return (ROOT / "docs" / page).read_text().partition("\n")[0].removeprefix("# ")
 
 
 def _entries(section: str) -> str:

@@ -1,8 +1,8 @@
 """Lint of the project's English: `python -m tools.english`.
 
 It rejects names that say nothing, docstrings that do not stand alone, phrases that are not idiomatic, and long commit subjects.
-`docs/glossary.md` has the words to use instead. Exceptions stand in `tools/english_exceptions.txt`, one line each: the rule, the place,
-the name or phrase, and a reason after `#`.
+The reserved words in `docs/architecture.md` are listed with the words to use instead. Exceptions stand in
+`tools/english_exceptions.txt`, one line each: the rule, the place, the name or phrase, and a reason after `#`.
 """
 
 from __future__ import annotations

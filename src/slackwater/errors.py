@@ -101,11 +101,11 @@ class Topic(StrEnum):
 
 
 class SlackwaterError(Exception):
-    """Base class of all errors raised deliberately. The command line shows the message without a stack trace.
+    """The base class of all errors that Slackwater raises deliberately. The command line shows the message without a stack trace.
 
     A message never contains a registered secret (see `slackwater.secrets`), whatever text it quotes.
 
-    `topic`: the section of `docs/messages` that explains the error; by default, the topic of its class.
+    `topic`: the section of docs/messages.md that explains the error; by default, the topic of the error's class.
     """
 
     topic: Topic | None = None
@@ -130,7 +130,7 @@ class SlackwaterError(Exception):
 class ConfigError(SlackwaterError):
     """One or more mistakes in a pipeline description.
 
-    `problems` has one line per mistake, and `str(error)` joins these lines. `further`: lines that concern all mistakes.
+    `problems` has one line per mistake, and `str(error)` joins these lines. `further` has lines that apply to all of them.
     """
 
     topic = Topic.CONFIG_WRONG

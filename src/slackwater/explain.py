@@ -42,9 +42,14 @@ class ExplainedStage:
 class Plan(TerminalRepr, NotebookRepr):
     """The stages of a pipeline, its delivery guarantee and the size of its state.
 
-    `state_bytes`: the maximum state size of the last stage; 0 without state, None if the size depends on the input, as
-    for a join or a keyed step. `kept`: for each stage, a description of its state or, for a window, the maximum bytes
-    and groups.
+    Args:
+        stages: The stages, in dataflow order.
+        guarantee: The delivery guarantee.
+        state_bytes: The maximum size of the last stage's state, in bytes. 0 for a stage without state; None if the size
+            depends on the input, as for a join or a keyed step.
+        notes: Warnings about the config.
+        pipeline: The name of the pipeline.
+        kept: For each stage, a description of its state or, for a window, the maximum number of bytes and groups.
     """
 
     stages: tuple[ExplainedStage, ...]
@@ -58,7 +63,7 @@ class Plan(TerminalRepr, NotebookRepr):
 def build_plan(pipeline: Pipeline) -> Plan:
     """Build the plan of a pipeline: its stages in dataflow order, the delivery guarantee, and the size of the state.
 
-    Neither Spark nor data is needed.
+    This needs neither Spark nor data.
     """
     last = list(pipeline.stage_pipelines.values())[-1].transform.step
     bound: int | None = 0 if isinstance(last, StatelessStep) else None

@@ -297,7 +297,7 @@ def print_differences_of_outputs(
         b: The location of the second output.
         by: Comma-separated names of the columns that identify a row; None for the columns that the outputs define.
         ignore: Comma-separated names of columns that are not compared.
-        tolerance: The tolerance for numbers, relative to the larger of 1 and their absolute value.
+        tolerance: The tolerance for numbers, relative to the largest of 1 and their absolute values.
         examples: The maximum number of examples per kind of difference.
         as_json: Whether to print one JSON object instead of text.
 

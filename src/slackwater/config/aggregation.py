@@ -97,7 +97,7 @@ def _options(value: Any) -> dict[str, Any]:
 class Aggregation(Spec):
     """One aggregation: `Aggregation(agg="sum", column="amount", as_="total")`.
 
-    `agg` is a built-in aggregation (docs/aggregations.md), or the import path of an `Aggregator`, as in
+    `agg` is a built-in aggregation (see docs/aggregations.md), or the import path of an `Aggregator`, as in
     "mypackage.mymodule:WeightedAverage". In Python, it may also be an `Aggregator` class or instance.
     """
 
@@ -109,7 +109,7 @@ class Aggregation(Spec):
     )
     column: str | None = declare_key(
         parse_text,
-        "The column to aggregate. count does not need one: it then counts rows.",
+        "The column to aggregate. count also works without a column: it then counts rows.",
         default=None,
         aliases=("input_column",),
     )
@@ -124,7 +124,7 @@ class Aggregation(Spec):
     )
     on_overflow: str = declare_key(
         choice_parser("fail", "null"),
-        "What to do if the result is out of the range of its type (sum, avg): stop the pipeline, or return NULL.",
+        "What to do if the result is outside the range of its type (sum, avg): stop the pipeline, or return NULL.",
         default="fail",
         kinds={"sum": "", "avg": ""},
     )
@@ -166,12 +166,12 @@ class Aggregation(Spec):
     )
     columns: Mapping[str, str] = declare_key(
         _columns,
-        "The column for each input of a custom aggregation, by the name of the input.",
+        "The columns that a custom aggregation reads, by the names of its inputs.",
         default_factory=dict,
         kinds={CUSTOM: ""},
     )
     options: Mapping[str, Any] = declare_key(
-        _options, "The arguments of the constructor of a custom aggregation.", default_factory=dict, kinds={CUSTOM: ""}
+        _options, "The constructor arguments of a custom aggregation.", default_factory=dict, kinds={CUSTOM: ""}
     )
 
     DOC_LINK: ClassVar[str] = "docs/configuration.md#aggregations"

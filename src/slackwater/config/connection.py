@@ -55,7 +55,7 @@ class ClientConnection(Connection):
 
     options: Settings = declare_key(
         settings_parser('a table of settings ({ "security.protocol" = "SSL" })'),
-        "Settings of the client, object store or reader. Their names are those of that library.",
+        "Settings of the client library, object store or reader, under the names that the library uses.",
         default_factory=dict,
         repr=False,
     )
@@ -71,14 +71,14 @@ class FilesConnection(ClientConnection):
 
 
 class ConsoleConnection(Connection):
-    """Standard output, to which a target prints results. Sources cannot use it."""
+    """Standard output, to which a target prints its results. For targets only."""
 
     kind: Literal["console"] = "console"
     READS: ClassVar[bool] = False
 
 
 class KafkaConnection(ClientConnection):
-    """Connection to a Kafka cluster.
+    """A connection to a Kafka cluster.
 
     `options`: Kafka client settings, such as `security.protocol` and `sasl.mechanism`.
     """
@@ -98,7 +98,7 @@ class KafkaConnection(ClientConnection):
 
 
 class PostgresConnection(Connection):
-    """Connection to a Postgres database. Sources cannot use it.
+    """A connection to a Postgres database. For targets only.
 
     Keep the password out of the file: `url = "${WAREHOUSE_URL}"`.
     """
@@ -116,7 +116,10 @@ class PostgresConnection(Connection):
 
 
 class DeltaConnection(ClientConnection):
-    """Delta Lake tables. `options`: object store settings."""
+    """Delta Lake tables.
+
+    `options`: object store settings.
+    """
 
     kind: Literal["delta"] = "delta"
 
@@ -164,7 +167,7 @@ class IcebergConnection(ClientConnection):
 
 
 class RabbitMQConnection(Connection):
-    """Connection to a RabbitMQ broker. Targets cannot use it."""
+    """A connection to a RabbitMQ broker. For sources only."""
 
     kind: Literal["rabbitmq"] = "rabbitmq"
     url: str = declare_key(
@@ -179,21 +182,21 @@ class RabbitMQConnection(Connection):
 
 
 class KinesisConnection(ClientConnection):
-    """Connection to AWS Kinesis. Targets cannot use it. Requires a Spark connector, which the user installs."""
+    """A connection to AWS Kinesis. For sources only. Requires a Spark connector, which you must install yourself."""
 
     kind: Literal["kinesis"] = "kinesis"
     region: str = declare_key(
         parse_text, "The AWS region of the stream (Kinesis).", required='name the region, as in "eu-central-1"'
     )
     endpoint: str | None = declare_key(
-        parse_text, "The endpoint (Kinesis). By default, that of the region.", default=None
+        parse_text, "An address to use instead of the region's endpoint (Kinesis).", default=None
     )
 
     WRITES: ClassVar[bool] = False
 
 
 class PubSubConnection(ClientConnection):
-    """Connection to Google Pub/Sub. Targets cannot use it. Requires a Spark connector, which the user installs."""
+    """A connection to Google Pub/Sub. For sources only. Requires a Spark connector, which you must install yourself."""
 
     kind: Literal["pubsub"] = "pubsub"
     project: str = declare_key(

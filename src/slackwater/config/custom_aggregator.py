@@ -29,12 +29,13 @@ PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
 class Aggregator:
-    """Base class for user-defined aggregations. A subclass declares columns and defines three functions.
+    """The base class for user-defined aggregations. A subclass declares columns and defines three functions.
 
-    - `inputs`: its input columns, as name -> Spark type. A column of another numeric type is cast if that type fits.
-    - `accumulators`: the state of a group, as name -> Spark type: scalars and arrays of scalars.
+    - `inputs`: the input columns, as name -> Spark type. Numeric columns are cast to floating-point types, and integer
+      columns to wider integer types.
+    - `accumulators`: the state of a group, as name -> Spark type. Each type is a scalar or an array of scalars.
     - `output`: the Spark type of the result. It may be `array<…>` or `struct<…>`.
-    - `wants_keys`: whether `merge` takes the group keys, as name -> expression, as its first argument.
+    - `wants_keys`: whether `merge` receives the group keys as its first argument, a mapping of names to expressions.
 
     The functions take and return Polars expressions. `lift` takes the inputs by name, and returns a row-wise expression
     for each accumulator. `merge` takes the accumulators by name, and returns an aggregate over the rows of a group for

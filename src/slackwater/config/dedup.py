@@ -11,10 +11,11 @@ from slackwater.core.humanize import format_ms, plural
 
 
 class Dedup(KeyedStep):
-    """Removal of duplicates. It emits one row per key, and drops and counts the others.
+    """A step that removes duplicates: of the rows with the same key and nearby event times, it emits one.
 
-    `keep="first"` emits a row when it is read, and drops rows of the same key whose event time is less than `within`
-    away. `keep="last"` emits the last row by event time, once `within` has passed without another row of its key.
+    The other rows are dropped and counted. `keep="first"` emits a row when it is read, and drops rows of the same key
+    whose event times are less than `within` before or after it. `keep="last"` emits the last row by event time, once
+    `within` has passed without another row of its key.
     """
 
     keep: str = declare_key(
@@ -24,7 +25,7 @@ class Dedup(KeyedStep):
     )
     within_ms: Milliseconds[int] = declare_key(
         duration_parser(1),
-        "The time within which rows of a key are duplicates.",
+        "Rows of the same key are duplicates if their event times differ by less than this.",
         default=None,
         required='give a duration, as in "10m"',
     )

@@ -53,23 +53,23 @@ class Join(StepBase):
     """A join of two sources: `Join(kind="inner", left_source="orders", …, left_keys=["id"], …, time_window="5m")`.
 
     Two rows match if their keys are equal and `lower <= right.ts - left.ts <= upper`. `time_window` sets both bounds.
-    See docs/joins.md. Raises ConfigError with one line per mistake.
+    See docs/joins.md. Raises ConfigError, with one line per mistake.
     """
 
     kind: str = declare_key(
         choice_parser(*JOIN_TYPES),
-        "The type of join. Rows without a partner are emitted for neither side (inner), for one side, or for both (full).",
+        "The type of join. Rows without a partner are emitted for neither side (inner), for one side (left, right), or for both (full).",
         required=f"expected {' or '.join(map(format_value, dict.fromkeys(JOIN_TYPES.values())))}",
         elsewhere=("how", "type", "join_type"),
     )
     left_source: str = declare_key(
         parse_text,
-        "The name of the source on the left side.",
+        "The name of the source or stage on the left side.",
         required="name the source of the left side",
     )
     right_source: str = declare_key(
         parse_text,
-        "The name of the source on the right side.",
+        "The name of the source or stage on the right side.",
         required="name the source of the right side",
     )
     left_keys: Texts = declare_key(

@@ -1,7 +1,7 @@
 """The spec of the keyed step, and the base class of the keyed operators in users' packages that it runs.
 
-    rows, rows of state        ── advance ──▶ emitted rows, new rows of state with timers
-    rows of state that are due ── expire  ──▶ emitted rows, rows of state with later timers
+    rows, state rows        ── advance ──▶ emitted rows, new state rows with timers
+    state rows that are due ── expire  ──▶ emitted rows, state rows with later timers
 
 `[transform.keyed]` loads the operator by its import path. For security, the import path always comes from a config,
 never from a state. Reading a state loads no code.
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 KEY = "__key"  # hidden column: the number of the key within the epoch
 TIME = "__ts"  # hidden column: the event time of a row, in µs
-TIMER = "__timer"  # hidden column: the watermark (µs) at which a row of state is due; NULL: never
+TIMER = "__timer"  # hidden column: the watermark (µs) at which a state row is due; NULL: never
 
 
 class KeyedResult(NamedTuple):
@@ -40,9 +40,9 @@ class KeyedResult(NamedTuple):
 
     Args:
         rows: The rows to emit, with the output columns and `TIME`.
-        state: The new rows of state, with `KEY`, `TIMER` and the state columns.
-        changed: For `advance`, the numbers of the keys whose rows of state `state` replaces. By default, all keys of
-            the epoch.
+        state: The new state rows, with `KEY`, `TIMER` and the state columns.
+        changed: For `advance`, the numbers of the keys whose stored rows are replaced by `state`. By default, all keys
+            of the epoch.
         duplicates: The number of rows that were dropped as duplicates.
     """
 
@@ -53,9 +53,9 @@ class KeyedResult(NamedTuple):
 
 
 class KeyedFunction:
-    """Base class for keyed operators. A subclass declares columns, and defines `advance` and, for timers, `expire`.
+    """The base class for keyed operators. A subclass declares columns, and defines `advance` and, for timers, `expire`.
 
-    - `state`: the columns of a row of state, as name -> Spark type. A key may have any number of rows of state.
+    - `state`: the columns of a state row, as name -> Spark type. A key may have any number of state rows.
     - `output`: the columns of the emitted rows, as name -> Spark type. By default, the input columns. The event
       time is added as `_event_ts`.
 
@@ -71,22 +71,22 @@ class KeyedFunction:
     TIMER: ClassVar[str] = TIMER
 
     def advance(self, rows: pl.DataFrame, state: pl.DataFrame, watermark: int) -> KeyedResult:
-        """Process the rows of an epoch. Return the rows to emit and the new rows of state.
+        """Process the rows of an epoch. Return the rows to emit and the new state rows.
 
         Args:
             rows: The rows, sorted by key, event time and values. Columns: `KEY`, `TIME` and the columns of the SQL.
-            state: The rows of state for these keys. Columns: `KEY`, `TIMER`, the key columns and the state columns.
+            state: The state rows of these keys. Columns: `KEY`, `TIMER`, the key columns and the state columns.
             watermark: The watermark (µs) of the previous epoch. All rows and timers are later.
         """
         raise NotImplementedError
 
     def expire(self, due: pl.DataFrame, watermark: int) -> KeyedResult:
-        """Process rows of state whose timers are due. Return rows to emit, and rows of state to add for these keys.
+        """Process state rows whose timers are due. Return rows to emit, and state rows to add for these keys.
 
         The due rows have already been removed from the state. Within one call, all rows of a key have the same timer.
 
         Args:
-            due: The rows of state. Columns: `KEY`, `TIMER`, the key columns and the state columns.
+            due: The due state rows. Columns: `KEY`, `TIMER`, the key columns and the state columns.
             watermark: The current watermark (µs).
         """
         return KeyedResult()
@@ -204,7 +204,7 @@ def _parse_options(value: Any) -> dict[str, Any]:
 
 
 class Keyed(KeyedStep):
-    """A keyed operator from your own package: a class derived from `KeyedFunction`, in a package that workers can import."""
+    """A keyed operator: your own class derived from `KeyedFunction`, in a package that workers can import."""
 
     class_: Converted[str | type[KeyedFunction], str] = declare_key(
         _parse_class,
@@ -212,11 +212,11 @@ class Keyed(KeyedStep):
         required='give the import path of a class, as in "shop.rules:Fraud"',
     )
     options: Mapping[str, Any] = declare_key(
-        _parse_options, "The arguments of the constructor of the class.", default_factory=dict
+        _parse_options, "The constructor arguments of the class.", default_factory=dict
     )
     lag_ms: Milliseconds[int] = declare_key(
         duration_parser(0),
-        "The maximum time by which the event time of a result may be behind the watermark. Later stages wait that long.",
+        "How far the event time of a result may be behind the watermark. Later stages wait that much longer.",
         default=0,
     )
     lag: WithUnit = declare_with_unit(default=None)

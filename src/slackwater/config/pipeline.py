@@ -65,7 +65,7 @@ NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 
 
 class Pipeline(Spec, NotebookRepr):
-    """Immutable, validated description of a pipeline. `slackwater.run_streaming_pipeline` runs it."""
+    """An immutable, validated description of a pipeline. `slackwater.run_streaming_pipeline` runs it."""
 
     name: str = declare_key(
         parse_text,
@@ -117,7 +117,9 @@ class Pipeline(Spec, NotebookRepr):
         default_factory=dict,
     )
     trigger_interval_ms: Milliseconds[int] = declare_key(
-        duration_parser(0), "The interval at which the sources are polled. 0 means without a pause.", default=0
+        duration_parser(0),
+        "The interval at which the sources are polled. With 0, they are polled every 10 ms, and less often while no rows arrive.",
+        default=0,
     )
     trigger_interval: WithUnit = declare_with_unit(default=None)
     idle_pause_ms: Milliseconds[int] = declare_key(

@@ -146,7 +146,7 @@ class Source(Spec):
     options: Settings = declare_key(reader_options, "Options for Spark's reader.", default_factory=dict)
     max_files_per_trigger: int | None = declare_key(
         integer_parser(1),
-        "The maximum number of files per epoch. Files are read by modification time, those of Delta and Iceberg by version.",
+        "The maximum number of files per epoch. Files are read in order of modification time or, for Delta and Iceberg, of table version.",
         default=None,
         of_connectors=True,
     )
@@ -157,10 +157,16 @@ class Source(Spec):
         parse_text, "A file with the Avro schema of the payload.", default=None, of_connectors=True
     )
     protobuf_schema_file: str | None = declare_key(
-        parse_text, "A .proto file or descriptor set with the Protobuf message.", default=None, of_connectors=True
+        parse_text,
+        "A .proto file or descriptor set that defines the Protobuf message.",
+        default=None,
+        of_connectors=True,
     )
     protobuf_message: str | None = declare_key(
-        parse_text, "The Protobuf message. By default, the first one in the file.", default=None, of_connectors=True
+        parse_text,
+        "The full name of the Protobuf message. By default, the first message in the file.",
+        default=None,
+        of_connectors=True,
     )
     starting_offsets: str | Mapping[str, Mapping[str, int]] | None = declare_key(
         parse_offsets,
@@ -206,7 +212,7 @@ class Source(Spec):
     )
     lateness_ms: Milliseconds[int | None] = declare_key(
         duration_parser(0),
-        "The lateness of this source. It overrides that of the window, join or other step.",
+        "The lateness of this source. It overrides the lateness of the window, join or other step.",
         default=None,
     )
     lateness: WithUnit = declare_with_unit(default=None)
@@ -346,7 +352,7 @@ def _schema_problems(schema: str) -> Iterator[Problem]:
 
 
 class Lookup(Spec):
-    """Small table, stored in files, that SQL can join by name. It is read again every `refresh_interval`."""
+    """A small table, stored in files, that SQL can join by name. It is read again every `refresh_interval`."""
 
     connection: str | Connection = declare_key(
         connection_or_name, "The name of a connection of kind files.", required="name one of the [connections]"
@@ -360,7 +366,10 @@ class Lookup(Spec):
         default=None,
     )
     schema_: str | None = declare_key(
-        parse_text, "The columns and types in Spark DDL. By default, inferred.", default=None, alias="schema"
+        parse_text,
+        "The columns and their types in Spark DDL. By default, the schema is inferred.",
+        default=None,
+        alias="schema",
     )
     options: Settings = declare_key(reader_options, "Options for Spark's reader.", default_factory=dict)
     refresh_interval_ms: Milliseconds[int] = declare_key(

@@ -69,12 +69,12 @@ def _lookups(value: Any) -> dict[str, Lookup]:
 class Transform(Spec):
     """Row processing: row-wise SQL over the `source` view, then a window, join, dedup or keyed step.
 
-    Without such a step, the SQL defines the results, and there is no state.
+    Without such a step, the rows that the SQL returns are the results, and no rows are kept in the state.
     """
 
     sql: str | None = declare_key(
         parse_text,
-        "Row-wise SQL over the view `source`. It must select _event_ts and the columns that the window or other step needs. Without a step, it defines the results.",
+        "Row-wise SQL over the view `source`. It must select _event_ts and the columns that the window or other step needs. Without a step, the rows that it returns are the results.",
         default=None,
     )
     on_error: str = declare_key(
@@ -88,12 +88,12 @@ class Transform(Spec):
     )
     dedup: Dedup | None = declare_key(
         table_parser(Dedup),
-        "Removal of duplicates: emits one of several rows of a key that are close together in event time.",
+        "A step that removes duplicates: of the rows with the same key and nearby event times, it emits one.",
         default=None,
     )
     keyed: Keyed | None = declare_key(
         table_parser(Keyed),
-        "A keyed operator from your own package: a class with rows of state per key and timers.",
+        "A keyed operator: your own class, with timers and any number of state rows per key.",
         default=None,
     )
     lookups: Mapping[str, Lookup] = declare_key(

@@ -53,7 +53,7 @@ class StepBase(Spec):
     kind: str
     event_time_column: str = declare_key(
         parse_text,
-        "The column with the event time, or a SQL expression over the row. By default, a Kafka record uses its timestamp (`_event_ts`).",
+        "The column with the event time, or a SQL expression over the row. The default, `_event_ts`, is the timestamp of a Kafka record.",
         default="_event_ts",
         elsewhere=("timestamp_column", "time_column", "event_time", "timestamp"),
     )
@@ -81,7 +81,7 @@ class StepBase(Spec):
     lateness: WithUnit = declare_with_unit(default=None)
     source_idleness_ms: Milliseconds[int] = declare_key(
         duration_parser(1),
-        "A source that returns no rows for this long is idle. It no longer holds back the watermark.",
+        "A source that returns no rows for this long is idle, and no longer holds back the watermark.",
         default=60_000,
     )
     source_idleness: WithUnit = declare_with_unit(default=None)
@@ -105,7 +105,7 @@ class StepBase(Spec):
     max_jump: WithUnit = declare_with_unit(default=None)
     crash_recovery: str | None = declare_key(
         choice_parser("at_least_once", "persisted", "kafka_eos"),
-        "The delivery guarantee that the state store and the target must support. A start fails if they do not.",
+        "The delivery guarantee that the state store and the target must support. Otherwise, Slackwater refuses to start.",
         default=None,
     )
     late_data: str = declare_attribute(default="drop")  # subclasses that support these three keys declare them

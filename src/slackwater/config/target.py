@@ -73,7 +73,7 @@ class Target(Spec):
     )
     mode: str | None = declare_key(
         choice_parser("merge", "append"),
-        "merge replaces earlier results of a window, append only appends rows (Delta, Iceberg).",
+        "merge replaces earlier results of a window; append only appends rows (Delta, Iceberg).",
         default=None,
         of_connectors=True,
     )
@@ -94,13 +94,13 @@ class Target(Spec):
     )
     create: bool | None = declare_key(
         parse_flag,
-        "Whether a start creates the topic if it does not exist (Kafka). By default, true.",
+        "Whether Slackwater creates the topic at startup if it does not exist (Kafka). By default, true.",
         default=None,
         of_connectors=True,
     )
     partitions: int | None = declare_key(
         integer_parser(1, 100_000),
-        "The number of partitions of a topic that a start creates (Kafka). By default, the broker decides.",
+        "The number of partitions of a topic that Slackwater creates (Kafka). By default, the broker decides.",
         default=None,
         of_connectors=True,
     )
@@ -155,8 +155,8 @@ class Target(Spec):
 class StateStore(Spec):
     """Where the state is kept: files, Postgres or memory.
 
-    Postgres stores need a `path` only for the Spark checkpoints of sources that cannot seek; it defaults to a temporary
-    directory. Object stores take missing `options` from the environment or the machine's role.
+    A Postgres store uses `path` only for the Spark checkpoints of sources that cannot seek; the default is a temporary
+    directory. For an object store, missing `options` are taken from the environment or the machine's role.
     """
 
     kind: str = declare_key(
@@ -175,14 +175,16 @@ class StateStore(Spec):
         default=None,
         repr=False,
     )
-    schema_: str = declare_key(parse_text, "The schema of the tables (Postgres).", default="public", alias="schema")
+    schema_: str = declare_key(
+        parse_text, "The database schema that contains the tables (Postgres).", default="public", alias="schema"
+    )
     checkpoint_interval_ms: Milliseconds[int] = declare_key(
         duration_parser(1), "The maximum time between commits of an idle pipeline.", default=60_000
     )
     checkpoint_interval: WithUnit = declare_with_unit(default=None)
     shards: int | None = declare_key(
         integer_parser(1, 4096),
-        "The number of shards of the state. By default, one per core. It can change between runs.",
+        "The number of shards of the state. By default, one per core. You can change it between runs.",
         default=None,
     )
     options: Settings = declare_key(

@@ -48,7 +48,7 @@ _NAMES = frozenset(  # keys whose values are not secrets, because they appear in
 def load(path: str | Path, env: Mapping[str, str] | None = None) -> Pipeline:
     """Read a pipeline from a TOML file. Relative paths are resolved against the directory of the file.
 
-    Raises ConfigError with every mistake, one line each.
+    Raises ConfigError, which lists every mistake on its own line.
     """
     pipeline, problems = load_draft(path, env)
     if problems:
@@ -76,7 +76,7 @@ def load_draft(path: str | Path, env: Mapping[str, str] | None = None) -> tuple[
 def loads(content: str, file: str = "<string>", env: Mapping[str, str] | None = None) -> Pipeline:
     """Parse a pipeline from TOML text. Relative paths are resolved against the working directory.
 
-    `file`: the file name in errors. Raises ConfigError with every mistake, one line each.
+    `file`: the file name that errors show. Raises ConfigError, which lists every mistake on its own line.
     """
     pipeline, problems = _parse_partial(content, file, env)
     if problems:

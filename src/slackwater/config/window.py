@@ -52,7 +52,7 @@ class Window(StepBase):
     """A window: `Window(kind="session", gap="30m", max_session_duration="1d", group_by=["user"], …)`.
 
     A duration is a string with a unit, as in `gap="30m"`, or a number of milliseconds, as in `gap_ms=1_800_000`.
-    docs/semantics.md describes the window kinds. Raises ConfigError with one line per mistake.
+    See docs/semantics.md for the kinds of window. Raises ConfigError, with one line per mistake.
     """
 
     kind: str = declare_key(
@@ -94,7 +94,7 @@ class Window(StepBase):
     gap: WithUnit = declare_with_unit(default=None)
     max_session_duration_ms: Milliseconds[int | None] = declare_key(
         duration_parser(1),
-        "The limit on the length of a session. A session that would last this long or longer is cut.",
+        "The maximum length of a session. A session that would last this long or longer is cut.",
         default=None,
         kinds={"session": 'needs a limit on its length, as in "12h"'},
     )
@@ -112,13 +112,13 @@ class Window(StepBase):
     )
     allowed_lateness_ms: Milliseconds[int | None] = declare_key(
         duration_parser(0),
-        'With late_data = "reopen": the time for which a closed window can still be corrected.',
+        'With late_data = "reopen": how long a closed window can still be corrected.',
         default=None,
     )
     allowed_lateness: WithUnit = declare_with_unit(default=None)
     emit: str = declare_key(
         choice_parser("on_close", "final", "updates"),
-        "When a window is emitted: when it closes, once when it can no longer change (final), or in every epoch that changes it (updates).",
+        "When a window is emitted: when it closes, once it can no longer change (final), or in every epoch that changes it (updates).",
         default="on_close",
         elsewhere=("output_mode", "outputMode"),
     )
@@ -128,7 +128,7 @@ class Window(StepBase):
     emit_interval: WithUnit = declare_with_unit(default=None)
     emit_metadata: bool = declare_key(
         parse_flag,
-        "Whether the results have the additional columns _revision, _final_at and _emit_reason.",
+        "Whether to add the columns _revision, _final_at and _emit_reason to the results.",
         default=False,
     )
     max_groups_per_window: int | None = declare_key(

@@ -49,8 +49,8 @@ def open_state(state: str | Path | Pipeline, pipeline: str | None = None, *, sch
 
     Args:
         state: A state directory, a URL in an object store, a database URL, the pipeline, or its TOML file.
-        pipeline: The name of the pipeline. It is required if several pipelines have their state there.
-        schema: The schema of the tables in a database.
+        pipeline: The name of the pipeline. It is required if `state` contains several.
+        schema: The database schema that contains the tables, if the state is in Postgres.
 
     Raises StartError if the state cannot be located, and ConfigError if the TOML file is invalid.
     """
@@ -65,7 +65,7 @@ class StateView(NotebookRepr):
     only) and `_epoch` (the commit). If the target already has a column with one of these names, another `_` is
     prepended. Windows that have left the state are only in the target.
 
-    For a keyed stage, the frames contain the rows of state that are not due, with their keys, `_due_at`, `_last_event`
+    For a keyed stage, the frames contain the state rows that are not due yet, with their keys, `_due_at`, `_last_event`
     and `_epoch`. A view may be used from several threads.
     """
 
@@ -77,10 +77,10 @@ class StateView(NotebookRepr):
     # -- queries -----------------------------------------------------------------------------------------------
 
     def fetch(self, key: Any = None) -> pl.DataFrame:
-        """Return the windows of one key in the order of their start. Raises StartError if the key is invalid.
+        """Return the windows of one key, ordered by start. Raises StartError if the key is invalid.
 
-        `key`: a mapping from the group_by columns to values, or only the value if there is one column. Omit `key` if
-        the window has no group_by.
+        `key`: a mapping of the group_by columns to values, or just the value if there is one column. Omit `key` if the
+        window has no group_by.
         """
         with self._open_snapshot() as (snapshot, logic):
             return self._windows_of_key(snapshot, logic, key)

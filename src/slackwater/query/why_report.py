@@ -241,7 +241,7 @@ class WhyReport(TerminalRepr, StageReport, NotebookRepr):
         epoch: The epoch of the commit.
         committed_us: The time of the commit (µs).
         is_published: Whether the output of the commit is published.
-        changed_files: The number of files that changed after they were read, and the newest of them, by source.
+        changed_files: For each source, the number of files that changed after they were read, and the newest of them.
         stages: A report for each stage, if there are several stages and no single stage was requested.
         file: The config file; None for a pipeline defined in Python.
     """

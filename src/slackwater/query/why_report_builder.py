@@ -161,8 +161,8 @@ def why(
         stage: The only stage to report on. By default, the report describes the last stage, and if there are several
             stages, its `stages` field describes each of them.
 
-    Raises StateError if there is no state yet or the config cannot continue it. Raises StartError if the key is
-    invalid, the stage does not exist or the state cannot be read. Raises ConfigError if the TOML file is invalid.
+    Raises StateError if there is no state yet, or if the state is incompatible with the config. Raises StartError if the
+    key is invalid, the stage does not exist or the state cannot be read. Raises ConfigError if the TOML file is invalid.
     """
     spec = pipeline if isinstance(pipeline, Pipeline) else toml.load(Path(pipeline))
     store, texts = locate_store(spec), _texts(key)

@@ -78,21 +78,21 @@ def batch(
     """Return the windows of a batch DataFrame, with the columns and rows that a pipeline would write.
 
     All rows form one epoch, so no row is late. Unless `flush` is False, the watermark then advances to the end of time,
-    so every window closes, with `_emit_reason` `close` or `cap`. Rows of different shards come in no particular order.
-    All rows of a key are in one shard, and the rows of a shard are in memory at once. `max_groups_per_window` does not
-    apply.
+    so every window closes, with `_emit_reason` `close` or `cap`. Rows from different shards are in no particular
+    order. All rows of a key are in one shard, and the rows of a shard are in memory at once. `max_groups_per_window`
+    does not apply.
 
     Args:
         df: The rows to aggregate.
         window: The window or session, as in a pipeline.
         transform_sql: A SELECT that reads the view `source`.
-        flush: If False, omit windows that are still open at the final watermark, which is the newest event time minus
-            `lateness`.
-        shards: The number of shards. By default, Spark chooses by size (spark.sql.shuffle.partitions, adaptive
-            execution).
-        on_error: "fail" raises an error that names the row if a row has no usable event time or gap. "drop"
-            silently omits such rows.
-        lookups: DataFrames by name that the SQL may join.
+        flush: If False, omit windows that are still open at the final watermark: the newest event time minus `lateness`
+            and, with `late_data = "reopen"`, minus `allowed_lateness`.
+        shards: The number of shards. By default, Spark chooses it according to the size of the data
+            (spark.sql.shuffle.partitions, adaptive execution).
+        on_error: What to do with a row that has no usable event time or gap: "fail" raises an error that names the row,
+            and "drop" silently omits the row.
+        lookups: The DataFrames that the SQL may join, by name.
         name: The name that error messages use for this computation.
 
     Raises:

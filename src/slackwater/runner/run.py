@@ -101,12 +101,12 @@ def run(  # noqa: PLR0913 -- one argument per option
         flush: Close all open windows at the end.
         spark: The Spark session to use; by default, one is started.
         on_status: Called with the status after each commit.
-        on_notice: Called with the level and the text of each line about the run; by default, lines are logged.
+        on_notice: Called with the level and the text of each log line of the run; by default, the lines are logged.
         stop: An event that ends the run after the epoch in progress.
         rebuild: Start over with a new state, and keep the old one under another name. Maps sources ("*" for all) to
             "earliest", "latest" or offsets; `{}` uses the starting offsets in the config.
-        former_output: What to do if this run creates a new state, but an append-only target holds rows of an
-            earlier state. "aside" moves the target's files away, "keep" adds rows to them, and None makes startup fail.
+        former_output: What to do if an earlier state, or a newer copy of the state, has written to the target. "aside"
+            moves its files away, "keep" continues without moving them, and None makes startup fail.
         observers: Objects that are notified during the run; see `slackwater.observe`.
         background: Return immediately, with a `Handle` that can report on the run, stop it and raise its error. Unless
             `on_notice` is set, only warnings are logged.

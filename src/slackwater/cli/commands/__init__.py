@@ -21,7 +21,7 @@ AllowHost = Annotated[
         help="A host name that clients may use, in addition to localhost and IP addresses; may be repeated.",
     ),
 ]
-File = Annotated[Path, typer.Argument(metavar="FILE", help="The TOML file of the pipeline.")]
+File = Annotated[Path, typer.Argument(metavar="FILE", help="The pipeline's TOML file.")]
 
 
 def parse_amount(text: str | float) -> float:

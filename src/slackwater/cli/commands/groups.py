@@ -19,14 +19,14 @@ Where = Annotated[
     str, typer.Argument(metavar="WHERE", help="The pipeline's TOML file, a state directory, or a database URL.")
 ]
 Name = Annotated[str | None, typer.Option("--pipeline", help="The name of the pipeline, if WHERE contains several.")]
-Schema = Annotated[str, typer.Option(help="The schema of the tables in a database.")]
+Schema = Annotated[str, typer.Option(help="The database schema that contains the tables.")]
 Key = Annotated[
     list[str] | None, typer.Argument(metavar="K=V", help="The key; a name without a value stands for NULL.")
 ]
 Epoch = Annotated[
     int | None,
     typer.Option(
-        "--at", min=-1, max=MOST_EPOCHS, metavar="EPOCH", help="Use this earlier commit instead of the latest."
+        "--at", min=-1, max=MOST_EPOCHS, metavar="EPOCH", help="Use the commit of this epoch instead of the latest."
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per line, with times in ISO 8601.")]
@@ -91,7 +91,7 @@ def find_sessions(
 def verify(where: Where, pipeline: Name = None, schema: Schema = "public", as_json: Json = False) -> None:
     """Check every commit, file and table of a state. Exit code 1 if anything is wrong.
 
-    Also works while a runner is active.
+    This works even while a runner is active.
     """
     from slackwater.cli.state_maintenance import print_verification
 
@@ -135,7 +135,7 @@ Dry = Annotated[bool, typer.Option("--dry-run", help="Only report what would hap
 
 @state.command("migrate")
 def migrate(where: Where, pipeline: Name = None, schema: Schema = "public", dry_run: Dry = False) -> None:
-    """Migrate a state from an older format to the current one, in a separate commit. Every start also does this."""
+    """Migrate a state from an older format to the current one, in a separate commit. A run also does this at startup."""
     from slackwater.cli.state_maintenance import migrate
 
     migrate(StateLocation(where, pipeline, schema), dry_run)
@@ -246,7 +246,11 @@ def dlq_replay(
     limit: Annotated[
         int | None,
         typer.Option(
-            "--limit", "-n", min=1, max=MOST_ROWS, help="The maximum number to apply, those tried least often first."
+            "--limit",
+            "-n",
+            min=1,
+            max=MOST_ROWS,
+            help="The maximum number of dead letters to apply; those tried least often come first.",
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only report what would happen.")] = False,
@@ -262,7 +266,8 @@ def dlq_replay(
 
 outbox = typer.Typer(help="Show, retry or skip an epoch that is committed but not published.", no_args_is_help=True)
 PendingEpoch = Annotated[
-    int, typer.Argument(metavar="EPOCH", min=0, max=MOST_EPOCHS, help="The epoch that outbox show prints.")
+    int,
+    typer.Argument(metavar="EPOCH", min=0, max=MOST_EPOCHS, help="The number of the epoch, as printed by outbox show."),
 ]
 
 
@@ -294,7 +299,7 @@ def outbox_skip(
     to: Annotated[
         Path | None,
         typer.Option(
-            "--to", metavar="DIR", help="Store the rows as Parquet files in this directory, not as dead letters."
+            "--to", metavar="DIR", help="Store the rows as Parquet files in this directory instead of as dead letters."
         ),
     ] = None,
 ) -> None:

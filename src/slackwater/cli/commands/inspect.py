@@ -21,7 +21,7 @@ def show(
             "-n",
             min=1,
             max=MOST_ROWS,
-            help="The maximum number of rows to print; by default the newest 20, or all with --sql.",
+            help="The maximum number of rows to print; by default, the newest 20, or all with --sql.",
         ),
     ] = None,
     follow: Annotated[
@@ -46,7 +46,7 @@ def show(
         str | None, typer.Option(metavar="NAME", help="Read only this target, if the pipeline has several.")
     ] = None,
 ) -> None:
-    """Print the published results of a pipeline from its targets, ordered by window, without Spark."""
+    """Print the published results of a pipeline, ordered by window. They are read from the targets without Spark."""
     from slackwater.cli.results import ShowOptions, show_file
 
     show_file(file, ShowOptions(limit, as_json, as_csv, where, tuple(columns or ()), sql), follow, target)
@@ -91,7 +91,7 @@ def ui(
         list[str],
         typer.Argument(
             metavar="FILE…",
-            help="The TOML files of pipelines; or a state directory or database URL, for all pipelines in it.",
+            help="The TOML files of pipelines, or a state directory or database URL for all pipelines in it.",
         ),
     ],
     schema: Schema = "public",
@@ -108,7 +108,7 @@ def ui(
         Path | None, typer.Option(metavar="PAGE.html", help="Write the page to one file instead of serving it.")
     ] = None,
 ) -> None:
-    """Serve a web page about pipelines: what holds back the watermark, what closes next, where each row went."""
+    """Serve a web page about pipelines: what holds back the watermark, what closes next, and where each row went."""
     from slackwater.cli.serve import serve_or_save_page
 
     serve_or_save_page(places, host, port, allow_host or [], token, save, schema)
@@ -123,7 +123,8 @@ def diff(
     ],
     b: Annotated[str, typer.Argument(metavar="B", help="The other side of the comparison, in one of the same forms.")],
     by: Annotated[
-        str | None, typer.Option(metavar="COL,…", help="The columns that identify a row, if neither side defines them.")
+        str | None,
+        typer.Option(metavar="COL,…", help="The columns that identify a row; required if neither side defines them."),
     ] = None,
     ignore: Annotated[str | None, typer.Option(metavar="COL,…", help="Columns to ignore.")] = None,
     tolerance: Annotated[
@@ -131,7 +132,7 @@ def diff(
         typer.Option(
             parser=parse_amount,
             metavar="NUMBER",
-            help="The tolerance for numbers, relative to the larger of 1 and their absolute value.",
+            help="The tolerance for numbers, relative to the largest of 1 and their absolute values.",
         ),
     ] = 0.0,
     limit: Annotated[

@@ -18,7 +18,7 @@ def init(  # noqa: PLR0913 -- one argument per option of the command
         typer.Option(
             "--sample",
             metavar="PATH",
-            help="A sample of the rows: a file or directory of JSON lines, CSV or Parquet, also .gz; repeat it for a join.",
+            help="A sample of the rows: a file or directory of JSON lines, CSV or Parquet, optionally .gz; repeat for a join.",
         ),
     ] = None,
     source: Annotated[str | None, typer.Option(help="The kind of source: files or kafka.")] = None,
@@ -27,17 +27,17 @@ def init(  # noqa: PLR0913 -- one argument per option of the command
         list[str] | None, typer.Option("--key", metavar="COLUMN", help="A column to group or join by; may be repeated.")
     ] = None,
     time: Annotated[str | None, typer.Option(metavar="COLUMN", help="The event time column.")] = None,
-    topic: Annotated[list[str] | None, typer.Option("--topic", help="The Kafka topic; repeat it for a join.")] = None,
+    topic: Annotated[list[str] | None, typer.Option("--topic", help="The Kafka topic; repeat for a join.")] = None,
     brokers: Annotated[str, typer.Option(help="Kafka's bootstrap servers.")] = "localhost:9092",
     name: Annotated[
         str | None, typer.Option(help="The name of the pipeline; by default, the name of the file.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
     no_test: Annotated[
-        bool, typer.Option("--no-test", help="Do not write a test, tests/NAME.toml, with rows from the sample.")
+        bool, typer.Option("--no-test", help="Do not write the test tests/NAME.toml with rows from the sample.")
     ] = False,
 ) -> None:
-    """Write a first config, with comments, that passes check. If there is a sample, also write a test."""
+    """Write a first config with comments that passes `check`. With a sample, also write a test."""
     from slackwater.cli.init import InitOptions, write_first_config
 
     paths, keys, topics = (tuple(values or ()) for values in (sample, key, topic))
@@ -62,7 +62,9 @@ def check(
 def run_tests(
     path: Annotated[
         Path,
-        typer.Argument(metavar="FILE|DIR", help="A test, a pipeline with tests next to it, or a directory of them."),
+        typer.Argument(
+            metavar="FILE|DIR", help="A test, a pipeline with tests next to it, or a directory that contains them."
+        ),
     ] = Path(),
     update: Annotated[
         bool, typer.Option("--update", help="Replace the expected results of failed tests with the actual results.")
@@ -115,7 +117,7 @@ def plan(
     file: File,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show what the next start with this config would keep, migrate or reject. Exit code 1 if the start would fail."""
+    """Show what the next start with this config would keep, migrate or reject. Exit code 1 if startup would fail."""
     from slackwater.cli.plan import print_config_changes
 
     print_config_changes(file, as_json)
@@ -142,27 +144,28 @@ def run(  # noqa: PLR0913 -- one argument per option of the command
         typer.Option(parser=parse_amount, metavar="SECONDS", help="The minimum time between two status lines."),
     ] = 1.0,
     rebuild: Annotated[
-        bool, typer.Option("--rebuild", help="Start over: move the state away and begin with an empty one.")
+        bool, typer.Option("--rebuild", help="Start over: move the state aside and begin with an empty one.")
     ] = False,
     begin: Annotated[
         str | None,
         typer.Option(
             "--from",
             metavar="OFFSETS",
-            help='With --rebuild: where to begin: earliest, latest, or JSON such as {"clicks": "latest"}.',
+            help='With --rebuild: the offsets to begin at: earliest, latest, or JSON such as {"clicks": "latest"}.',
         ),
     ] = None,
     put_aside_output: Annotated[
         bool,
         typer.Option(
             "--put-aside-output",
-            help="Move away files that an earlier state, or a newer copy of the state, wrote to the target.",
+            help="Move aside files that an earlier state, or a newer copy of the state, wrote to the target.",
         ),
     ] = False,
     keep_output: Annotated[
         bool,
         typer.Option(
-            "--keep-output", help="Continue even if an earlier state, or a newer copy of it, wrote to the target."
+            "--keep-output",
+            help="Continue even if an earlier state, or a newer copy of the state, wrote to the target.",
         ),
     ] = False,
     otel: Annotated[
@@ -172,7 +175,7 @@ def run(  # noqa: PLR0913 -- one argument per option of the command
         bool, typer.Option("--openlineage", help="Send run events to OPENLINEAGE_URL (OpenLineage).")
     ] = False,
     timings: Annotated[
-        bool, typer.Option("--timings", help="Print how long each phase of the start and of the first epoch took.")
+        bool, typer.Option("--timings", help="Print a timing breakdown of startup and the first epoch.")
     ] = False,
     ui: Annotated[
         bool, typer.Option("--ui", help="Also serve the pipeline's web page on loopback, and print its address.")
@@ -216,7 +219,7 @@ def backfill(
     ] = None,
     slack: Annotated[
         str | None,
-        typer.Option(metavar="DURATION", help="How much the time of a Kafka record may differ from its event time."),
+        typer.Option(metavar="DURATION", help="How far the timestamp of a Kafka record may be from its event time."),
     ] = None,
     target: Annotated[
         str | None, typer.Option(metavar="NAME", help="The name of the target, if the pipeline has several.")
@@ -230,14 +233,14 @@ def backfill(
 
 def prepare(
     files: Annotated[
-        list[Path] | None, typer.Argument(metavar="FILE", help="Configs whose jars are also downloaded.")
+        list[Path] | None, typer.Argument(metavar="FILE", help="Configs whose jars to download as well.")
     ] = None,
     jars: Annotated[
         list[str] | None,
         typer.Option("--with", metavar="kafka|avro", help="Also download this connector's jars; may be repeated."),
     ] = None,
 ) -> None:
-    """Compile and download in advance what a first start needs, once per machine or container image."""
+    """Compile and download what the first run needs. Run this once per machine or container image."""
     from slackwater.cli.prepare import prepare_machine
 
     prepare_machine(files or [], jars or [])
