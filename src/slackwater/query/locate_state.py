@@ -163,7 +163,7 @@ def _names_in_database(url: str, schema: str) -> list[str]:
 
 def _choose_name(place: str, name: str | None, names: Sequence[str]) -> str:
     if not names:
-        raise StartError(f"{place}: no pipeline has its state there", Topic.NO_STATE)
+        raise StartError(f"{place}: no pipeline keeps its state there", Topic.NO_STATE)
     if name is None and len(names) == 1:
         return names[0]
     names_text = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
