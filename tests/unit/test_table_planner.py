@@ -234,7 +234,8 @@ def test_a_missing_version_is_reported_and_no_rows_are_skipped(table: Any) -> No
     with pytest.raises(SlackwaterError) as raised:
         Run(table, run.at).all()
     assert re.search(
-        r'source "events": .*(its log is gone|have expired).*rows would have been lost.*events=latest', str(raised.value)
+        r'source "events": .*(its log is gone|have expired).*rows would have been lost.*events=latest',
+        str(raised.value),
     )
     assert "\n" not in str(raised.value)
 
