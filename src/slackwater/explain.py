@@ -42,14 +42,9 @@ class ExplainedStage:
 class Plan(TerminalRepr, NotebookRepr):
     """The stages of a pipeline, its delivery guarantee and the size of its state.
 
-    Args:
-        stages: The stages, in dataflow order.
-        guarantee: The delivery guarantee.
-        state_bytes: The maximum size of the last stage's state, in bytes. 0 for a stage without state; None if the size
-            depends on the input, as for a join or a keyed step.
-        notes: Warnings about the config.
-        pipeline: The name of the pipeline.
-        kept: For each stage, a description of its state or, for a window, the maximum number of bytes and groups.
+    `state_bytes`: the maximum size of the last stage's state, in bytes. 0 for a stage without state; None if the size
+    depends on the input, as for a join or a keyed step. `kept`: for each stage, a description of its state or, for a
+    window, the maximum number of bytes and groups.
     """
 
     stages: tuple[ExplainedStage, ...]
