@@ -117,9 +117,7 @@ class Pipeline(Spec, NotebookRepr):
         default_factory=dict,
     )
     trigger_interval_ms: Milliseconds[int] = declare_key(
-        duration_parser(0),
-        "The interval at which the sources are polled. With 0, they are polled every 10 ms, and less often while no rows arrive.",
-        default=0,
+        duration_parser(0), "How often the sources are polled. 0: every 10 ms, less often while idle.", default=0
     )
     trigger_interval: WithUnit = declare_with_unit(default=None)
     idle_pause_ms: Milliseconds[int] = declare_key(
