@@ -157,16 +157,10 @@ class Source(Spec):
         parse_text, "A file with the Avro schema of the payload.", default=None, of_connectors=True
     )
     protobuf_schema_file: str | None = declare_key(
-        parse_text,
-        "A .proto file or descriptor set that defines the Protobuf message.",
-        default=None,
-        of_connectors=True,
+        parse_text, "A .proto file or descriptor set with the message type.", default=None, of_connectors=True
     )
     protobuf_message: str | None = declare_key(
-        parse_text,
-        "The full name of the Protobuf message. By default, the first message in the file.",
-        default=None,
-        of_connectors=True,
+        parse_text, "The full name of the message type. By default, the first one.", default=None, of_connectors=True
     )
     starting_offsets: str | Mapping[str, Mapping[str, int]] | None = declare_key(
         parse_offsets,
@@ -366,10 +360,7 @@ class Lookup(Spec):
         default=None,
     )
     schema_: str | None = declare_key(
-        parse_text,
-        "The columns and their types in Spark DDL. By default, the schema is inferred.",
-        default=None,
-        alias="schema",
+        parse_text, "The columns and their types in Spark DDL. By default, inferred.", default=None, alias="schema"
     )
     options: Settings = declare_key(reader_options, "Options for Spark's reader.", default_factory=dict)
     refresh_interval_ms: Milliseconds[int] = declare_key(
