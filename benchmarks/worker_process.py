@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import defaultdict
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -26,7 +25,8 @@ from benchmarks.data import FILES_PER_EPOCH, SIDES
 from benchmarks.topics import Topic
 from slackwater.spark.tuning import worker_memory
 
-_SAMPLE_S = 0.1
+_SAMPLE_S = 0.25
+_SHARES_S = 2.0  # reading the share of each page stops the measured processes for tens of milliseconds
 _TAIL = 3000
 _PATIENCE_S = 30
 ROLES = ("driver_jvm", "driver_python", "python_workers", "total")
@@ -40,33 +40,46 @@ class WorkerFailed(Exception):  # noqa: N818 - says what happened
 class Usage:
     """Peak proportional set size in bytes by role: shared pages are divided among the processes that share them.
 
-    `spent` has the samples: (wall-clock time, CPU seconds of all processes so far).
+    A sample reads the resident memory of each process. Only when the total reaches a new maximum, and at most every
+    `_SHARES_S` seconds, it also reads the proportional set sizes. `spent` has the samples: (wall-clock time, CPU seconds of
+    all processes so far).
     """
 
     peak: dict[str, int] = field(default_factory=lambda: dict.fromkeys(ROLES, 0))
     spent: list[tuple[float, float]] = field(default_factory=list)
     _cpu_by_pid: dict[int, float] = field(default_factory=dict)  # includes processes that have ended
+    _most_resident: int = 0
+    _read_at: float = -_SHARES_S
 
     def sample(self, root: psutil.Process) -> None:
-        now: dict[str, int] = defaultdict(int)
         try:
-            now["driver_python"] = resident_bytes(root)
-            self._cpu_by_pid[root.pid] = sum(root.cpu_times()[:2])
-            for child in root.children(recursive=True):
-                name, resident = child.name(), resident_bytes(child)
-                self._cpu_by_pid[child.pid] = sum(child.cpu_times()[:2])
-                if name == "java":  # a process that Java forks briefly shares its memory, so count only one
-                    now["driver_jvm"] = max(now["driver_jvm"], resident)
-                elif name.startswith("python"):
-                    now["python_workers"] += resident
+            processes = [root, *root.children(recursive=True)]
+            for process in processes:
+                self._cpu_by_pid[process.pid] = sum(process.cpu_times()[:2])
+            resident = sum(process.memory_info().rss for process in processes)
+            now = time.monotonic()
+            if resident > self._most_resident and now - self._read_at >= _SHARES_S:
+                self._read_shares(processes)
+                self._most_resident, self._read_at = resident, now
         except psutil.Error:  # a process has just ended
             return
         self.spent.append((time.time(), sum(self._cpu_by_pid.values())))
+
+    def _read_shares(self, processes: list[psutil.Process]) -> None:
+        now = dict.fromkeys(ROLES, 0)
+        for process in processes:
+            name, share = process.name(), proportional_bytes(process)
+            if process is processes[0]:
+                now["driver_python"] = share
+            elif name == "java":  # a process that Java forks briefly shares its memory, so count only one
+                now["driver_jvm"] = max(now["driver_jvm"], share)
+            elif name.startswith("python"):
+                now["python_workers"] += share
         now["total"] = sum(now.values())
         self.peak = {role: max(peak, now[role]) for role, peak in self.peak.items()}
 
 
-def resident_bytes(process: psutil.Process) -> int:
+def proportional_bytes(process: psutil.Process) -> int:
     """Return the memory of a process: its share of each resident page, where the system reports it."""
     memory = process.memory_full_info()
     return int(getattr(memory, "pss", memory.rss))

@@ -25,7 +25,7 @@ from benchmarks.worker_process import Usage, exit_on_sigterm, kill_process_tree
 from slackwater.testing.services import Kafka
 
 PEERS = {"slackwater": slackwater_peer, "flink": flink, "kafka-streams": kafka_streams}
-_SAMPLE_S, _AGAIN_S, _TAIL = 0.1, 1.5, 3000
+_SAMPLE_S, _AGAIN_S, _TAIL = 0.25, 1.5, 3000
 _LONGEST_S = 3600
 
 

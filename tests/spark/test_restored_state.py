@@ -185,7 +185,7 @@ def test_a_pipeline_whose_state_is_elsewhere_is_found_by_its_results(make: Make)
     one.start()
     one.name = "minutes"
     shutil.move(one.home / "state", one.home / "elsewhere")
-    refused(one, "holds results of counts, whose state is not here")
+    refused(one, "holds results of counts, whose state was not found here")
     one.start(former_output="keep")  # another pipeline: it begins
     one.start()
 

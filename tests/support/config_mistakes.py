@@ -110,7 +110,7 @@ CASES: list[tuple[str, ...]] = [
     (BASE, OUT, OUT + "xyz = 1\n",
      "target.xyz: unknown key; expected one of connection, create, delivery, format, from, key_columns, mode, name, partitions, path, table, topic, value_format"),
     (BASE, 'path = "state"', 'pahts = "state"', 'state_store.pahts: unknown key; did you mean "path"?',
-     'state_store.path: missing; a files store needs a directory, as in "state"'),
+     'state_store.path: missing; a "files" store needs a directory, for example "state"'),
     (BASE, FORMAT, FORMAT + 'dataframe = "x"\n', "sources[0].dataframe: is available only in Python; give a connection, a query and a format"),
     # -- wrong types
     (BASE, '"30s"', "true", f"{W}.gap_ms: found true, expected {DURATION}"),
@@ -172,7 +172,7 @@ CASES: list[tuple[str, ...]] = [
     (BASE, '"2h"', '"30s"', f"{W}.max_session_duration_ms: found 30s, expected more than gap_ms (30s)"),
     (BASE, '["user_id"]', "[]", f"{W}.group_by: {NO_KEY}"),
     (BASE, 'group_by = ["user_id"]\n', "", f"{W}.group_by: {NO_KEY}"),
-    (HOPPING, 'hop_ms = "10s"\n', "", f'{W}.hop_ms: missing; a hopping window needs the distance between window starts, as in "10s"'),
+    (HOPPING, 'hop_ms = "10s"\n', "", f'{W}.hop_ms: missing; a hopping window needs the interval between window starts, for example "10s"'),
     (TUMBLING, 'duration_ms = "1m"\n', "", f'{W}.duration: missing; a tumbling window needs its length, as in "1m"'),
     # -- aggregations
     (BASE, COUNT, 'agg = "count"\n', f"{A}[0].as: missing; name the output column"),

@@ -159,7 +159,7 @@ CASES: list[tuple[str, ...]] = [
     (KAFKA, OFFSETS, "{}", f"{S}.starting_offsets: found an empty table, expected {ANY_OFFSETS}"),
     (KAFKA, OFFSETS, "{ orders = 5, sales = {} }", f"{S}.starting_offsets.orders: found 5, expected offsets by partition ({{ 0 = 1200 }})",
      f"{S}.starting_offsets.sales: found an empty table, expected offsets by partition ({{ 0 = 1200 }})"),
-    (KAFKA, OFFSETS, "{ orders = { a = 5, 1 = -1, 2 = true } }", f'{S}.starting_offsets.orders.a: found "a", expected the number of a partition',
+    (KAFKA, OFFSETS, "{ orders = { a = 5, 1 = -1, 2 = true } }", f'{S}.starting_offsets.orders.a: found "a", expected a partition number',
      f"{S}.starting_offsets.orders.1: found -1, expected a whole number, 0 or greater",
      f"{S}.starting_offsets.orders.2: found true, expected a whole number, 0 or greater"),
     (KAFKA, 'payload_format = "json"', 'payload_format = "jsn"',

@@ -87,7 +87,7 @@ CASES: list[tuple[str, str, *tuple[str, ...]]] = [  # what is changed to what: t
      f'{J}.right_keys: found ["order_id", "line"], expected one key for each of left_keys (["order_id"]): keys are compared in order'),
     ('left_keys = ["order_id"]', 'left_keys = ["_event_ts"]', f'{J}.left_keys: "_event_ts" is the event time, which the time bounds compare, so it cannot be a key'),
     # -- bounds
-    (BOUNDS, "", f'{J}.time_window_ms: missing; set how far apart partners may be in either direction, as in "5m", '
+    (BOUNDS, "", f'{J}.time_window_ms: missing; set how far apart matching rows may be in either direction, for example "5m", '
      "or set lower_ms and upper_ms, the limits of right.ts - left.ts"),
     (BOUNDS, BOUNDS + "lower_ms = 0\nupper_ms = 5\n",
      f"{J}.time_window_ms: cannot be combined with lower_ms and upper_ms, because time_window sets both bounds; remove one of them"),

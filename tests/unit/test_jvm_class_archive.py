@@ -148,7 +148,8 @@ def test_a_failed_archive_is_reported_and_leaves_no_file(
     (tmp_path / "nothing.py").write_text("")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(
-        StartError, match=r"^the archive of Spark's classes was not created \(it went wrong\); Spark starts without it$"
+        StartError,
+        match=r"^could not create the class archive for Spark \(it went wrong\); Spark will start without it$",
     ):
         jvm.make_archive(java, "fails")
     with pytest.raises(StartError, match="the JVM wrote no file"):

@@ -33,7 +33,7 @@ SHOWN_BYTES = 64  # number of bytes to show of a value that is not text
 
 
 def list_dead_letters(file: Path) -> None:
-    """Print the number of dead letters for each reason and source, and how many of them are open or applied."""
+    """Print the number of dead letters for each reason and source, and how many of them are open and how many were applied."""
     from slackwater.dead_letters.letter_reader import count_letters
 
     pipeline = toml.load(file)

@@ -106,7 +106,9 @@ def _check_arguments(arguments: Sequence[str]) -> None:
             argument.encode()
         except UnicodeEncodeError:
             text = argument[:80].encode(errors="replace").decode()
-            raise ConfigError([f'command line: argument {position} ("{text}") is not UTF-8 text; correct it']) from None
+            raise ConfigError(
+                [f'command line: argument {position} ("{text}") is not valid UTF-8; correct it']
+            ) from None
         remember_url(argument)
 
 

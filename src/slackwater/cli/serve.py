@@ -93,7 +93,7 @@ def _page_source_from_state(place: str, name: str, schema: str) -> PageSource:
     with store.peek() as snapshot:
         if snapshot is None:
             raise StartError(
-                f"{mask_secrets(place)}: {name} has no commit yet; the first epoch creates one: slackwater run",
+                f"{mask_secrets(place)}: {name} has no commit yet; the first epoch creates one; start it with: slackwater run",
                 Topic.NO_STATE,
             )
         return PageSource(rebuild_pipeline(snapshot.commit), "FILE", store, format_report, is_described=True)

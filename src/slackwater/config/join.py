@@ -224,7 +224,7 @@ class Join(StepBase):
         elif not whole_window and not present:
             yield (
                 "time_window_ms",
-                'missing; set how far apart partners may be in either direction, as in "5m", '
+                'missing; set how far apart matching rows may be in either direction, for example "5m", '
                 "or set lower_ms and upper_ms, the limits of right.ts - left.ts",
             )
         elif not whole_window and len(present) == 1:

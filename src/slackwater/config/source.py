@@ -82,7 +82,7 @@ def parse_offsets(value: Any) -> Any:
             continue
         for part, offset in parts.items():
             if not str(part).isdecimal():
-                problems.append(f"{key}.{format_key(part)}: {value_mismatch(str(part), 'the number of a partition')}")
+                problems.append(f"{key}.{format_key(part)}: {value_mismatch(str(part), 'a partition number')}")
             elif not isinstance(offset, int) or isinstance(offset, bool) or offset < 0:
                 problems.append(f"{key}.{part}: {value_mismatch(offset, 'a whole number, 0 or greater')}")
             else:

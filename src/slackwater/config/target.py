@@ -206,7 +206,7 @@ class StateStore(Spec):
         if isinstance(values.get("url"), str):
             remember_url(values["url"])
         if kind == "files" and "path" not in values and "path" not in wrong:
-            yield "path", 'missing; a files store needs a directory, as in "state"'
+            yield "path", 'missing; a "files" store needs a directory, for example "state"'
         if kind == "postgres" and "url" not in values and "url" not in wrong:
             yield "url", 'missing; a postgres store needs a database, as in "${STATE_URL}"'
         yield from _object_store_problems(values, wrong)

@@ -74,7 +74,7 @@ class Window(StepBase):
         "The distance between the starts of hopping windows. A row may belong to at most 100,000 windows.",
         default=None,
         elsewhere=("slide_ms", "slide_duration_ms", "slide", "every_ms", "every"),
-        kinds={"hopping": 'needs the distance between window starts, as in "10s"'},
+        kinds={"hopping": 'needs the interval between window starts, for example "10s"'},
     )
     hop: WithUnit = declare_with_unit(default=None)
     offset_ms: Milliseconds[int] = declare_key(

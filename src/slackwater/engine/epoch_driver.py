@@ -305,7 +305,7 @@ class EpochDriver:
     def commit_corrections(
         self, corrections: Callable[[Sequence[ShardTask]], Sequence[EmitReport]], replayed: ReplayRecord
     ) -> None:
-        """Commit an epoch that corrects windows with dead letters and has no source rows; see `dead_letters.replay`."""
+        """Commit an epoch without source rows that only applies dead letters to windows as corrections; see `dead_letters.replay`."""
         context, stage, (before, *others) = self._context(), self.stage, self.state.stages
         timer = PhaseTimer(self.hooks.faults, context.epoch)
         with timer.phase("emit"):

@@ -54,7 +54,7 @@ def log_losses(pipeline: Pipeline, before: StageState, epoch: int, batch: Batch,
 
 
 def log_overflows(pipeline: Pipeline, epoch: int, reports: Sequence[IngestReport | EmitReport]) -> None:
-    """Log the results that were emitted as NULL, because their values overflow the type of the column."""
+    """Log the results that were emitted as NULL because their values overflowed the type of the column."""
     count = sum(r.overflows.count for r in reports)
     if count:
         sample = [dict(s) for r in reports for s in r.overflows.sample][:3]

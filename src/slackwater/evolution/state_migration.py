@@ -1,4 +1,4 @@
-"""Migrate a state to another number of shards, emission mode or window, in a separate epoch.
+"""Migrate a state to a different shard count, emission mode or window, in a separate epoch.
 
     commit n        former rows ── read with the former window ─▶ converted ─▶ staged per new shard ─▶ commit n + 1
     old fingerprint                                                                                    new fingerprint

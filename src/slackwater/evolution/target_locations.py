@@ -108,7 +108,7 @@ def with_current_names(commit: Commit, stages: Mapping[str, str | None], targets
 
     Args:
         commit: The commit.
-        stages: The `formerly` of each stage in the config, by name.
+        stages: The `formerly` setting of each stage in the config, by stage name.
         targets: The names of the targets in the config.
     """
     renamed = {former: now for now, former in match_stages(stages, commit).renamed.items()}
@@ -199,7 +199,7 @@ def changed_pending_targets(
 
     Args:
         commit: The commit.
-        stages: The `formerly` of each stage in the config, by name.
+        stages: The `formerly` setting of each stage in the config, by stage name.
         now: The destinations in the config, by target.
         letters: The location of the dead letters in the config.
         missing: The targets that have not received their output from the commit.

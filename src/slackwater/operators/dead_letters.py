@@ -1,4 +1,4 @@
-"""Dead letters of bad and late rows, with the original bytes if the source provides them.
+"""Dead letters for bad and late rows, with the original bytes if the source provides them.
 
 Bad rows become dead letters immediately. Late rows are detected only after the SQL and the shuffle. An additional
 struct column, `_origin`, carries the origin of each row to this point:

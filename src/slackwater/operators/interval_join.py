@@ -26,7 +26,7 @@ PLAIN = ("__kh", "__ts")
 
 
 class _JoinOutput:
-    """Collects output frames, and stages them once they have a total of at least `match_rows.MOST` rows."""
+    """Collects output frames, and stages them once they total at least `match_rows.MOST` rows."""
 
     def __init__(self, task: ShardTask) -> None:
         self._state, self._held, self._rows = task.state, list[pl.DataFrame](), 0

@@ -33,7 +33,7 @@ class SideReport(CommitModel):
 
 
 class OverflowCounts(CommitModel):
-    """Results that overflowed their type and were emitted as NULL (`on_overflow`): their number, and a few samples."""
+    """The number of results that overflowed their type and were emitted as NULL (`on_overflow`), and a few samples."""
 
     count: int = 0
     sample: tuple[dict[str, Any], ...] = ()  # the keys, `aggregation`, and the window start as `event_us`

@@ -105,7 +105,7 @@ class WindowOperator(CompiledWindow, StateRowOperator):
     def ingest_report(
         self, task: ShardTask, done: IngestResult, before: pl.DataFrame, alone: pl.DataFrame | None
     ) -> Report:
-        """Stage the new state after an epoch's rows were merged, and return fields of the `IngestReport`.
+        """Stage the new state after an epoch's rows have been merged, and return fields of the `IngestReport`.
 
         Args:
             task: The task of the shard.

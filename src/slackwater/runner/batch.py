@@ -211,7 +211,10 @@ def _plan(
     """Check the DataFrames as the sources of a pipeline are checked at startup, and return the planner."""
     if on_error not in ("fail", "drop"):
         raise ConfigError(
-            [f"{name}: on_error: " + mismatch(f'"{on_error}"', '"fail" or "drop"; a batch has no dead letters')]
+            [
+                f"{name}: on_error: "
+                + mismatch(f'"{on_error}"', '"fail" or "drop"; dead letters are not available for a batch')
+            ]
         )
     for source, frame in frames.items():
         if getattr(frame, "isStreaming", False):

@@ -58,8 +58,8 @@ def find_start_refusal(pipeline: Pipeline, store: StateStore) -> StateError | No
     otherwise = f"If {name} is another pipeline, start it once with --keep-output. Nothing was changed"
     for other, target in _states_with_same_target(pipeline, store):
         return StateError(
-            f"{name}: {name} has no state, but {other} has one here and writes to {target}. Was the pipeline renamed? "
-            f'Then add formerly = "{other}" to the config. {otherwise}',
+            f"{name}: {name} has no state, but {other} has one here and writes to {target}. If the pipeline was renamed, "
+            f'add formerly = "{other}" to the config. {otherwise}',
             Topic.PIPELINE_RENAMED,
         )
     for marker, target in _results_without_state(pipeline):
@@ -71,8 +71,8 @@ def find_start_refusal(pipeline: Pipeline, store: StateStore) -> StateError | No
         )
     for other, target in _other_writers(pipeline):
         return StateError(
-            f"{name}: {name} has no state, but {target} holds results of {other}, whose state is not here. Was the "
-            f'pipeline renamed? Then set [state_store] to the location of its state and add formerly = "{other}". '
+            f"{name}: {name} has no state, but {target} holds results of {other}, whose state was not found here. If the "
+            f'pipeline was renamed, set [state_store] to the location of its state and add formerly = "{other}". '
             f"{otherwise}",
             Topic.PIPELINE_RENAMED,
         )

@@ -197,7 +197,7 @@ def _join(draft: ConfigDraft, sides: Sequence[DraftSide]) -> str:
         '[transform.join]\nkind = "inner"                     # or "left", "right", "full": rows without a partner are emitted, too\n'
         f"left_source = {_toml_string(left_side.name)}\nright_source = {_toml_string(right_side.name)}\n"
         f"left_keys = {_list(left_side.keys)}\nright_keys = {_list(right_side.keys)}\n"
-        'time_window = "1h"              # how far apart partners may be, either way\n'
+        'time_window = "1h"              # how far apart matching rows may be, either way\n'
         f"{_times(draft, left_side)}" + (f"{_late_data(draft)}\n" if draft.keeps_late else "")
     )
 

@@ -36,7 +36,7 @@ LOCK_S = 0.2  # seconds that startup waits for the lock, because `lock_holder` t
 
 @dataclass(frozen=True)
 class LocalStorage:
-    """A `Storage` in a file system. `root` is the absolute path of the state directory."""
+    """A `Storage` on a file system. `root` is the absolute path of the state directory."""
 
     root: str
 

@@ -163,7 +163,7 @@ def build_series(values: Sequence[Any], kind: pl.DataType) -> pl.Series:
 
 
 def decode_letter(value: bytes) -> dict[str, Any]:
-    """Decode the bytes of a dead letter. Bytes that are not JSON become an empty row, which is bad again."""
+    """Decode the bytes of a dead letter. Bytes that are not JSON become an empty row, which is again a bad row."""
     try:
         return dict(json.loads(value))
     except ValueError:

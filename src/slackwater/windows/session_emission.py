@@ -330,7 +330,7 @@ def replace_holds(logic: CompiledSessionWindow, holds: Sequence[Hold], rows: pl.
 
 
 def bound_holds(holds: Sequence[Hold]) -> tuple[Hold, ...]:
-    """Merge holds so that at most `MOST` remain. The merged holds hold the watermark back at least as much."""
+    """Merge holds so that at most `MOST` remain. They hold the watermark back at least as far as the original ones."""
     in_order = sorted(holds, key=lambda hold: hold[1])
     if len(in_order) <= MOST:
         return tuple(in_order)

@@ -96,7 +96,7 @@ class KafkaRows:
             import fastavro
         except ImportError as error:
             raise StartError(
-                'value_format = "avro" needs the package fastavro, which is not installed; pip install fastavro',
+                'value_format = "avro" needs the fastavro package, which is not installed; run: pip install fastavro',
                 Topic.NOT_INSTALLED,
             ) from error
         unfit = [f.name for f in self._table.fields if not _AVRO_NAME.fullmatch(f.name)]

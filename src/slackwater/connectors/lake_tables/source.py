@@ -345,7 +345,7 @@ class TablePlanner:
     def _add_version(self, version: TableVersion) -> None:
         if version.rewrites is not None and self._source.spec.on_rewrite == "skip":
             log.warning(
-                "%s: %s %s; it is skipped with the %s of its files (on_rewrite)",
+                "%s: %s %s; it is skipped, along with the %s of its files (on_rewrite)",
                 self._source.where,
                 version.offsets,
                 version.rewrites,

@@ -152,7 +152,7 @@ class Payload(ABC):
         )
 
     def runs_in_workers(self, count: int | None) -> bool:
-        """Return whether Python workers decode a batch of `count` records. None means that the number is unknown."""
+        """Return whether Python workers decode a batch of `count` records. `count` is None if the number is unknown."""
         return False
 
     @abstractmethod

@@ -203,7 +203,7 @@ def make_archive(java: Java, module: str) -> Path:
         if done.returncode or not file.is_file():
             problem = (done.stderr.strip() or done.stdout.strip() or "the JVM wrote no file").splitlines()[-1]
             raise StartError(
-                f"the archive of Spark's classes was not created ({problem}); Spark starts without it",
+                f"could not create the class archive for Spark ({problem}); Spark will start without it",
                 Topic.CLASS_ARCHIVE,
             )
         file.replace(archive)

@@ -275,7 +275,7 @@ def start_connect_session(url: str, settings: Mapping[str, str]) -> SparkSession
             session.conf.set(key, value)
         except Exception:
             raise StartError(
-                f'[spark] "{key}" cannot be set over Spark Connect, because it is a setting of the server; start the '
+                f'[spark] "{key}" cannot be set over Spark Connect, because it is a server setting; start the '
                 f"server with --conf {key}=…, and remove the key from [spark]",
                 Topic.SPARK_CONNECT,
             ) from None

@@ -112,7 +112,7 @@ def _fork(
 def _copy_table(db: psycopg.Connection[Any], old: TableNames, new: TableNames) -> None:
     """Copy the table of a stage with its indexes and rows.
 
-    The new pipeline has no state, so any existing tables of it are leftovers of a failed start and are replaced.
+    The new pipeline has no state, so tables that already exist for it are left over from a failed start, and are replaced.
     """
     if not client.table_exists(db, old.state):
         raise StateError(f"table {old.state} is missing; restore it from a backup", Topic.STATE_DAMAGED)

@@ -79,7 +79,7 @@ class CustomAggregation(AggregationKind):
         return self._with_part_names(build_accumulator_expressions(self.aggregator, "merge", columns, *arguments))
 
     def neutral(self) -> pl.DataFrame:
-        """Return the accumulators of zero rows.
+        """Return the accumulators for zero rows.
 
         Raises AggregatorError if merging them changes the accumulators of some sample values.
         """

@@ -199,7 +199,7 @@ class AggregationKind(ABC):
         """Compute the output column from accumulators. Raises ValueRangeError if a value does not fit its type."""
 
     def neutral(self) -> pl.DataFrame:
-        """Return the accumulators of zero rows, as a frame with one row.
+        """Return the accumulators for zero rows, as a frame with one row.
 
         They are the initial value of an aggregation that is added to an existing state. Raises AggregatorError if
         merging them would change other accumulators.
