@@ -34,17 +34,21 @@ TABLES = {
 }
 
 
+_ALSO_REQUIRED = {"Connection": ("kind",), "Source": ("connection", "query")}  # by rules between keys
+
+
 def keys_page() -> str:
     schema = json.loads((ROOT / "src" / "slackwater" / "config" / "slackwater.schema.json").read_text())
     lines = [
-        "# Every key",
+        "# Configuration keys",
         "",
         MADE,
         "",
         "This page lists all keys of a config by table, with their values and defaults. [Configuration](configuration.md) describes how they fit",
         "together. The JSON Schema for [editors](write-config.md#in-an-editor) has the same content. A string may also be `${NAME}` or",
         "`${NAME:-default}`, which is read from the environment. A duration is a string with a unit (`250ms`, `30s`, `5m`, `2h`, `30d`). Each",
-        "duration key also exists with the suffix `_ms`, as a number of milliseconds: `gap_ms = 1800000`.",
+        "duration key also exists with the suffix `_ms`, as a number of milliseconds: `gap_ms = 1800000`. The default column says",
+        '"required" if the key has to be set. If the column is empty, the key is unset by default, or its meaning states the default.',
     ]
     lines += ["", *(f"- [{table_names(table)}](#{anchor(table)})" for table in TABLES.values())]
     by_name = {spec.__name__: spec for spec in iterate_specs(Pipeline)}
@@ -59,12 +63,16 @@ def keys_page() -> str:
             "|---|---|---|---|",
         ]
         units, keys = find_duration_keys(spec), table_keys(spec)
+        required = {*spec.REQUIRED, *_ALSO_REQUIRED.get(name, ())}
         for key, key_schema in shape["properties"].items():
             if key in units.values():
                 continue
             text = key_schema["description"] if key_schema.get("deprecated") else keys[units.get(key, key)].text
             default = code(json.dumps(key_schema["default"])) if "default" in key_schema else ""
-            lines.append(f"| `{key}` | {_values(key_schema)} | {default} | {cell(text)} |")
+            if units.get(key, key) in required:
+                default = "required"
+            values = "a number of milliseconds" if key.endswith("_ms") else _values(key_schema)
+            lines.append(f"| `{key}` | {values} | {default} | {cell(text)} |")
         page, _, section = spec.DOC_LINK.removeprefix("docs/").partition("#")
         lines += ["", f"See also [{page.removesuffix('.md').capitalize()}]({page}#{section})."]
     return "\n".join(lines) + "\n"

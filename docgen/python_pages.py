@@ -73,7 +73,7 @@ def index_page() -> str:
     grouped = {name for _, names in _GROUPS.values() for name in names}
     missing = set(slackwater.__all__) - grouped - {"__version__"}
     assert not missing, f"exported names without a page: {missing}"
-    lines = ["# Python", "", MADE, "", "The names that `import slackwater as sw` provides."]
+    lines = ["# Python", "", MADE, "", "`import slackwater as sw` provides these names."]
     for page, (title, names) in _GROUPS.items():
         lines += ["", f"## {title}", "", "| name | description |", "|---|---|"]
         for name in names:

@@ -146,7 +146,7 @@ def run_streaming_pipeline(
     former_output: str | None = None,
     **settings: Any,
 ) -> Status | None:
-    """Build a pipeline from the keyword arguments of `pipeline`, and run it with the options of `slackwater.run`.
+    """Build a pipeline from the keyword arguments of `pipeline`, and run it with the options of `sw.run`.
 
     The pipeline runs until `stop` is set. With `available_now`, it stops once all input that exists at the start has
     been processed.
@@ -176,7 +176,7 @@ class Registered:
         self.__doc__ = function.__doc__
 
     def __call__(self, **settings: Any) -> Status | None:
-        """Run the pipeline with the options of `slackwater.run`."""
+        """Run the pipeline with the options of `sw.run`."""
         from slackwater.runner.run import run
 
         return run(self.pipeline, **settings)

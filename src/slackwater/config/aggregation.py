@@ -103,7 +103,7 @@ class Aggregation(Spec):
 
     agg: Converted[str | Aggregator | type[Aggregator], Any] = declare_key(
         _agg,
-        'A built-in aggregation, or the import path of a custom one, as in "package.module:Class".',
+        'A built-in aggregation, or the import path of a custom one, as in "package.module:Class". `count_col` is the former name of `count` with a column.',
         required=f"expected {' or '.join(map(format_value, AGGREGATES))} {_PATH}",
         aliases=("kind",),
     )
@@ -130,7 +130,7 @@ class Aggregation(Spec):
     )
     mode: str | None = declare_key(
         choice_parser("approximate", "exact"),
-        "How count_distinct counts values: approximately (HLL), or exactly up to a limit.",
+        "How count_distinct counts values: approximately (HLL, the default), or exactly up to a limit.",
         default=None,
         kinds={"count_distinct": ""},
     )

@@ -71,7 +71,7 @@ class FilesConnection(ClientConnection):
 
 
 class ConsoleConnection(Connection):
-    """Standard output, to which a target prints its results. For targets only."""
+    """Standard output, for targets that print their results. For targets only."""
 
     kind: Literal["console"] = "console"
     READS: ClassVar[bool] = False
@@ -106,7 +106,7 @@ class PostgresConnection(Connection):
     kind: Literal["postgres"] = "postgres"
     url: str = declare_key(
         parse_text,
-        "The URL, with user and password (Postgres, RabbitMQ). Keep it out of the file, as in ${WAREHOUSE_URL}.",
+        "The URL, with user and password (Postgres, RabbitMQ). Keep it out of the file: use `${WAREHOUSE_URL}`.",
         repr=False,
         required="set it to the URL of the database, for example postgresql://user:${PASSWORD}@host/database",
         elsewhere=("dsn", "uri", "host", "dbname", "database", "password"),
@@ -172,7 +172,7 @@ class RabbitMQConnection(Connection):
     kind: Literal["rabbitmq"] = "rabbitmq"
     url: str = declare_key(
         parse_text,
-        "The URL, with user and password (Postgres, RabbitMQ). Keep it out of the file, as in ${WAREHOUSE_URL}.",
+        "The URL, with user and password (Postgres, RabbitMQ). Keep it out of the file: use `${WAREHOUSE_URL}`.",
         repr=False,
         required='name the broker, as in "${RABBITMQ_URL}" with amqp://user:password@host/vhost',
         elsewhere=("uri", "host", "password"),

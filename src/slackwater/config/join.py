@@ -58,7 +58,7 @@ class Join(StepBase):
 
     kind: str = declare_key(
         choice_parser(*JOIN_TYPES),
-        "The type of join. Rows without a partner are emitted for neither side (inner), for one side (left, right), or for both (full).",
+        "The type of join. Rows without a partner are emitted for neither side (inner), for one side (left, right), or for both (full). `stream_stream_join` is an alias of `inner`; the suffix `_outer` changes nothing.",
         required=f"expected {' or '.join(map(format_value, dict.fromkeys(JOIN_TYPES.values())))}",
         elsewhere=("how", "type", "join_type"),
     )
@@ -105,7 +105,7 @@ class Join(StepBase):
     )
     allowed_lateness_ms: Milliseconds[int | None] = declare_key(
         duration_parser(0),
-        'With late_data = "reopen": how far a row may be behind the watermark and still be joined.',
+        'With `late_data = "reopen"`: how far a row may be behind the watermark and still be joined.',
         default=None,
     )
     allowed_lateness: WithUnit = declare_with_unit(default=None)
@@ -133,7 +133,7 @@ class Join(StepBase):
     )
     on_state_cap: str = declare_key(
         choice_parser("fail", "drop_oldest"),
-        "What to do when max_rows_per_key is reached: stop the pipeline, or drop and count the oldest row.",
+        "What to do when `max_rows_per_key` is reached: stop the pipeline, or drop and count the oldest row.",
         default="fail",
     )
 

@@ -117,7 +117,7 @@ def _table(spec: type[Spec], defs: dict[str, Schema]) -> Schema:
             described["description"] = f'The same as "{units[key]}", or a number of milliseconds.'
         keys[key] = described
     for old, new in spec.ALIASES.items():
-        keys[old] = {**keys[new], "description": f'The older spelling of "{new}".', "deprecated": True}
+        keys[old] = {**keys[new], "description": f"The former name of `{new}`.", "deprecated": True}
     if spec is Pipeline:
         keys["name"] = {
             "description": keys["name"]["description"],

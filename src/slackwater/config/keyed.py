@@ -204,7 +204,7 @@ def _parse_options(value: Any) -> dict[str, Any]:
 
 
 class Keyed(KeyedStep):
-    """A keyed operator: your own class derived from `KeyedFunction`, in a package that workers can import."""
+    """A keyed operator, which you write as a subclass of `KeyedFunction` in a package that workers can import."""
 
     class_: Converted[str | type[KeyedFunction], str] = declare_key(
         _parse_class,

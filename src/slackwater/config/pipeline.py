@@ -108,7 +108,7 @@ class Pipeline(Spec, NotebookRepr):
     )
     dead_letter: Target | None = declare_key(
         table_parser(Target),
-        'The destination of bad rows (on_error = "dlq") and late rows (late_data = "dlq").',
+        'The destination of bad rows (`on_error = "dlq"`) and late rows (`late_data = "dlq"`).',
         default=None,
     )
     spark: Settings = declare_key(
@@ -117,7 +117,7 @@ class Pipeline(Spec, NotebookRepr):
         default_factory=dict,
     )
     trigger_interval_ms: Milliseconds[int] = declare_key(
-        duration_parser(0), "How often the sources are polled. 0: every 10 ms, less often while idle.", default=0
+        duration_parser(0), "How often sources are polled. `0ms` means every 10 ms, less often while idle.", default=0
     )
     trigger_interval: WithUnit = declare_with_unit(default=None)
     idle_pause_ms: Milliseconds[int] = declare_key(

@@ -151,7 +151,7 @@ class Source(Spec):
         of_connectors=True,
     )
     payload_format: str | None = declare_key(
-        choice_parser(*PAYLOADS), "How records and messages are decoded.", default=None, of_connectors=True
+        choice_parser(*PAYLOADS), "How payloads are decoded. By default, `json`.", default=None, of_connectors=True
     )
     avro_schema_file: str | None = declare_key(
         parse_text, "A file with the Avro schema of the payload.", default=None, of_connectors=True
@@ -164,7 +164,7 @@ class Source(Spec):
     )
     starting_offsets: str | Mapping[str, Mapping[str, int]] | None = declare_key(
         parse_offsets,
-        "Where a new pipeline begins to read: earliest, latest, or offsets by topic and partition.",
+        "Where a new pipeline begins to read: `earliest` (default; Kinesis: `latest`), `latest`, or offsets by topic and partition.",
         default=None,
         of_connectors=True,
     )
@@ -176,13 +176,13 @@ class Source(Spec):
     )
     on_rewrite: str | None = declare_key(
         choice_parser("fail", "skip"),
-        "What to do with table versions that remove or rewrite rows (Delta, Iceberg): stop the pipeline, or skip them.",
+        "What to do with table versions that remove or rewrite rows (Delta, Iceberg): stop the pipeline (default), or skip them.",
         default=None,
         of_connectors=True,
     )
     schema_changes: str | None = declare_key(
         choice_parser("fail", "add", "ignore"),
-        "What to do with new table columns (Delta, Iceberg): stop the pipeline, add them to joins and targets, or ignore them.",
+        "What to do with new table columns (Delta, Iceberg): stop the pipeline (default), add them to joins and targets, or ignore them.",
         default=None,
         of_connectors=True,
     )
@@ -191,7 +191,7 @@ class Source(Spec):
     )
     on_data_loss: str | None = declare_key(
         choice_parser("fail", "skip"),
-        "What to do if the next offsets no longer exist: stop the pipeline, or skip to the oldest existing offsets.",
+        "What to do if the next offsets no longer exist: stop the pipeline (default), or skip to the oldest existing offsets.",
         default=None,
         of_connectors=True,
     )

@@ -74,7 +74,7 @@ class Transform(Spec):
 
     sql: str | None = declare_key(
         parse_text,
-        "Row-wise SQL over the view `source`. It must select _event_ts and the columns that the window or other step needs. Without a step, the rows that it returns are the results.",
+        "Row-wise SQL over the view `source`. It must select `_event_ts` and the columns that the window or other step needs. Without a step, the rows that it returns are the results.",
         default=None,
     )
     on_error: str = declare_key(
@@ -84,11 +84,11 @@ class Transform(Spec):
     )
     window: Window | None = declare_key(table_parser(Window), "Windows over the rows, with aggregations.", default=None)
     join: Join | None = declare_key(
-        table_parser(Join), "A join of two sources. It is an alternative to a window.", default=None
+        table_parser(Join), "A join of two inputs. It is an alternative to a window.", default=None
     )
     dedup: Dedup | None = declare_key(
         table_parser(Dedup),
-        "A step that removes duplicates: of the rows with the same key and nearby event times, it emits one.",
+        "Removes duplicates: emits one row per key among rows with nearby event times.",
         default=None,
     )
     keyed: Keyed | None = declare_key(
@@ -98,7 +98,7 @@ class Transform(Spec):
     )
     lookups: Mapping[str, Lookup] = declare_key(
         _lookups,
-        "Small tables that the SQL may join: one table [transform.lookups.<name>] per lookup.",
+        "Small tables that the SQL may join: one table `[transform.lookups.<name>]` or `[stages.lookups.<name>]` per lookup.",
         default_factory=dict,
     )
     formerly: str | None = declare_key(

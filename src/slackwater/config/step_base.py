@@ -99,13 +99,13 @@ class StepBase(Spec):
     max_future: WithUnit = declare_with_unit(default=None)
     max_jump_ms: Milliseconds[int | None] = declare_key(
         duration_parser(1),
-        "A larger jump of a source's newest event time takes effect only when 100 rows confirm it. Off by default.",
+        "If a source's newest event time jumps ahead by more than this, it takes effect once 100 rows confirm it. Off by default.",
         default=None,
     )
     max_jump: WithUnit = declare_with_unit(default=None)
     crash_recovery: str | None = declare_key(
         choice_parser("at_least_once", "persisted", "kafka_eos"),
-        "The delivery guarantee that the state store and the target must support. Otherwise, Slackwater refuses to start.",
+        "The delivery guarantee that the state store and the target must support. If either does not, Slackwater refuses to start.",
         default=None,
     )
     late_data: str = declare_attribute(default="drop")  # subclasses that support these three keys declare them
@@ -174,7 +174,7 @@ class KeyedStep(StepBase):
 
     keys: Texts = declare_key(
         parse_texts,
-        "The key columns, which the SQL must select. Rows with equal keys belong together.",
+        "The key columns, which the SQL must select.",
         required='name columns, as in ["user"]',
         elsewhere=("key", "key_columns", "group_by", "by"),
     )

@@ -60,7 +60,10 @@ class Target(Spec):
         parse_text, "The directory to which results are written (files, Delta).", default=None, of_connectors=True
     )
     format: str | None = declare_key(
-        choice_parser("parquet", "json", "csv"), "The format of the files to write.", default=None, of_connectors=True
+        choice_parser("parquet", "json", "csv"),
+        "The format of the files to write. By default, `parquet`.",
+        default=None,
+        of_connectors=True,
     )
     table: str | None = declare_key(
         parse_text,
@@ -73,18 +76,21 @@ class Target(Spec):
     )
     mode: str | None = declare_key(
         choice_parser("merge", "append"),
-        "merge replaces earlier results of a window; append only appends rows (Delta, Iceberg).",
+        "`merge` (default) replaces earlier results of a window; `append` only appends rows (Delta, Iceberg).",
         default=None,
         of_connectors=True,
     )
     delivery: str | None = declare_key(
         choice_parser("at_least_once", "exactly_once"),
-        "The delivery guarantee (Kafka). exactly_once writes in transactions.",
+        "The delivery guarantee (Kafka): `at_least_once` (default), or `exactly_once`, which writes in transactions.",
         default=None,
         of_connectors=True,
     )
     value_format: str | None = declare_key(
-        choice_parser("json", "avro"), "The encoding of record values (Kafka).", default=None, of_connectors=True
+        choice_parser("json", "avro"),
+        "The encoding of record values (Kafka). By default, `json`.",
+        default=None,
+        of_connectors=True,
     )
     key_columns: OptionalTexts = declare_key(
         parse_texts,

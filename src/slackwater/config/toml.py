@@ -165,7 +165,7 @@ def _interpolate(value: Any, env: Mapping[str, str], file: str, path: str, probl
 
 
 def to_toml(pipeline: Pipeline) -> str:
-    """Write a pipeline as TOML, so that `loads(to_toml(p)) == p`. Interpolated strings keep their `${ENV}` spelling.
+    """Serialize a pipeline to TOML text, so that `loads(to_toml(p)) == p`. Interpolated strings keep their `${ENV}` spelling.
 
     Raises ConfigError for a DataFrame source and for an aggregation that is a class, which exist only in Python.
     """

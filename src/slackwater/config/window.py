@@ -112,7 +112,7 @@ class Window(StepBase):
     )
     allowed_lateness_ms: Milliseconds[int | None] = declare_key(
         duration_parser(0),
-        'With late_data = "reopen": how long a closed window can still be corrected.',
+        'With `late_data = "reopen"`: how long a closed window can still be corrected.',
         default=None,
     )
     allowed_lateness: WithUnit = declare_with_unit(default=None)
@@ -123,12 +123,12 @@ class Window(StepBase):
         elsewhere=("output_mode", "outputMode"),
     )
     emit_interval_ms: Milliseconds[int] = declare_key(
-        duration_parser(0), 'With emit = "updates": the minimum time between two updates of a window.', default=0
+        duration_parser(0), 'With `emit = "updates"`: the minimum time between two updates of a window.', default=0
     )
     emit_interval: WithUnit = declare_with_unit(default=None)
     emit_metadata: bool = declare_key(
         parse_flag,
-        "Whether to add the columns _revision, _final_at and _emit_reason to the results.",
+        "Whether to add the columns `_revision`, `_final_at` and `_emit_reason` to the results.",
         default=False,
     )
     max_groups_per_window: int | None = declare_key(
@@ -138,7 +138,7 @@ class Window(StepBase):
     )
     on_state_cap: str = declare_key(
         choice_parser("fail", "drop_new_groups"),
-        "What to do when max_groups_per_window is reached: stop the pipeline, or drop and count rows of new keys.",
+        "What to do when `max_groups_per_window` is reached: stop the pipeline, or drop and count rows of new keys.",
         default="fail",
     )
     window_start_column: str = declare_key(

@@ -75,7 +75,7 @@ def batch(
     lookups: Mapping[str, DataFrame] | None = None,
     name: str = "batch",
 ) -> DataFrame:
-    """Return the windows of a batch DataFrame, with the columns and rows that a pipeline would write.
+    """Compute the windows of a batch DataFrame, with the columns and rows that a pipeline would write.
 
     All rows form one epoch, so no row is late. Unless `flush` is False, the watermark then advances to the end of time,
     so every window closes, with `_emit_reason` `close` or `cap`. Rows from different shards are in no particular
