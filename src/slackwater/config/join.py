@@ -58,7 +58,8 @@ class Join(StepBase):
 
     kind: str = declare_key(
         choice_parser(*JOIN_TYPES),
-        "The type of join. Rows without a partner are emitted for neither side (inner), for one side (left, right), or for both (full). `stream_stream_join` is an alias of `inner`; the suffix `_outer` changes nothing.",
+        "The type of join. Rows without a partner are emitted for neither side (inner), one side (left, right), or both (full). "
+        "`stream_stream_join` is an alias of `inner`; the suffix `_outer` changes nothing.",
         required=f"expected {' or '.join(map(format_value, dict.fromkeys(JOIN_TYPES.values())))}",
         elsewhere=("how", "type", "join_type"),
     )
