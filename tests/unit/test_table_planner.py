@@ -221,7 +221,7 @@ def test_a_version_that_deletes_rows_is_skipped_by_name_and_counted(
         run.all()
     assert sorted(run.rows) == list(range(11))
     assert run.lost == 3
-    assert f"{table.word} {version}" in caplog.text and "skipped with the 3 rows" in caplog.text
+    assert f"{table.word} {version}" in caplog.text and "skipped, along with the 3 rows" in caplog.text
     assert Run(table, run.at, on_rewrite="skip").all() == []
 
 
