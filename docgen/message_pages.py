@@ -64,7 +64,7 @@ def group_page(page: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-_HEADINGS: Mapping[str, str] = {  # where the keys are documented that a module of `config` is about
+HEADINGS: Mapping[str, str] = {  # where the keys are documented that a module of `config` is about
     "aggregation": "aggregations",
     "custom_aggregator": "aggregations",
     "connection": "connections",
@@ -85,7 +85,7 @@ def mistakes_page() -> str:
     """Return the page with the mistakes of single keys, by the heading where the keys are documented."""
     texts_by_heading: dict[str, list[str]] = {}
     for module, texts in mistakes().items():
-        texts_by_heading.setdefault(_HEADINGS.get(module, "the-pipeline"), []).extend(texts)
+        texts_by_heading.setdefault(HEADINGS.get(module, "the-pipeline"), []).extend(texts)
     lines = [
         "# Mistakes of single keys",
         "",

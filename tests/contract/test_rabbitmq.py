@@ -41,7 +41,7 @@ def rabbit() -> Iterator[Any]:
 def source() -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PySpark's own imports warn
-        from slackwater.connectors.rabbitmq import connector as rabbitmq_source
+        from slackwater.connectors.rabbitmq import source as rabbitmq_source
     return rabbitmq_source
 
 
@@ -107,7 +107,7 @@ def bodies(messages: list[Any]) -> list[int]:
 
 READER = """
 import os, signal, sys
-from slackwater.connectors.rabbitmq.connector import RabbitQueue
+from slackwater.connectors.rabbitmq.source import RabbitQueue
 reader = RabbitQueue(sys.argv[1], sys.argv[2], max_messages=10)
 assert len(reader.fetch(1)) == len(reader.fetch(2)) == 10
 reader.ack(1)
@@ -418,7 +418,7 @@ PIPELINE = """
 import sys
 import slackwater as sw
 from slackwater.spark.sessions import spark_session
-from slackwater.connectors.rabbitmq.connector import stream
+from slackwater.connectors.rabbitmq.source import stream
 
 def run(spark, url, queue, home, flush):
     sw.run_streaming_pipeline(

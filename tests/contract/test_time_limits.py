@@ -120,7 +120,7 @@ def test_limits_epochs_and_conditions(view: Any) -> None:
     assert view.scan(limit=np.int64(2)).height == 2
     assert view.scan(limit=10**30).height == 3
     for limit in (-1, -(10**30), True, 1.0, "1"):
-        with pytest.raises(StartError, match=r"^limit: found .*, expected a whole number, 0 or greater"):
+        with pytest.raises(StartError, match=r"^limit: found .*, expected a whole number of at least 0"):
             view.scan(limit=limit)
     for epoch in (True, 1.0, "1", None, -5):
         with pytest.raises(StartError, match=r"^epoch: found "):

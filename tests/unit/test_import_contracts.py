@@ -95,3 +95,42 @@ def test_the_modules_of_the_drawing_exist() -> None:
         for name in re.findall(r"[a-z_/]+\.py", steps):
             assert name.partition("/")[0] in on_line
             assert (imports.SOURCES / "slackwater" / name).is_file()
+
+
+NAMED = re.compile(r"`(?:slackwater\.)?((?:[a-z_]+\.)+\w+)")
+SETTING = re.compile(
+    r"spark\.(?!analysis|sessions|tuning|\w+_)"
+)  # a setting of Spark, not a module of `slackwater.spark`
+
+
+def is_defined(name: str, folder: Path) -> bool:
+    """Return whether a dotted name is a module below a folder, or occurs in the module that it names."""
+    part, _, rest = name.partition(".")
+    if (folder / part).is_dir():
+        return not rest or is_defined(rest, folder / part)
+    module = folder / f"{part}.py"
+    text, defined = (module.read_text(), rest) if module.is_file() else ((folder / "__init__.py").read_text(), part)
+    return not defined or re.search(rf"\b{defined.partition('.')[0]}\b", text) is not None
+
+
+def test_texts_name_modules_that_exist() -> None:
+    """A docstring, a comment or a page that names `package.module.name` is wrong after a move, unless it moves too."""
+    root = imports.SOURCES / "slackwater"
+    packages = {p.parent.name for p in root.glob("*/__init__.py")}
+    texts = [*root.rglob("*.py"), *(imports.ROOT / "docs").rglob("*.md"), imports.ROOT / "benchmarks" / "README.md"]
+    stale = [
+        f"{path.relative_to(imports.ROOT)}: {name}"
+        for path in texts
+        for name in NAMED.findall(path.read_text())
+        if name.partition(".")[0] in packages and not SETTING.match(name) and not name.endswith((".py", ".toml"))
+        if not is_defined(name, root)
+    ]
+    assert stale == []
+
+
+def test_the_architecture_names_files_that_exist() -> None:
+    """A bare file name is that of a file somewhere in the sources; a path begins at the sources or at the project."""
+    root = imports.SOURCES / "slackwater"
+    bare = {path.name for path in root.rglob("*.py")}
+    for name in re.findall(r"`((?:[a-z_]+/)*[a-z_]+\.py)", PAGE.read_text()):
+        assert name in bare or (root / name).is_file() or (imports.ROOT / name).is_file(), name

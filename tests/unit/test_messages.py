@@ -10,7 +10,19 @@ from pathlib import Path
 
 import pytest
 from docgen import pictures, reference
-from docgen.message_sources import CLASSES, ROOT, SOURCES, WARNING, Message, is_mismatch, messages, mistakes, shown
+from docgen.message_pages import HEADINGS
+from docgen.message_sources import (
+    CLASSES,
+    NOT_ABOUT_KEYS,
+    ROOT,
+    SOURCES,
+    WARNING,
+    Message,
+    is_mismatch,
+    messages,
+    mistakes,
+    shown,
+)
 from docgen.message_topics import ERRORS, WARNINGS
 from tests.support.doc_pages import anchors
 
@@ -140,3 +152,9 @@ def test_the_generated_reference_is_current(name: str) -> None:
 @pytest.mark.parametrize("name", [*pictures.PICTURES])
 def test_the_pictures_match_the_code_that_draws_them(name: str) -> None:
     assert (ROOT / "docs" / "learn" / name).read_text() == pictures.PICTURES[name](), "make reference"
+
+
+def test_the_page_of_mistakes_names_modules_that_exist() -> None:
+    """After a move, a module that is not about keys would appear among the mistakes of keys, under a wrong heading."""
+    config = SOURCES / "config"
+    assert {*HEADINGS, *NOT_ABOUT_KEYS} <= {p.stem for p in config.rglob("*") if p.suffix == ".py" or p.is_dir()}

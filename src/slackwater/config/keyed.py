@@ -166,19 +166,6 @@ def check_keyed_function(function: KeyedFunction, keys: tuple[str, ...]) -> None
                 )
 
 
-__all__ = [
-    "KEY",
-    "TIME",
-    "TIMER",
-    "KeyedFunction",
-    "KeyedFunctionError",
-    "KeyedResult",
-    "check_keyed_function",
-    "import_path",
-    "load_keyed_function",
-]
-
-
 @attach_json_schema(type="string", pattern=f"^{PATH.pattern}$")
 def _parse_class(value: Any) -> str:
     """Parse the import path of a class or, in Python, the class itself."""

@@ -117,7 +117,7 @@ class Pipeline(Spec, NotebookRepr):
         default_factory=dict,
     )
     trigger_interval_ms: Milliseconds[int] = declare_key(
-        duration_parser(0), "How often sources are polled. `0ms` means every 10 ms, less often while idle.", default=0
+        duration_parser(0), "How often sources are polled. `0ms`: without a pause, less often while idle.", default=0
     )
     trigger_interval: WithUnit = declare_with_unit(default=None)
     idle_pause_ms: Milliseconds[int] = declare_key(

@@ -84,7 +84,7 @@ def parse_offsets(value: Any) -> Any:
             if not str(part).isdecimal():
                 problems.append(f"{key}.{format_key(part)}: {value_mismatch(str(part), 'a partition number')}")
             elif not isinstance(offset, int) or isinstance(offset, bool) or offset < 0:
-                problems.append(f"{key}.{part}: {value_mismatch(offset, 'a whole number, 0 or greater')}")
+                problems.append(f"{key}.{part}: {value_mismatch(offset, 'a whole number of at least 0')}")
             else:
                 offsets.setdefault(str(topic), {})[str(part)] = offset
     if problems:

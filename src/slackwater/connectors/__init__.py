@@ -1,7 +1,7 @@
 """The connectors, with one folder per system.
 
 In each folder, `__init__.py` describes the connector, and `connector.py` creates and checks sources and targets. Two
-folders serve several systems: `payloads` decodes records, and `tables` contains the code that Delta and Iceberg share.
+folders serve several systems: `payloads` decodes records, and `lake_tables` contains the code that Delta and Iceberg share.
 
 May import: config, core, errors, logging, pyspark, secrets, state, storage, tunings.
 """

@@ -3,7 +3,7 @@
 letter of a topic's record   contains the bytes of the record, which the source decodes as usual
 letter of a file's row       contains the row as JSON, or the original text if the row could not be decoded
 
-Dead letters have the columns of `core.dead_letter_schema`.
+Dead letters have the columns of `core.dead_letter_columns`.
 """
 
 from __future__ import annotations

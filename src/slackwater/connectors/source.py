@@ -166,7 +166,7 @@ class Seekable(ABC):
         """Convert dead letters back to rows of this source.
 
         Args:
-            letters: The letters, with the columns of `core.dead_letter_schema`.
+            letters: The letters, with the columns of `core.dead_letter_columns`.
             letter: The name of the column that numbers the letters. The rows keep this column.
             file: The name of the column to add for the file of each row. Only sources that read files add it.
         """

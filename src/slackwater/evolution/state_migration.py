@@ -4,7 +4,7 @@
     old fingerprint                                                                                    new fingerprint
 
 The old state stays unchanged until commit n + 1, and is not needed afterward. If the process dies during a migration,
-the next start repeats it. `evolution.compare` decides which changes are allowed.
+the next start repeats it. `evolution.compare_with_state` decides which changes are allowed.
 """
 
 from __future__ import annotations

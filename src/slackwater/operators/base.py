@@ -223,7 +223,7 @@ class NonWindowOperator(Operator):
 
 
 class StateRowOperator(KeyedStateLayout, Operator):
-    """Base class of window and keyed operators, whose state consists of state rows (see `windows.state_rows`)."""
+    """Base class of window and keyed operators, whose state consists of state rows (see `windows.state_layout`)."""
 
     def may_be_due(self, metas: Sequence[SegmentMeta], since: int, watermark: int, early: bool) -> bool:
         due = self.due_between(since, watermark, early)

@@ -3,7 +3,7 @@
 Bad rows become dead letters immediately. Late rows are detected only after the SQL and the shuffle. An additional
 struct column, `_origin`, carries the origin of each row to this point:
 
-    source ─▶ view `source` with _origin ─▶ SQL (see `spark.analysis.origin_sql`) ─▶ late? ─▶ letter
+    source ─▶ view `source` with _origin ─▶ SQL (see `spark.analysis.row_origin_sql`) ─▶ late? ─▶ letter
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from slackwater.operators.reports import LetterFile
 
 LATE, BAD_GAP = "late", "no gap"
 OUTSIDE = "event time outside of the years 1 to 9999"
-UNPUBLISHED = "not published"  # a result that the target did not accept (see `runner.skip_publish`)
+UNPUBLISHED = "not published"  # a result that the target did not accept (see `runner.pending_output`)
 ORIGIN = "_origin"
 
 _FIELDS = {f.name: f for f in LETTER}

@@ -311,7 +311,7 @@ def _whole_number(value: int, name: str, least: int) -> int:
     except TypeError:
         number = least - 1
     if number < least:
-        problem = mismatch(repr(value), f"a whole number, {max(least, 0)} or greater")
+        problem = mismatch(repr(value), f"a whole number of at least {max(least, 0)}")
         raise StartError(f"{name}: {problem}", Topic.VALUE)
     return min(number, (1 << 63) - 1)
 

@@ -150,7 +150,7 @@ class KeyReport:
         open: The open windows of the key.
         floor_us: Rows at or below this event time are late.
         late_before_us: Rows before this event time are late unless they join an open session.
-        history: Late rows and results, if `query.key_history` has added them.
+        history: Late rows and results, if `query.why_report_builder` has added them.
     """
 
     key: Mapping[str, Any]

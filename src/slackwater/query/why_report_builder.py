@@ -376,6 +376,3 @@ def _key_filter(rows: pl.DataFrame, keys: Sequence[Field], key: pl.DataFrame) ->
         else:
             same &= pl.col(field.name).cast(field.polars, strict=False).eq_missing(pl.lit(value.item(), field.polars))
     return same
-
-
-__all__ = ["add_key_history", "format_dead_letter_keys", "read_key_history"]

@@ -125,7 +125,7 @@ class LatenessCounters(TypedDict, total=False):
 class CounterTable(TypedDict, total=False):
     """The counters of a stage or a pipeline in a commit.
 
-    `engine.status.Counters` explains the counters. A new counter must be declared in both classes.
+    `engine.observer.Counters` explains the counters. A new counter must be declared in both classes.
     """
 
     rows_in: Amount

@@ -1,8 +1,8 @@
 """A window compiled against the available columns: the internal counterpart of `config.window.Window`.
 
 `CompiledWindow` is the common base: keys, aggregations, the state schema, lifting, merging and finishing.
-`pane_windows.CompiledPaneWindow` (tumbling, hopping) and `session_intervals.CompiledSessionWindow` define how state
-rows combine and when they are due. `state_rows` describes the columns of a state row.
+`pane_windows.CompiledPaneWindow` (tumbling, hopping) and `compiled_session_window.CompiledSessionWindow` define how state
+rows combine and when they are due. `state_layout` describes the columns of a state row.
 """
 
 from __future__ import annotations

@@ -119,5 +119,4 @@ class DeltaConnector(TableConnector[DeltaConnection]):
         return DeltaTarget(spec.path or "", mode, table, self.connection.options)
 
     def result_reader(self, spec: TargetSpec, pipeline: Pipeline, writers: Sequence[str]) -> DeltaResultReader:
-
         return DeltaResultReader(spec.path or "", dict(self.connection.options))

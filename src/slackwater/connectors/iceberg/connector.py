@@ -123,5 +123,4 @@ class IcebergConnector(TableConnector[IcebergConnection]):
         self.target_with_marker(spec, TargetTable("", (), None)).describe_previous_output()
 
     def result_reader(self, spec: TargetSpec, pipeline: Pipeline, writers: Sequence[str]) -> IcebergResultReader:
-
         return IcebergResultReader(self.connection, spec.table or "")

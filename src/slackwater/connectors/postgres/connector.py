@@ -218,12 +218,9 @@ class PostgresConnector(Connector[PostgresConnection]):
         return PostgresTarget(self.connection.url, spec.table or "", table)
 
     def check_target(self, spec: TargetSpec, key: str) -> None:
-        from slackwater.state.postgres import client
-
         client.open_connection(self.connection.url, f"{key} {spec.table}").close()
 
     def result_reader(self, spec: TargetSpec, pipeline: Pipeline, writers: Sequence[str]) -> PostgresResultReader:
-
         window = pipeline.target_stage.transform.window
         order = None if window is None else window.window_start_column
         return PostgresResultReader(str(self.connection.url), spec.table or "", order)

@@ -92,16 +92,16 @@ def build_throughput(commits: Sequence[Commit], backlogs: Sequence[Backlog], now
     neighbours = zip([None, *commits[:-1]], commits, [*commits[1:], None], strict=True)
     laps = tuple(_epoch_timing(*three) for three in neighbours)
     first, last = commits[0], commits[-1]
-    rows = _rows(last) - _rows(first)
+    rows = _rows_read(last) - _rows_read(first)
     over, spent = last.committed_us - first.committed_us, _spent_us(last) - _spent_us(first)
     if first.epoch == 0:
-        rows, spent = _rows(last), _spent_us(last)
+        rows, spent = _rows_read(last), _spent_us(last)
         over += sum(_spent_by_phase(first).get(p, 0) for p in OWN_PHASES)
     elif _spent_us(first) == 0:
         spent = 0  # the first commit has no timings, because an earlier version wrote it
     over = max(over, 0)  # the clock may have been set back
     # over the kept commits if possible, otherwise over the life of the pipeline
-    read, busy_us = (rows, spent) if rows and over and spent else (_rows(last), _spent_us(last))
+    read, busy_us = (rows, spent) if rows and over and spent else (_rows_read(last), _spent_us(last))
     able = 1e6 * read / busy_us if read and busy_us else None
     counts = [w.rows for w in backlogs if w.rows is not None]
     behind = None if able is None or not counts or len(counts) < len(backlogs) else round(1e6 * sum(counts) / able)
@@ -118,7 +118,7 @@ def build_throughput(commits: Sequence[Commit], backlogs: Sequence[Backlog], now
     )
 
 
-def _rows(commit: Commit) -> int:
+def _rows_read(commit: Commit) -> int:
     return next_commit.sum_counters(commit).rows_in
 
 
@@ -130,7 +130,7 @@ def _epoch_timing(before: Commit | None, commit: Commit, after: Commit | None) -
     before = before if before is not None and before.epoch == commit.epoch - 1 else None
     after = after if after is not None and after.epoch == commit.epoch + 1 else None
     is_complete = before is not None or commit.epoch == 0
-    rows = _rows(commit) - (0 if before is None else _rows(before))
+    rows = _rows_read(commit) - (0 if before is None else _rows_read(before))
     spent, former, later = (_spent_by_phase(m) for m in (commit, before, after))
     phases = {
         p: spent[p] - former.get(p, 0) for p in OWN_PHASES if p in spent and is_complete and (former or before is None)
