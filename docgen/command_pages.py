@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, get_type_hints
 
@@ -20,6 +20,23 @@ _GROUPS: Mapping[str, tuple[str, tuple[str, ...]]] = {  # page: title, commands
     "commands/inspect.md": ("Commands to inspect a pipeline and its results", ("show", "why", "ui", "serve", "diff")),
     "commands/outbox.md": ("Commands for dead letters and the outbox", ("dlq", "outbox")),
     "commands/state.md": ("Commands for the state", ("state",)),
+}
+_GUIDES: Mapping[str, tuple[str, str]] = {  # a command, or the beginning of several: the page that explains its use
+    "slackwater init": ("Start from your own data", "first-day.md"),
+    "slackwater check": ("Write and check a config", "write-config.md"),
+    "slackwater plan": ("Change a pipeline and keep its state", "state/change.md"),
+    "slackwater test": ("Write pipeline tests", "testing.md"),
+    "slackwater run": ("Run a pipeline", "operations.md"),
+    "slackwater backfill": ("Fill a target from history", "backfill.md"),
+    "slackwater prepare": ("Start faster", "operations.md#start-faster"),
+    "slackwater show": ("See the results", "show.md"),
+    "slackwater why": ("No output yet", "how-no-output.md"),
+    "slackwater ui": ("Watch a pipeline on its page", "ui.md"),
+    "slackwater serve": ("Serve the state over HTTP", "state/serve.md"),
+    "slackwater diff": ("Compare two outputs", "diff.md"),
+    "slackwater dlq": ("Late rows and dead letters", "late-data.md"),
+    "slackwater dlq replay": ("Replay dead letters", "how-replay.md"),
+    "slackwater outbox": ("Publish or skip an epoch that its target rejects", "outbox.md"),
 }
 
 
@@ -55,7 +72,8 @@ def group_page(page: str) -> str:
         "",
         MADE,
         "",
-        "See [Every command](../commands.md) for all commands and exit codes.",
+        f"This page describes the {_GROUPS[page][0].lower()}, with their arguments and options. [Every command](../commands.md)",
+        "gives an overview of all commands and lists the exit codes.",
     ]
     for path, command in _commands(page):
         lines += _command(command, path)
@@ -84,17 +102,34 @@ def _walk(command: Any, path: list[str]) -> Iterator[tuple[list[str], Any]]:
 
 def _command(command: Any, path: list[str]) -> Iterator[str]:
     yield from ("", f"## {' '.join(path)}", "", (command.help or "").strip().replace("\n\n", "\n"))
+    if guide := _guide(path):
+        yield from ("", f"For background and examples, see [{guide[0]}](../{guide[1]}).")
     hints = get_type_hints(command.callback)
     arguments = [p for p in command.params if p.param_type_name == "argument"]
     options = [p for p in command.params if p.param_type_name == "option" and p.name != "help" and not p.hidden]
     usage = [*path, *("[OPTIONS]" if options else "",), *(_usage(a) for a in arguments)]
     yield from ("", "```", " ".join(filter(None, usage)), "```")
     documented_parameters = [(_usage(a), a.help) for a in arguments if getattr(a, "help", None)] + [
-        (_option(o, hints), o.help) for o in options
+        (_option(o, hints), _meaning(o)) for o in options
     ]
     if documented_parameters:
         yield from ("", "| argument or option | meaning |", "|---|---|")
         yield from (f"| {code(name)} | {cell(text or '')} |" for name, text in documented_parameters)
+
+
+def _guide(path: Sequence[str]) -> tuple[str, str] | None:
+    """Return the title and the path of the page that explains a command, or None if no single page does."""
+    return _GUIDES.get(" ".join(path)) or _GUIDES.get(" ".join(path[:2]))
+
+
+def _meaning(option: Any) -> str:
+    """Return the help of an option, followed by its environment variable and its default, which `--help` also prints."""
+    text = option.help or ""
+    if option.envvar:
+        text += f" The environment variable {code(option.envvar)} has the same effect."
+    if not option.is_flag and option.default not in (None, "", ()):
+        text += f" Default: {code(str(option.default))}."
+    return text
 
 
 def _usage(argument: Any) -> str:

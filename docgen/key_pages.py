@@ -130,11 +130,22 @@ _OF_A_JOIN = Status(
     **_NO_TIME,
 )
 
+_PHASES = {
+    "plan": "decides what to read",
+    "read": "prepares the tasks of the shards",
+    "ingest": "reads the rows, runs the SQL and aggregates",
+    "emit": "computes the results that are due",
+    "commit": "commits the epoch",
+    "write": "writes to the targets",
+    "note": "records that the output is published",
+}
+assert tuple(_PHASES) == PHASES
+
 _LABEL_VALUES = {
     "cause": "why a row is late: `lateness`, `idle` (its source or partition was idle), `flush` (a flush had closed its window)",
     "kind": "the kind of the last stage: `tumbling`, `hopping`, `session`, `join`, `dedup`, `keyed`, `rows` (SQL alone)",
     "le": "seconds of additional lateness, and `+Inf`; the counts are cumulative, as in a histogram",
-    "phase": f"{', '.join(map(code, PHASES))}, and `total` for the entire epoch",
+    "phase": f"{', '.join(f'{code(p)} ({text})' for p, text in _PHASES.items())}, and `total` for the entire epoch",
     "policy": "the `late_data` of the first stage: `drop`, `dlq`, `reopen`, `standalone`",
     "reason": "in `windows_emitted_total`: the [`_emit_reason`](corrections.md#the-columns-of-emit_metadata) of windows, `match` or `unmatched` "
     "for joins, otherwise `dedup`, `keyed` or `row`; in `letters_total`: why the row is a [dead letter](dead-letters.md)",
@@ -151,8 +162,12 @@ def metrics_page() -> str:
         "",
         MADE,
         "",
-        f"All metric names begin with `{PREFIX}`, and every metric has the label `pipeline`. Counters are stored in the commit, so they",
-        "continue across restarts. [Monitoring](monitoring.md) describes how to scrape the metrics, and provides a dashboard and alert rules.",
+        "This page lists the metrics that a run exposes for Prometheus and OpenTelemetry. [Monitoring](monitoring.md) describes how to scrape",
+        "them, and provides a dashboard and alert rules.",
+        "",
+        f"The full name of each metric begins with `{PREFIX}`, which the table omits. Every metric has the label `pipeline`, and",
+        "some have the labels in the third column. Counters are stored in the commit, so they continue across restarts, except those whose",
+        'meaning says "in this process". The [glossary](glossary.md) explains the terms.',
         "",
         "| metric | type | other labels | meaning |",
         "|---|---|---|---|",

@@ -34,9 +34,13 @@ def index_page() -> str:
         "",
         MADE,
         "",
-        "These pages list every error and warning by its meaning. An error is one line. It says what is wrong and where, which value",
-        "was found and which was expected, and what to do. On a terminal, a second line gives its section on these pages; in Python, `error.documented` does. `slackwater` ends",
-        "with exit code 2 for a wrong config or command line, and with 1 for all other errors.",
+        "These pages explain every error and warning of Slackwater, grouped by topic. To look up a message, follow the link below that",
+        "describes the problem, or search the pages for words of the message that do not vary.",
+        "",
+        "An error is a single line. It says what is wrong and where, which value was found, which value was expected, and what to do. On a",
+        "terminal, a second line names the section of these pages that explains the error. In Python, the attribute `documented` of the",
+        "exception names the same section. The `slackwater` command exits with code 2 if the config or the command line is invalid, and with",
+        "code 1 after other errors ([all exit codes](commands.md)).",
     ]
     for page, topics in _GROUPS.items():
         lines += ["", f"## {_TITLES[page]}", ""]

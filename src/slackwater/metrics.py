@@ -162,13 +162,17 @@ class Metrics(Collector, Observer):
 
 def _gauges(statuses: Iterable[Status], lag: dict[str, float]) -> Iterator[Metric]:
     for name, about, value in (
-        ("epoch", "Number of the latest commit.", lambda s: s.epoch),
+        ("epoch", "Epoch of the latest commit.", lambda s: s.epoch),
         ("windows_active", "Open windows.", lambda s: s.windows_active),
-        ("state_groups_total", "Groups in the state: keys with open sessions, or (key, pane).", lambda s: s.groups),
+        (
+            "state_groups_total",
+            "Groups in the state: keys with open sessions, or pairs of a key and a pane.",
+            lambda s: s.groups,
+        ),
         ("state_bytes", "Size of the state's files.", lambda s: s.state_bytes),
         (
             "emit_lag_seconds",
-            "Clock time minus the window end of the newest emitted row.",
+            "How far the window end of the newest emitted row is behind the clock.",
             lambda s: lag.get(s.pipeline),
         ),
     ):
@@ -268,13 +272,25 @@ def _joins(statuses: Iterable[Status]) -> Iterator[Metric]:
 
 def _counters(statuses: Iterable[Status]) -> Iterator[Metric]:
     simple: tuple[tuple[str, str, Any], ...] = (
-        ("late_windows", "(row, window) pairs whose window was closed.", lambda c: c.late_windows),
-        ("bad_rows", "Rows that cannot be decoded or have no usable event time.", lambda c: c.rows_bad),
+        (
+            "late_windows",
+            "Closed windows that rows missed; a row that misses several windows counts several times.",
+            lambda c: c.late_windows,
+        ),
+        (
+            "bad_rows",
+            "Rows that cannot be decoded, have no usable event time, or cannot be stored.",
+            lambda c: c.rows_bad,
+        ),
         ("refused_rows", "Rows that were refused because of `max_groups_per_window`.", lambda c: c.rows_refused),
-        ("duplicate_rows", "Used rows that were dropped as duplicates.", lambda c: c.rows_duplicate),
+        (
+            "duplicate_rows",
+            "Rows that were dropped as duplicates; they also count as used.",
+            lambda c: c.rows_duplicate,
+        ),
         (
             "lost_rows",
-            "Records that were deleted before they were read, or were skipped (`on_rewrite`).",
+            "Records that were deleted before they were read (`on_data_loss`), or were skipped (`on_rewrite`).",
             lambda c: c.rows_lost,
         ),
         (
@@ -286,7 +302,7 @@ def _counters(statuses: Iterable[Status]) -> Iterator[Metric]:
         ("overflows", "Results that did not fit their type and became NULL (`on_overflow`).", lambda c: c.overflows),
         (
             "late_between_stages",
-            "Results that were late for the stage that reads them; should be 0.",
+            "Results that were late for the stage that reads them. It should always be 0.",
             lambda c: c.late_between_stages,
         ),
         ("rows_in", "Rows read.", lambda c: c.rows_in),

@@ -151,7 +151,7 @@ def run(  # noqa: PLR0913 -- one argument per option of the command
         typer.Option(
             "--from",
             metavar="OFFSETS",
-            help='With --rebuild: the offsets to begin at: earliest, latest, or JSON such as {"clicks": "latest"}.',
+            help='With --rebuild: read from these offsets: earliest, latest, or JSON such as {"clicks": "latest"}.',
         ),
     ] = None,
     put_aside_output: Annotated[
@@ -219,7 +219,10 @@ def backfill(
     ] = None,
     slack: Annotated[
         str | None,
-        typer.Option(metavar="DURATION", help="How far the timestamp of a Kafka record may be from its event time."),
+        typer.Option(
+            metavar="DURATION",
+            help="How far the timestamp of a Kafka record may be from its event time; by default, the lateness plus the allowed lateness.",
+        ),
     ] = None,
     target: Annotated[
         str | None, typer.Option(metavar="NAME", help="The name of the target, if the pipeline has several.")
@@ -233,7 +236,7 @@ def backfill(
 
 def prepare(
     files: Annotated[
-        list[Path] | None, typer.Argument(metavar="FILE", help="Configs whose jars to download as well.")
+        list[Path] | None, typer.Argument(metavar="FILE", help="Also download the jars that these configs need.")
     ] = None,
     jars: Annotated[
         list[str] | None,
