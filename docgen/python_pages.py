@@ -63,6 +63,18 @@ _GROUPS: Mapping[str, tuple[str, tuple[str, ...]]] = {  # page: title, names
     ),
     "python/state.md": ("Query the state in Python", ("open_state", "StateView", "why", "WhyReport")),
 }
+_INTRODUCTIONS: Mapping[str, tuple[str, ...]] = {  # first lines of a page
+    "python/define.md": (
+        "With these functions and classes, you define a pipeline in Python, or load it from a TOML file. You can then",
+        "[run it](run.md), or look at its plan. [Write and check a config](../write-config.md#in-python) has an example.",
+        "",
+    ),
+    "python/run.md": (
+        "With these functions and classes, you run a pipeline that you have [defined or loaded](define.md), or compute the same",
+        "windows and joins over batch DataFrames. The last two classes are the errors that they raise.",
+        "",
+    ),
+}
 _VALUES: Mapping[str, str] = {  # exported names that are neither classes nor functions
     "pipelines": "The registered pipelines, as a dictionary that maps names to `Registered` objects.",
 }
@@ -85,7 +97,7 @@ def index_page() -> str:
 def group_page(page: str) -> str:
     """Return a page with the exported names of one group."""
     title, names = _GROUPS[page]
-    lines = [f"# {title}", "", MADE, "", "See [Python](../python.md) for all names."]
+    lines = [f"# {title}", "", MADE, "", *_INTRODUCTIONS.get(page, ()), "See [Python](../python.md) for all names."]
     if page == "python/config.md":
         lines += [
             "",

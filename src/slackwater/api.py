@@ -80,7 +80,8 @@ def pipeline(  # noqa: PLR0913 -- one argument per key of a config
 ) -> Pipeline:
     """Build a pipeline with a `window`, a `join`, several `stages`, or only `transform_sql`.
 
-    Each argument corresponds to a key of the TOML config. Durations are milliseconds, or strings such as "30s".
+    Each argument corresponds to a key of the TOML config; see docs/configuration.md. Durations are milliseconds, or
+    strings such as "30s". You can specify sources and targets in several ways:
 
     Args:
         source: A `Source`, or a connection together with `source_query` and other source settings, such as
@@ -168,7 +169,7 @@ def run_streaming_pipeline(
 
 
 class Registered:
-    """A registered pipeline. Calling it runs the pipeline."""
+    """A pipeline that `sw.streaming_pipeline` has registered. Calling it runs the pipeline, with the options of `sw.run`."""
 
     def __init__(self, function: Callable[[], Any], spec: Pipeline) -> None:
         self.function, self.pipeline = function, spec
@@ -185,7 +186,7 @@ class Registered:
 def streaming_pipeline(**settings: Any) -> Callable[[Callable[[], Any]], Registered]:
     """Return a decorator that registers a pipeline by name. Calling the decorated function runs the pipeline.
 
-    The function may return SQL, which is then used as `transform_sql`:
+    The settings are the arguments of `sw.pipeline`. The function may return SQL, which is then used as `transform_sql`:
 
         @sw.streaming_pipeline(name="clicks", source=sw.Source(…), window=sw.Window(…), target=…, state_store=…)
         def clicks():

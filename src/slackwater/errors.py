@@ -130,7 +130,8 @@ class SlackwaterError(Exception):
 class ConfigError(SlackwaterError):
     """One or more mistakes in a pipeline description.
 
-    `problems` has one line per mistake, and `str(error)` joins these lines. `further` has lines that apply to all of them.
+    `problems` contains one line per mistake, and `str(error)` joins these lines. `further` contains lines that apply to
+    all mistakes.
     """
 
     topic = Topic.CONFIG_WRONG

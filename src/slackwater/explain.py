@@ -40,11 +40,16 @@ class ExplainedStage:
 
 @dataclass(frozen=True)
 class Plan(TerminalRepr, NotebookRepr):
-    """The stages of a pipeline, its delivery guarantee and the size of its state.
+    """The plan of a pipeline: its stages, its delivery guarantee and the size of its state.
 
-    `state_bytes`: the maximum size of the last stage's state, in bytes. 0 for a stage without state; None if the size
-    depends on the input, as for a join or a keyed step. `kept`: for each stage, a description of its state or, for a
-    window, the maximum number of bytes and groups.
+    Args:
+        stages: What happens to a row, in dataflow order, from reading to publishing.
+        guarantee: The delivery guarantee.
+        state_bytes: The maximum size of the last stage's state, in bytes. It is 0 for a stage without state, and None
+            if the size depends on the input, as for a join or a keyed step.
+        notes: Warnings about the config, and limits that follow from it.
+        pipeline: The name of the pipeline.
+        kept: For each stage, a description of its state or, for a window, the maximum number of bytes and groups.
     """
 
     stages: tuple[ExplainedStage, ...]

@@ -48,7 +48,12 @@ _NAMES = frozenset(  # keys whose values are not secrets, because they appear in
 def load(path: str | Path, env: Mapping[str, str] | None = None) -> Pipeline:
     """Read a pipeline from a TOML file. Relative paths are resolved against the directory of the file.
 
-    Raises ConfigError, which lists every mistake on its own line.
+    Args:
+        path: The path of the file.
+        env: The environment variables; by default, those of the process.
+
+    Raises:
+        ConfigError: The config is invalid; the error has one line per mistake.
     """
     pipeline, problems = load_draft(path, env)
     if problems:
@@ -76,7 +81,13 @@ def load_draft(path: str | Path, env: Mapping[str, str] | None = None) -> tuple[
 def loads(content: str, file: str = "<string>", env: Mapping[str, str] | None = None) -> Pipeline:
     """Parse a pipeline from TOML text. Relative paths are resolved against the working directory.
 
-    `file`: the file name that errors show. Raises ConfigError, which lists every mistake on its own line.
+    Args:
+        content: The TOML text.
+        file: The file name that error messages show.
+        env: The environment variables; by default, those of the process.
+
+    Raises:
+        ConfigError: The config is invalid; the error has one line per mistake.
     """
     pipeline, problems = _parse_partial(content, file, env)
     if problems:
@@ -167,7 +178,8 @@ def _interpolate(value: Any, env: Mapping[str, str], file: str, path: str, probl
 def to_toml(pipeline: Pipeline) -> str:
     """Serialize a pipeline to TOML text, so that `loads(to_toml(p)) == p`. Interpolated strings keep their `${ENV}` spelling.
 
-    Raises ConfigError for a DataFrame source and for an aggregation that is a class, which exist only in Python.
+    Raises ConfigError if the pipeline has a DataFrame source or an aggregation that is a class, because these exist only
+    in Python.
     """
     import tomlkit
 

@@ -28,7 +28,9 @@ _LEAVE_S = 30.0  # how long the program's exit waits for the epoch in progress
 
 
 class Handle(NotebookRepr):
-    """A run in the background. Used as a context manager, the handle stops the run at the end of the block.
+    """A run in the background, as started by `sw.run(…, background=True)`.
+
+    As a context manager (`with sw.run(…, background=True) as run:`), it stops the run at the end of the block.
 
     If the run fails, its error is logged immediately. `status`, `wait` and `stop` raise it every time they are called.
     """
@@ -78,7 +80,10 @@ class Handle(NotebookRepr):
         return self._seen.latest
 
     def why(self, key: Mapping[str, Any] | str | None = None, stage: str | None = None) -> WhyReport:
-        """Report what holds back the watermark and which windows close next; see `sw.why`. Needs a durable state."""
+        """Report what holds back the watermark and which windows close next, like `sw.why`.
+
+        The state must be in files or Postgres.
+        """
         from slackwater.query.why_report_builder import why
 
         return why(self.pipeline, key, stage)

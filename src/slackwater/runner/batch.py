@@ -78,9 +78,10 @@ def batch(
     """Compute the windows of a batch DataFrame, with the columns and rows that a pipeline would write.
 
     All rows form one epoch, so no row is late. Unless `flush` is False, the watermark then advances to the end of time,
-    so every window closes, with `_emit_reason` `close` or `cap`. Rows from different shards are in no particular
-    order. All rows of a key are in one shard, and the rows of a shard are in memory at once. `max_groups_per_window`
-    does not apply.
+    so every window closes. Its `_emit_reason` is `close` or `cap`. `max_groups_per_window` does not apply.
+
+    All rows of a key are in one shard, and the rows of a shard are in memory at once. Rows from different shards are in
+    no particular order.
 
     Args:
         df: The rows to aggregate.

@@ -92,24 +92,26 @@ def run(  # noqa: PLR0913 -- one argument per option
 ) -> Status | Handle | None:
     """Run a pipeline until its input ends (`available_now`), `stop` is set, or the run fails.
 
-    Return the last status, or None if nothing was committed. Its `results()` reads the target as a DataFrame. The
-    commits of a failed run remain, and the next run continues from them.
+    Return the status after the last commit, or None if nothing was committed. The method `results()` of the status
+    reads the target as a DataFrame. If the run fails, its commits remain, and the next run continues from them.
 
     Args:
         pipeline: The pipeline to run.
         available_now: End when all input that exists now has been processed.
         flush: Close all open windows at the end.
         spark: The Spark session to use; by default, one is started.
-        on_status: Called with the status after each commit.
-        on_notice: Called with the level and the text of each log line of the run; by default, the lines are logged.
-        stop: An event that ends the run after the epoch in progress.
-        rebuild: Start over with a new state, and keep the old one under another name. Maps sources ("*" for all) to
-            "earliest", "latest" or offsets; `{}` uses the starting offsets in the config.
+        on_status: A function that is called with the status after each commit.
+        on_notice: A function that is called with the level and the text of each log line of the run. By default, the
+            lines are logged.
+        stop: An event that, once set, ends the run after the epoch in progress.
+        rebuild: Start over with a new state, and keep the old one under another name. The mapping contains the offsets
+            to begin at: "earliest", "latest" or offsets for each source, or for all sources under the name "*". An
+            empty mapping (`{}`) uses the starting offsets in the config.
         former_output: What to do if an earlier state, or a newer copy of the state, has written to the target. "aside"
             moves its files away, "keep" continues without moving them, and None makes startup fail.
         observers: Objects that are notified during the run; see `slackwater.observe`.
-        background: Return immediately, with a `Handle` that can report on the run, stop it and raise its error. Unless
-            `on_notice` is set, only warnings are logged.
+        background: Return a `Handle` immediately, while the run continues in a thread. The handle reports on the run,
+            stops it and raises its error. Unless `on_notice` is set, only warnings are logged.
 
     Raises:
         SlackwaterError: The run failed.

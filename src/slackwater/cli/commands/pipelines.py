@@ -37,7 +37,7 @@ def init(  # noqa: PLR0913 -- one argument per option of the command
         bool, typer.Option("--no-test", help="Do not write the test tests/NAME.toml with rows from the sample.")
     ] = False,
 ) -> None:
-    """Write a first config with comments that passes `check`. With a sample, also write a test."""
+    """Write a first config that passes `check`, with explanatory comments. With --sample, also write a test."""
     from slackwater.cli.init import InitOptions, write_first_config
 
     paths, keys, topics = (tuple(values or ()) for values in (sample, key, topic))
@@ -53,7 +53,7 @@ def check(
         ),
     ] = False,
 ) -> None:
-    """Check a config. Spark starts only if --connect needs it."""
+    """Check a config for mistakes, without running the pipeline. Spark starts only if --connect needs it."""
     from slackwater.cli.check import check_file
 
     check_file(file, connect)
@@ -72,7 +72,7 @@ def run_tests(
 ) -> None:
     """Run a pipeline's tests (tests/*.toml).
 
-    Exit code 0: all pass; 1: a test fails; 2: a test or its config is invalid.
+    The exit code is 0 if all tests pass, 1 if a test fails, and 2 if a test or its config is invalid.
     """
     from slackwater.cli.check import run_test_files
 
@@ -83,7 +83,7 @@ def run_tests(
 def schema(
     tests: Annotated[bool, typer.Option("--tests", help="Print the schema of test files instead.")] = False,
 ) -> None:
-    """Print the JSON Schema of configs. With it, editors complete keys and flag mistakes.
+    """Print the JSON Schema of configs, with which editors complete keys and flag mistakes.
 
     The schema includes the keys of installed connectors.
     """
@@ -117,7 +117,10 @@ def plan(
     file: File,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show what the next start with this config would keep, migrate or reject. Exit code 1 if startup would fail."""
+    """Show what the next start with this config would keep, migrate or reject.
+
+    The exit code is 1 if startup would fail.
+    """
     from slackwater.cli.plan import print_config_changes
 
     print_config_changes(file, as_json)
@@ -257,7 +260,7 @@ def demo(
     ] = False,
     ui_port: Annotated[int, typer.Option(min=0, max=65535, help="The port of the page; 0 means any free port.")] = 8086,
 ) -> None:
-    """Compute sessions and five-minute counts over generated clicks, in under a minute."""
+    """Demonstrate Slackwater in under a minute: compute sessions and five-minute counts over generated clicks."""
     from slackwater.cli.demo import run_demo
 
     run_demo(keep, rows, ui_port if ui else None)
@@ -269,7 +272,7 @@ def demo_kafka(
         bool, typer.Option("--keep", help="Keep Kafka and Postgres running until Ctrl-C, to inspect them.")
     ] = False,
 ) -> None:
-    """Write sessions from Kafka to Postgres on this machine, kill the runner twice, and show that no row is lost."""
+    """Demonstrate recovery with a local Kafka and Postgres: kill the runner twice, and show that no row is lost."""
     from slackwater.cli.demo_kafka import run_demo
 
     run_demo(rows, keep)
