@@ -39,6 +39,17 @@ _GUIDES: Mapping[str, tuple[str, str]] = {  # a command, or the beginning of sev
     "slackwater outbox": ("Publish or skip an epoch that its target rejects", "outbox.md"),
 }
 
+_INTRODUCTIONS: Mapping[str, tuple[str, ...]] = {  # first lines of a page
+    "commands/outbox.md": (
+        "`slackwater dlq` shows and replays [dead letters](../dead-letters.md), which are rows that could not be used or were",
+        "late. [Replay dead letters](../how-replay.md) explains when and how to use it.",
+        "",
+        "`slackwater outbox` shows, publishes or skips an epoch that is committed but not published yet. You need it if a target",
+        "[rejects an epoch](../outbox.md).",
+        "",
+    ),
+}
+
 
 def index_page() -> str:
     """Return the index: each command with the first sentence of its help."""
@@ -72,8 +83,8 @@ def group_page(page: str) -> str:
         "",
         MADE,
         "",
-        f"This page describes the {_GROUPS[page][0].lower()}, with their arguments and options. [Every command](../commands.md)",
-        "gives an overview of all commands and lists the exit codes.",
+        *_INTRODUCTIONS.get(page, ()),
+        "See [Every command](../commands.md) for all commands and exit codes.",
     ]
     for path, command in _commands(page):
         lines += _command(command, path)

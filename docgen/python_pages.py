@@ -74,6 +74,17 @@ _INTRODUCTIONS: Mapping[str, tuple[str, ...]] = {  # first lines of a page
         "windows and joins over batch DataFrames. The last two classes are the errors that they raise.",
         "",
     ),
+    "python/config.md": (
+        "These classes describe a pipeline in Python, as the tables of a TOML file do. A config class takes the",
+        "[keys of its table](../keys.md) as keyword arguments, with the same names, defaults and checks. The last three classes on",
+        "this page have a different purpose: with them, you write your own aggregations and operators.",
+        "",
+    ),
+    "python/state.md": (
+        "With these functions and classes, a program can read the open windows of a pipeline, and find out what they wait for.",
+        "The pipeline may be running. [Query the state](../state/query.md) has examples.",
+        "",
+    ),
 }
 _VALUES: Mapping[str, str] = {  # exported names that are neither classes nor functions
     "pipelines": "The registered pipelines, as a dictionary that maps names to `Registered` objects.",
@@ -85,7 +96,14 @@ def index_page() -> str:
     grouped = {name for _, names in _GROUPS.values() for name in names}
     missing = set(slackwater.__all__) - grouped - {"__version__"}
     assert not missing, f"exported names without a page: {missing}"
-    lines = ["# Python", "", MADE, "", "`import slackwater as sw` provides these names."]
+    lines = [
+        "# Python",
+        "",
+        MADE,
+        "",
+        "The names below are available after `import slackwater as sw`. Each name links to its full description. For an",
+        "overview of the most important ones, see [Write and check a config](write-config.md#in-python).",
+    ]
     for page, (title, names) in _GROUPS.items():
         lines += ["", f"## {title}", "", "| name | description |", "|---|---|"]
         for name in names:
@@ -98,12 +116,6 @@ def group_page(page: str) -> str:
     """Return a page with the exported names of one group."""
     title, names = _GROUPS[page]
     lines = [f"# {title}", "", MADE, "", *_INTRODUCTIONS.get(page, ()), "See [Python](../python.md) for all names."]
-    if page == "python/config.md":
-        lines += [
-            "",
-            "A config class takes the [keys of its table](../keys.md) as keyword arguments, with the same names, defaults and",
-            "checks.",
-        ]
     for name in names:
         exported = getattr(slackwater, name)
         lines += ["", f"## sw.{name}", ""]

@@ -97,8 +97,8 @@ def _options(value: Any) -> dict[str, Any]:
 class Aggregation(Spec):
     """One aggregation: `Aggregation(agg="sum", column="amount", as_="total")`.
 
-    `agg` is a built-in aggregation (see docs/aggregations.md), or the import path of an `Aggregator`, as in
-    "mypackage.mymodule:WeightedAverage". In Python, it may also be an `Aggregator` class or instance.
+    `agg` is the name of a built-in aggregation (see docs/aggregations.md), or the import path of an `Aggregator`, as in
+    `"mypackage.mymodule:WeightedAverage"`. In Python, it may also be an `Aggregator` class or instance.
     """
 
     agg: Converted[str | Aggregator | type[Aggregator], Any] = declare_key(

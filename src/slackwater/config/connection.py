@@ -62,16 +62,16 @@ class ClientConnection(Connection):
 
 
 class FilesConnection(ClientConnection):
-    """Files on a local disk, or at any path that Spark can read.
+    """A connection to files on a local disk, or at any path that Spark can read.
 
-    `options`: obstore settings, for targets in an object store.
+    `options` are the settings of obstore, the library that writes to targets in an object store.
     """
 
     kind: Literal["files"] = "files"
 
 
 class ConsoleConnection(Connection):
-    """Standard output, for targets that print their results. For targets only."""
+    """A connection to standard output, for targets that print their results. Sources cannot use it."""
 
     kind: Literal["console"] = "console"
     READS: ClassVar[bool] = False
@@ -80,7 +80,7 @@ class ConsoleConnection(Connection):
 class KafkaConnection(ClientConnection):
     """A connection to a Kafka cluster.
 
-    `options`: Kafka client settings, such as `security.protocol` and `sasl.mechanism`.
+    `options` are the settings of the Kafka client, such as `security.protocol` and `sasl.mechanism`.
     """
 
     kind: Literal["kafka"] = "kafka"
@@ -98,9 +98,9 @@ class KafkaConnection(ClientConnection):
 
 
 class PostgresConnection(Connection):
-    """A connection to a Postgres database. For targets only.
+    """A connection to a Postgres database. Only targets can use it.
 
-    Keep the password out of the file: `url = "${WAREHOUSE_URL}"`.
+    To keep the password out of a TOML file, refer to an environment variable: `url = "${WAREHOUSE_URL}"`.
     """
 
     kind: Literal["postgres"] = "postgres"
@@ -116,18 +116,19 @@ class PostgresConnection(Connection):
 
 
 class DeltaConnection(ClientConnection):
-    """Delta Lake tables.
+    """A connection to Delta Lake tables.
 
-    `options`: object store settings.
+    `options` are the settings of the object store that contains the tables.
     """
 
     kind: Literal["delta"] = "delta"
 
 
 class IcebergConnection(ClientConnection):
-    """Iceberg tables in a catalog.
+    """A connection to Iceberg tables in a catalog.
 
-    `options`: catalog properties, under their PyIceberg names, such as `uri`, `warehouse` and `s3.endpoint`.
+    `options` are the properties of the catalog, under their PyIceberg names, such as `uri`, `warehouse` and
+    `s3.endpoint`.
     """
 
     kind: Literal["iceberg"] = "iceberg"
@@ -167,7 +168,7 @@ class IcebergConnection(ClientConnection):
 
 
 class RabbitMQConnection(Connection):
-    """A connection to a RabbitMQ broker. For sources only."""
+    """A connection to a RabbitMQ broker. Only sources can use it."""
 
     kind: Literal["rabbitmq"] = "rabbitmq"
     url: str = declare_key(
@@ -182,7 +183,10 @@ class RabbitMQConnection(Connection):
 
 
 class KinesisConnection(ClientConnection):
-    """A connection to AWS Kinesis. For sources only. Requires a Spark connector, which you must install yourself."""
+    """A connection to AWS Kinesis. Only sources can use it.
+
+    It requires a Spark connector, which you must install yourself.
+    """
 
     kind: Literal["kinesis"] = "kinesis"
     region: str = declare_key(
@@ -196,7 +200,10 @@ class KinesisConnection(ClientConnection):
 
 
 class PubSubConnection(ClientConnection):
-    """A connection to Google Pub/Sub. For sources only. Requires a Spark connector, which you must install yourself."""
+    """A connection to Google Pub/Sub. Only sources can use it.
+
+    It requires a Spark connector, which you must install yourself.
+    """
 
     kind: Literal["pubsub"] = "pubsub"
     project: str = declare_key(

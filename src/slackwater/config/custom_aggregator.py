@@ -29,18 +29,25 @@ PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
 class Aggregator:
-    """The base class for user-defined aggregations. A subclass declares columns and defines three functions.
+    """The base class for user-defined aggregations. A subclass declares columns and defines three methods.
 
-    - `inputs`: the input columns, as name -> Spark type. Numeric columns are cast to floating-point types, and integer
-      columns to wider integer types.
-    - `accumulators`: the state of a group, as name -> Spark type. Each type is a scalar or an array of scalars.
+    It declares these attributes:
+
+    - `inputs`: the names and Spark types of the input columns. A column of another type is cast if every value fits: any
+      number fits a floating-point type, and an integer fits a wider integer type.
+    - `accumulators`: the names and Spark types of the values that are stored per group. Each type is a scalar or an
+      array of scalars.
     - `output`: the Spark type of the result. It may be `array<…>` or `struct<…>`.
     - `wants_keys`: whether `merge` receives the group keys as its first argument, a mapping of names to expressions.
 
-    The functions take and return Polars expressions. `lift` takes the inputs by name, and returns a row-wise expression
-    for each accumulator. `merge` takes the accumulators by name, and returns an aggregate over the rows of a group for
-    each accumulator. `merge` must be associative and commutative, because rows are merged in any order and in batches.
-    `finish` takes the accumulators and returns the result.
+    The methods take and return Polars expressions:
+
+    - `lift` takes the inputs by name, and returns a row-wise expression for each accumulator.
+    - `merge` takes the accumulators by name, and returns an aggregate over the rows of a group for each accumulator. It
+      must be associative and commutative, because rows are merged in any order and in batches.
+    - `finish` takes the accumulators by name, and returns the result.
+
+    For example, this class computes an average:
 
             class Mean(Aggregator):
                 inputs = {"value": "double"}

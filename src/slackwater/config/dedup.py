@@ -11,7 +11,7 @@ from slackwater.core.humanize import format_ms, plural
 
 
 class Dedup(KeyedStep):
-    """Removes duplicates: emits one row per key among rows with nearby event times.
+    """Removes duplicates: emits one of all rows with the same key and nearby event times.
 
     The other rows are dropped and counted. `keep="first"` emits a row when it is read, and drops rows of the same key
     whose event times are less than `within` before or after it. `keep="last"` emits the last row by event time, once

@@ -52,7 +52,9 @@ def _prefix(value: Any) -> str:
 class Join(StepBase):
     """A join of two sources: `Join(kind="inner", left_source="orders", …, left_keys=["id"], …, time_window="5m")`.
 
-    Two rows match if their keys are equal and `lower <= right.ts - left.ts <= upper`. `time_window` sets both bounds.
+    Two rows match if their keys are equal and `lower <= right.ts - left.ts <= upper`. Here, `ts` is the event time.
+    `time_window="5m"` sets `lower` to minus five minutes and `upper` to five minutes.
+
     See docs/joins.md. Raises ConfigError, with one line per mistake.
     """
 

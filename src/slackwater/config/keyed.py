@@ -41,8 +41,8 @@ class KeyedResult(NamedTuple):
     Args:
         rows: The rows to emit, with the output columns and `TIME`.
         state: The new state rows, with `KEY`, `TIMER` and the state columns.
-        changed: For `advance`, the numbers of the keys whose stored rows are replaced by `state`. By default, all keys
-            of the epoch.
+        changed: For `advance`, the keys whose stored rows are replaced by `state`, as values of `KEY`. By default, all
+            keys for which the call received rows.
         duplicates: The number of rows that were dropped as duplicates.
     """
 
@@ -55,12 +55,20 @@ class KeyedResult(NamedTuple):
 class KeyedFunction:
     """The base class for keyed operators. A subclass declares columns, and defines `advance` and, for timers, `expire`.
 
-    - `state`: the columns of a state row, as name -> Spark type. A key may have any number of state rows.
-    - `output`: the columns of the emitted rows, as name -> Spark type. By default, the input columns. The event
-      time is added as `_event_ts`.
+    It declares these attributes:
 
-    `advance` and `expire` must be pure: they may use only their arguments and the options. All frames are Polars
-    frames. `KEY` is the number of the key in this epoch, `TIME` the event time (µs), and `TIMER` the timer (µs).
+    - `state`: the names and Spark types of the columns of a state row. A key may have any number of state rows.
+    - `output`: the names and Spark types of the columns of the emitted rows. By default, these are the input columns.
+      The event time is added as `_event_ts`.
+
+    Both methods must be pure: they may use only their arguments and the options. All frames are Polars frames. In
+    addition to columns of data, they have hidden columns, whose names are attributes of the class:
+
+    - `KEY`: an integer that identifies the key within one call.
+    - `TIME`: the event time (µs).
+    - `TIMER`: the watermark (µs) at which a state row is due. NULL means never.
+
+    See docs/stages/own-operators.md for an example.
     """
 
     state: ClassVar[Mapping[str, str]] = {}
@@ -76,7 +84,7 @@ class KeyedFunction:
         Args:
             rows: The rows, sorted by key, event time and values. Columns: `KEY`, `TIME` and the columns of the SQL.
             state: The state rows of these keys. Columns: `KEY`, `TIMER`, the key columns and the state columns.
-            watermark: The watermark (µs) of the previous epoch. All rows and timers are later.
+            watermark: The watermark (µs) of the previous epoch. No row is earlier, and all timers are later.
         """
         raise NotImplementedError
 

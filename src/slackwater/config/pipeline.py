@@ -65,7 +65,7 @@ NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 
 
 class Pipeline(Spec, NotebookRepr):
-    """An immutable, validated description of a pipeline. `slackwater.run_streaming_pipeline` runs it."""
+    """An immutable, validated description of a pipeline. `slackwater.run` runs it."""
 
     name: str = declare_key(
         parse_text,

@@ -67,7 +67,7 @@ def _lookups(value: Any) -> dict[str, Lookup]:
 
 
 class Transform(Spec):
-    """Row processing: row-wise SQL over the `source` view, then a window, join, dedup or keyed step.
+    """The processing of rows: row-wise SQL over the `source` view, then a window, join, dedup or keyed step.
 
     Without such a step, the rows that the SQL returns are the results, and no rows are kept in the state.
     """

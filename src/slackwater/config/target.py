@@ -161,8 +161,11 @@ class Target(Spec):
 class StateStore(Spec):
     """Where the state is kept: files, Postgres or memory.
 
-    A Postgres store uses `path` only for the Spark checkpoints of sources that cannot seek; the default is a temporary
-    directory. For an object store, missing `options` are taken from the environment or the machine's role.
+    With `kind="postgres"`, `path` is used only for the Spark checkpoints of sources that cannot seek. By default, these
+    checkpoints are in a temporary directory.
+
+    If the state is in an object store, credentials that `options` lacks come from the environment or from the role of
+    the machine.
     """
 
     kind: str = declare_key(

@@ -45,7 +45,9 @@ Viewed = WindowOperator | KeyedOperator
 
 
 def open_state(state: str | Path | Pipeline, pipeline: str | None = None, *, schema: str = "public") -> StateView:
-    """Open a read-only view of the windows of a pipeline, without a lock. The pipeline may be running.
+    """Open a read-only view of the windows of a pipeline.
+
+    The view takes no lock, so the pipeline may be running.
 
     Args:
         state: A state directory, a URL in an object store, a database URL, the pipeline, or its TOML file.
@@ -58,15 +60,25 @@ def open_state(state: str | Path | Pipeline, pipeline: str | None = None, *, sch
 
 
 class StateView(NotebookRepr):
-    """Open and retained windows as Polars frames; `frame.to_arrow()` converts them to Arrow. See `open_state`.
+    """A read-only view of the windows in a state, as Polars frames. `open_state` returns one.
 
-    The frames have the columns of the target, with the values that would be emitted if no more rows arrived. The view
-    adds `_status` (open or retained), `_closes_at` (the watermark that closes the window), `_last_event` (sessions
-    only) and `_epoch` (the commit). If the target already has a column with one of these names, another `_` is
-    prepended. Windows that have left the state are only in the target.
+    The view contains the open windows. It also contains the *retained* ones, which are closed but stay in the state for
+    corrections. Windows that have left the state are only in the target.
+
+    The frames have the columns of the target, with the values that would be emitted if no more rows arrived. To convert
+    a frame to Arrow, call `frame.to_arrow()`. The view adds these columns:
+
+    - `_status`: `open` or `retained`.
+    - `_closes_at`: the watermark that closes the window.
+    - `_last_event`: the time of the last event, for sessions.
+    - `_epoch`: the epoch of the commit.
+
+    If the target already has a column with one of these names, another `_` is prepended.
 
     For a keyed stage, the frames contain the state rows that are not due yet, with their keys, `_due_at`, `_last_event`
-    and `_epoch`. A view may be used from several threads.
+    and `_epoch`.
+
+    A view may be used from several threads.
     """
 
     def __init__(self, store: StateStore, epoch: int | None = None) -> None:
@@ -79,8 +91,8 @@ class StateView(NotebookRepr):
     def fetch(self, key: Any = None) -> pl.DataFrame:
         """Return the windows of one key, ordered by start. Raises StartError if the key is invalid.
 
-        `key`: a mapping of the group_by columns to values, or just the value if there is one column. Omit `key` if the
-        window has no group_by.
+        `key` maps the `group_by` columns to values. If there is only one column, it may also be the value itself. Omit
+        `key` if the window has no `group_by`.
         """
         with self._open_snapshot() as (snapshot, logic):
             return self._windows_of_key(snapshot, logic, key)
@@ -90,8 +102,9 @@ class StateView(NotebookRepr):
     ) -> pl.DataFrame:
         """Return the sessions of one key within inclusive time limits, as Kafka Streams session stores do.
 
-        A session ends at its last event, without the gap. A time is a datetime, an ISO 8601 string (both in UTC by
-        default), or an integer of microseconds since 1970, where 0 and 2**63 - 1 set no limit.
+        Here, a session ends at its last event, without the gap. A time is a datetime or an ISO 8601 string, both in UTC
+        by default, or an integer number of microseconds since 1970. To set no limit, omit the argument. As in Kafka
+        Streams, you can also pass 0 for `earliest_end` and 2**63 - 1 for `latest_start`.
 
         Args:
             key: The key; see `fetch`.
@@ -121,7 +134,7 @@ class StateView(NotebookRepr):
 
         Args:
             where: A condition over the columns, as a Polars expression or as SQL ("events > 100 AND _status = 'open'").
-                `slackwater.query.condition` lists what the SQL may contain.
+                The module `slackwater.query.condition` lists what the SQL may contain.
             limit: The maximum number of windows.
             timeout_s: The maximum number of seconds that the scan may take.
 
@@ -157,7 +170,10 @@ class StateView(NotebookRepr):
         return StateView(self._store, epoch)
 
     def epochs(self) -> list[int]:
-        """Return the epochs of readable commits, in ascending order. The Postgres store keeps only the latest one."""
+        """Return the epochs whose commits can still be read, in ascending order.
+
+        The Postgres store keeps only the latest commit.
+        """
         return self._store.epochs()
 
     def manifest(self) -> Commit:
@@ -213,7 +229,7 @@ class StateView(NotebookRepr):
         return _sorted(logic, _windows(snapshot, logic, rows))
 
     def close(self) -> None:
-        """Close the open files. The view remains usable."""
+        """Close the open files. You can still use the view, which then opens them again."""
         if self._cached is not None:
             self._cached[1].close()
             self._cached = None

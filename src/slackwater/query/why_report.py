@@ -231,8 +231,8 @@ class StageReport:
 class WhyReport(TerminalRepr, StageReport, NotebookRepr):
     """The report of `why` for one commit.
 
-    Fields that are not listed here describe the requested stage, by default the last stage. See
-    `slackwater.query.why_report.StageReport`.
+    Fields that are not listed here describe the requested stage, or the last stage by default. The class
+    `slackwater.query.why_report.StageReport` documents these fields.
 
     Args:
         pipeline: The name of the pipeline.
