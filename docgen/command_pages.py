@@ -50,6 +50,15 @@ _INTRODUCTIONS: Mapping[str, tuple[str, ...]] = {  # first lines of a page
     ),
 }
 
+_INTRODUCTIONS: Mapping[str, tuple[str, ...]] = {  # first lines of a page
+    "commands/state.md": (
+        "These commands inspect, check, copy and change the state of a pipeline, which is the data that it keeps between runs.",
+        "[State](../state.md) gives an overview of the tasks, and describes which locations `WHERE` may name. In the descriptions,",
+        "an *open* window still receives rows, and a *retained* window is closed but can still be corrected by late rows.",
+        "",
+    ),
+}
+
 
 def index_page() -> str:
     """Return the index: each command with the first sentence of its help."""
@@ -58,15 +67,19 @@ def index_page() -> str:
         "",
         MADE,
         "",
-        "`slackwater COMMAND --help` prints the same text.",
+        "This page lists all commands by task. Each command links to a description of its arguments and options, which",
+        "`slackwater COMMAND --help` also prints.",
+        "",
+        "All commands use the same exit codes. If a code has a more specific meaning for a command, the command's description",
+        "says so.",
         "",
         "| exit code | meaning |",
         "|---|---|",
-        "| 0 | done |",
-        "| 1 | failed |",
-        "| 2 | invalid config or command line |",
-        "| 130, 143 | ended immediately by a signal |",
-        "| 70 | internal error |",
+        "| 0 | the command succeeded |",
+        "| 1 | the command failed, or a check found a problem |",
+        "| 2 | the config or the command line is invalid |",
+        "| 70 | an internal error occurred, which is a bug in Slackwater |",
+        "| 130, 143 | a signal (SIGINT or SIGTERM) ended the command immediately |",
     ]
     for page, (title, _) in _GROUPS.items():
         lines += ["", f"## {title}", "", "| command | purpose |", "|---|---|"]

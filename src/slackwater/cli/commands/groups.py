@@ -21,7 +21,8 @@ Where = Annotated[
 Name = Annotated[str | None, typer.Option("--pipeline", help="The name of the pipeline, if WHERE contains several.")]
 Schema = Annotated[str, typer.Option(help="The database schema that contains the tables.")]
 Key = Annotated[
-    list[str] | None, typer.Argument(metavar="K=V", help="The key; a name without a value stands for NULL.")
+    list[str] | None,
+    typer.Argument(metavar="K=V", help="The key, such as user_id=u1; a name without a value stands for NULL."),
 ]
 Epoch = Annotated[
     int | None,
@@ -59,7 +60,7 @@ def get(
     epoch: Epoch = None,
     as_json: Json = False,
 ) -> None:
-    """Print the open and retained windows of a key."""
+    """Print the open and retained windows of a key, with their current values."""
     from slackwater.cli.state_show import print_key_windows
 
     print_key_windows(StateLocation(where, pipeline, schema), key or [], epoch, as_json)
@@ -89,7 +90,7 @@ def find_sessions(
 
 @state.command("verify")
 def verify(where: Where, pipeline: Name = None, schema: Schema = "public", as_json: Json = False) -> None:
-    """Check every commit, file and table of a state. Exit code 1 if anything is wrong.
+    """Check that every commit, file and table of a state is sound. The exit code is 1 if anything is wrong.
 
     This works even while a runner is active.
     """
@@ -124,7 +125,10 @@ def history(where: Where, pipeline: Name = None, schema: Schema = "public", as_j
 
 @state.command("compact")
 def compact(where: Where, pipeline: Name = None, schema: Schema = "public", as_json: Json = False) -> None:
-    """Merge the segments of every shard and drop expired rows, in a separate commit. No runner may be active."""
+    """Shrink a state: drop expired rows and merge the files of every shard, in a separate commit.
+
+    No runner may be active.
+    """
     from slackwater.cli.state_maintenance import print_compaction
 
     print_compaction(StateLocation(where, pipeline, schema), as_json)
@@ -151,7 +155,10 @@ def fork(
     schema: Schema = "public",
     epoch: Epoch = None,
 ) -> None:
-    """Copy a state for another pipeline, even while a runner is active."""
+    """Copy a state, so that a pipeline with another name can continue from it.
+
+    This works even while a runner is active.
+    """
     from slackwater.cli.state_maintenance import fork_state
 
     fork_state(StateLocation(where, pipeline, schema), name, epoch)
@@ -164,14 +171,18 @@ def reset(
         list[str],
         typer.Option(
             metavar="OFFSETS",
-            help="earliest, latest or a time, for all sources or as SOURCE=…; or JSON with source, topic, partition and offset.",
+            help="Where to continue: earliest, latest or a time, for all sources or for one (SOURCE=latest); or JSON with "
+            "source, topic, partition and offset. May be repeated.",
         ),
     ],
     pipeline: Name = None,
     schema: Schema = "public",
     dry_run: Dry = False,
 ) -> None:
-    """Change the offsets from which sources continue, without changing the windows in the state."""
+    """Change the offsets from which sources continue, without changing the windows in the state.
+
+    No runner may be active.
+    """
     from slackwater.cli.state_maintenance import reset_state
 
     reset_state(StateLocation(where, pipeline, schema), offsets, dry_run)
