@@ -48,9 +48,6 @@ _INTRODUCTIONS: Mapping[str, tuple[str, ...]] = {  # first lines of a page
         "[rejects an epoch](../outbox.md).",
         "",
     ),
-}
-
-_INTRODUCTIONS: Mapping[str, tuple[str, ...]] = {  # first lines of a page
     "commands/state.md": (
         "These commands inspect, check, copy and change the state of a pipeline, which is the data that it keeps between runs.",
         "[State](../state.md) gives an overview of the tasks, and describes which locations `WHERE` may name. In the descriptions,",
