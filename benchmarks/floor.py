@@ -21,7 +21,7 @@ from benchmarks.cases import Join, Window
 from benchmarks.data import FILES_PER_EPOCH, ORDERS_SCHEMA, SCHEMA, SIDES
 from benchmarks.systems import decode
 from benchmarks.topics import Topic
-from slackwater.spark.tuning.row_transfer import MANY_ROWS_PER_PANE
+from slackwater.spark.tuning.shuffle_tuning import MANY_ROWS_PER_PANE
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -25,7 +25,7 @@ def draw(epochs: Sequence[int], samples: Sequence[Mapping[str, float]]) -> str:
             for key, title in series.items()
         ]
         panels.append(plot.Panel(name, lines, ticks, last, number=_number))
-    return plot.draw(f"Time, memory, files and connections over {last:,} epochs", panels, plot.Sizes(150, 60, 170))
+    return plot.draw(f"Time, memory, files and connections over {last:,} epochs", panels, plot.StateSizes(150, 60, 170))
 
 
 def _number(value: float) -> str:

@@ -44,7 +44,7 @@ from slackwater.state.files.store import FilesStore
 from slackwater.testing.local_engine import LocalEngine
 from slackwater.testing.memory_target import MemoryTarget
 from slackwater.testing.pipeline_builder import build_pipeline
-from slackwater.testing.rows_without_spark import PlainRowPreparer
+from slackwater.testing.rows_without_spark import PolarsRowPreparer
 
 TENTHS = 10
 ROWS = 20_000  # per epoch
@@ -69,7 +69,7 @@ class Pipeline:
         logic = compiling.compile_window(pipeline, {"user": Field("user", "string")})
         target = MemoryTarget(logic.output, logic.identity)
         store = FilesStore(home, "watched")
-        engine = LocalEngine(PlainRowPreparer(logic, ["a"], window.max_future_ms))
+        engine = LocalEngine(PolarsRowPreparer(logic, ["a"], window.max_future_ms))
         ((name, stage_pipeline),) = pipeline.stage_pipelines.items()
         stage = StageRunner(
             name,

@@ -29,7 +29,7 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class StateSizes:
     """Height of a panel, the gap below it, and the width of the names on the right, in pixels."""
 
     height: int
@@ -37,7 +37,7 @@ class Sizes:
     right: int
 
 
-def draw(label: str, panels: Sequence[Panel], sizes: Sizes) -> str:
+def draw(label: str, panels: Sequence[Panel], sizes: StateSizes) -> str:
     """Return the SVG text."""
     whole = element(
         "svg",
@@ -51,7 +51,7 @@ def draw(label: str, panels: Sequence[Panel], sizes: Sizes) -> str:
     return str(whole).replace("><", ">\n<") + "\n"
 
 
-def _panel(number: int, panel: Panel, sizes: Sizes) -> Iterator[Markup]:
+def _panel(number: int, panel: Panel, sizes: StateSizes) -> Iterator[Markup]:
     top = number * (sizes.height + sizes.gap) + 30
     bottom, right = top + sizes.height, _WIDTH - sizes.right
     most = max(y for _, points in panel.lines for _, y in points) * 1.1 or 1.0

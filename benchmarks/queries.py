@@ -37,7 +37,7 @@ from slackwater.state.commit import BatchId
 from slackwater.state.files.store import FilesStore
 from slackwater.testing.local_engine import LocalEngine
 from slackwater.testing.pipeline_builder import build_pipeline
-from slackwater.testing.rows_without_spark import PlainRowPreparer
+from slackwater.testing.rows_without_spark import PolarsRowPreparer
 
 S = 1_000_000
 PER_SECOND = 20
@@ -60,7 +60,7 @@ def build_state(directory: str, sessions: int) -> None:
     ((name, stage_pipeline),) = pipeline.stage_pipelines.items()
     hooks = DriverCallbacks(lambda: clock)
     stage = StageRunner(
-        name, stage_pipeline, logic, store, LocalEngine(PlainRowPreparer(logic, ["a"])), hooks.faults.in_worker
+        name, stage_pipeline, logic, store, LocalEngine(PolarsRowPreparer(logic, ["a"])), hooks.faults.in_worker
     )
     driver = EpochDriver(pipeline, [stage], store, dict.fromkeys(pipeline.per_target, ConsoleTarget()), hooks)
     driver.start(store.open(), 2, {})

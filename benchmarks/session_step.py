@@ -32,10 +32,10 @@ from slackwater.core.hashing import mix_bits
 from slackwater.core.schema import Field
 from slackwater.operators.base import Operator, ShardTask
 from slackwater.operators.registry import bind_window
-from slackwater.spark import operator_rows
+from slackwater.spark import operator_input
 from slackwater.spark.tuning import worker_memory
-from slackwater.state.commit import SegmentMeta
-from slackwater.state.files.shard_rows import FilesShard
+from slackwater.state.commit import SegmentMetadata
+from slackwater.state.files.shard import FileShard
 from slackwater.storage.local import LocalStorage
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows import session_ingest
@@ -56,7 +56,7 @@ class Shard:
 
     root: Path
     operator: Operator
-    metas: tuple[SegmentMeta, ...] = ()
+    metas: tuple[SegmentMetadata, ...] = ()
     watermark: int = NO_WATERMARK
 
     def __post_init__(self) -> None:
@@ -65,11 +65,11 @@ class Shard:
 
     def ingest(self, epoch: int, table: pa.Table) -> None:
         """Ingest the rows of an epoch as a worker does."""
-        state = FilesShard(LocalStorage(str(self.root)), 0, epoch, self.metas)
+        state = FileShard(LocalStorage(str(self.root)), 0, epoch, self.metas)
         rows = pl.from_arrow(table)
         assert isinstance(rows, pl.DataFrame)
         task = ShardTask(self.operator, state, 0, self.watermark, self.watermark)
-        self.metas = self.operator.ingest(task, operator_rows.to_ingest_rows(self.operator, rows)).segments
+        self.metas = self.operator.ingest(task, operator_input.to_ingest_rows(self.operator, rows)).segments
 
     def advance(self, table: pa.Table) -> None:
         self.watermark = max(self.watermark, int(table["__ts"].to_numpy().max()) - LATENESS_US)

@@ -16,7 +16,7 @@ PANELS = (
 def draw(figures: Sequence[Mapping[str, Any]]) -> str:
     """Return the SVG text."""
     label = "The driver's part of an epoch over the number of shards"
-    return plot.draw(label, [_panel(*panel, figures) for panel in PANELS], plot.Sizes(190, 70, 200))
+    return plot.draw(label, [_panel(*panel, figures) for panel in PANELS], plot.StateSizes(190, 70, 200))
 
 
 def _panel(name: str, key: str, times: float, figures: Sequence[Mapping[str, Any]]) -> plot.Panel:

@@ -21,7 +21,7 @@ from slackwater.connectors.source import Batch
 from slackwater.engine.engine_interface import IngestOutcome
 from slackwater.operators.base import Operator, ShardTask
 from slackwater.operators.reports import EmitReport, IngestReport
-from slackwater.state.commit import SegmentMeta
+from slackwater.state.commit import SegmentMetadata
 from slackwater.state.files.segments import count_segments_to_merge
 
 TOPIC = "events"
@@ -96,8 +96,8 @@ def merge_segments(rows: Sequence[int], keys: int) -> list[int]:
     return [*rows[: len(rows) - count], min(sum(rows[len(rows) - count :]), keys)] if count else list(rows)
 
 
-def segment(epoch: int, shard: int, rows: int) -> SegmentMeta:
-    return SegmentMeta(
+def segment(epoch: int, shard: int, rows: int) -> SegmentMetadata:
+    return SegmentMetadata(
         file=f"segments/{epoch:09d}-{shard:03d}-{uuid.uuid4().hex[:12]}.arrow",
         rows=rows,
         bytes=rows * BYTES_PER_ROW,
@@ -161,5 +161,5 @@ class SimulatedEngine:
     def replay_rows(self, payload: Mapping[str, Any], clock_us: int, capacity: object = None) -> pl.DataFrame:
         raise NotImplementedError
 
-    def validate_letters(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame:
+    def validate_dead_letters(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame:
         raise NotImplementedError

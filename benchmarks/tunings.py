@@ -14,7 +14,7 @@ from benchmarks.cases import CASES, SLACKWATER, WARM_UP, quick
 from benchmarks.figures import machine
 from benchmarks.run import Bench
 from benchmarks.worker_process import exit_on_sigterm
-from slackwater.tunings import VARIABLE
+from slackwater.tuning_switches import VARIABLE
 
 # the case in which each tuning matters most; benchmarks.payloads measures json_workers
 CASE_BY_TUNING = {

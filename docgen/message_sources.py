@@ -12,8 +12,8 @@ from typing import TypeGuard
 
 from docgen.message_topics import WARNINGS, MessageTopic
 from slackwater import errors
-from slackwater.config.key import declare_key
-from slackwater.config.message_format import value_mismatch
+from slackwater.config.config_key import declare_key
+from slackwater.config.error_text import describe_value_mismatch
 from slackwater.core.humanize import mismatch
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -21,7 +21,7 @@ SOURCES = ROOT / "src" / "slackwater"
 CLASSES = {n: c for n, c in vars(errors).items() if inspect.isclass(c) and issubclass(c, errors.SlackwaterError)}
 WARNING = "warning"  # used instead of a class, for log lines
 VALUE = "…"  # stands for what the message is about
-_MISMATCHES = (mismatch.__name__, value_mismatch.__name__)  # their calls stand for the text that they format
+_MISMATCHES = (mismatch.__name__, describe_value_mismatch.__name__)  # their calls stand for the text that they format
 _SAYS = re.compile(r"; |expected|found |missing|is not |cannot|must ")  # how mistakes of a config are told
 
 
@@ -56,7 +56,7 @@ def shown(node: ast.expr) -> str:
         return shown(node.value) if is_mismatch(node.value) else VALUE
     if is_mismatch(node):
         actual, expected = node.args
-        actual_text = VALUE if _name(node) == value_mismatch.__name__ else shown(actual)
+        actual_text = VALUE if _name(node) == describe_value_mismatch.__name__ else shown(actual)
         return re.sub(f"{VALUE}+", VALUE, mismatch(actual_text, shown(expected)))
     if isinstance(node, ast.List) and len(node.elts) == 1:
         return shown(node.elts[0])

@@ -47,7 +47,17 @@ _GROUPS: Mapping[str, tuple[str, tuple[str, ...]]] = {  # page: title, names
     ),
     "python/define.md": (
         "Define and load pipelines",
-        ("pipeline", "streaming_pipeline", "pipelines", "Registered", "load", "loads", "to_toml", "describe", "Plan"),
+        (
+            "pipeline",
+            "streaming_pipeline",
+            "pipelines",
+            "RegisteredPipeline",
+            "load",
+            "loads",
+            "to_toml",
+            "describe",
+            "Plan",
+        ),
     ),
     "python/run.md": (
         "Run pipelines and batches",
@@ -56,7 +66,7 @@ _GROUPS: Mapping[str, tuple[str, tuple[str, ...]]] = {  # page: title, names
             "run_streaming_pipeline",
             "Handle",
             "batch",
-            "batch_join",
+            "compute_batch_join",
             "SlackwaterError",
             "ConfigError",
         ),
@@ -87,7 +97,7 @@ _INTRODUCTIONS: Mapping[str, tuple[str, ...]] = {  # first lines of a page
     ),
 }
 _VALUES: Mapping[str, str] = {  # exported names that are neither classes nor functions
-    "pipelines": "The registered pipelines, as a dictionary that maps names to `Registered` objects.",
+    "pipelines": "The registered pipelines, as a dictionary that maps names to `RegisteredPipeline` objects.",
 }
 
 

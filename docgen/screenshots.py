@@ -25,9 +25,9 @@ from tests.support.browser import CHROMIUM, Browser, wait_until
 from tests.support.ui_states import config, draw_script, open_page_source, run_pipeline
 
 from docgen.message_sources import ROOT
-from slackwater.cli.serve import load_page_sources
+from slackwater.cli.web_commands import load_page_sources
 from slackwater.ui.page_model import PageSource
-from slackwater.ui.server import serve_pages
+from slackwater.ui.page_server import serve_pages
 
 IMAGES = ROOT / "docs" / "images"
 WIDTH, MARGIN = 1180, 16

@@ -73,10 +73,10 @@ def log_level() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def secrets_of_this_test() -> Iterator[None]:
     """What one test gave as a secret is an ordinary word in the next."""
-    from slackwater import secrets
+    from slackwater import secret_masking
 
     yield
-    secrets.forget_secrets()
+    secret_masking.forget_secrets()
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from slackwater.core.connector_registry import TABLE
 from slackwater.core.notebook_repr import register_renderers
 
 if TYPE_CHECKING:
-    from slackwater.api import Registered as Registered
+    from slackwater.api import RegisteredPipeline as RegisteredPipeline
     from slackwater.api import pipeline as pipeline
     from slackwater.api import pipelines as pipelines
     from slackwater.api import run_streaming_pipeline as run_streaming_pipeline
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from slackwater.config.custom_aggregator import Aggregator as Aggregator
     from slackwater.config.dedup import Dedup as Dedup
     from slackwater.config.join import Join as Join
-    from slackwater.config.keyed import Keyed as Keyed
-    from slackwater.config.keyed import KeyedFunction as KeyedFunction
-    from slackwater.config.keyed import KeyedResult as KeyedResult
+    from slackwater.config.keyed_step import Keyed as Keyed
+    from slackwater.config.keyed_step import KeyedFunction as KeyedFunction
+    from slackwater.config.keyed_step import KeyedResult as KeyedResult
     from slackwater.config.pipeline import Pipeline as Pipeline
     from slackwater.config.source import Lookup as Lookup
     from slackwater.config.source import Source as Source
@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     from slackwater.query.why_report import WhyReport as WhyReport
     from slackwater.query.why_report_builder import why as why
     from slackwater.runner.background_run import Handle as Handle
-    from slackwater.runner.batch import batch as batch
-    from slackwater.runner.batch import batch_join as batch_join
+    from slackwater.runner.batch_run import batch as batch
+    from slackwater.runner.batch_run import compute_batch_join as compute_batch_join
     from slackwater.runner.run import run as run
 
 __version__ = VERSION
@@ -68,8 +68,8 @@ _HOMES = {
     "ConsoleConnection": "config.connection",
     "Dedup": "config.dedup",
     "DeltaConnection": "config.connection",
-    "batch": "runner.batch",
-    "batch_join": "runner.batch",
+    "batch": "runner.batch_run",
+    "compute_batch_join": "runner.batch_run",
     "IcebergConnection": "config.connection",
     "KafkaConnection": "config.connection",
     "KinesisConnection": "config.connection",
@@ -79,13 +79,13 @@ _HOMES = {
     "FilesConnection": "config.connection",
     "Handle": "runner.background_run",
     "Join": "config.join",
-    "Keyed": "config.keyed",
-    "KeyedFunction": "config.keyed",
-    "KeyedResult": "config.keyed",
+    "Keyed": "config.keyed_step",
+    "KeyedFunction": "config.keyed_step",
+    "KeyedResult": "config.keyed_step",
     "Lookup": "config.source",
     "Pipeline": "config.pipeline",
     "Plan": "explain",
-    "Registered": "api",
+    "RegisteredPipeline": "api",
     "SlackwaterError": "errors",
     "Source": "config.source",
     "StateStore": "config.target",
@@ -117,9 +117,9 @@ def _render_html(value: object) -> str:
 
 
 def _render_for_terminal(value: object) -> str:
-    from slackwater.cli.terminal_rendering import render_for_terminal
+    from slackwater.cli.api_value_format import format_api_value
 
-    return render_for_terminal(value)
+    return format_api_value(value)
 
 
 def _built_in_connectors() -> Mapping[str, str]:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slackwater.config.connection import Connection
+from slackwater.config.error_text import suggest_or_list_words
 from slackwater.config.join import Join
-from slackwater.config.message_format import suggest_word_or_list
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Lookup, Source
 from slackwater.config.stage import Stage, Transform
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from slackwater.engine.observer import Status
 
-pipelines: dict[str, Registered] = {}
+pipelines: dict[str, RegisteredPipeline] = {}
 """Pipelines registered by `streaming_pipeline`, by name."""
 
 _OPTIONS_OF_SOURCE = {
@@ -97,7 +97,7 @@ def pipeline(  # noqa: PLR0913 -- one argument per key of a config
     for key in source_settings:
         if key not in _OPTIONS_OF_SOURCE:
             problems.append(
-                f"{name}: {key}: unknown argument{suggest_word_or_list(key, [*_OPTIONS_OF_SOURCE, *_ARGUMENTS])}"
+                f"{name}: {key}: unknown argument{suggest_or_list_words(key, [*_OPTIONS_OF_SOURCE, *_ARGUMENTS])}"
             )
     if (sources is None) == (source is None):
         problems.append(f"{name}: sources: give either sources = [...] or source = ...")
@@ -168,7 +168,7 @@ def run_streaming_pipeline(
     return run_pipeline(pipeline(**settings), options)
 
 
-class Registered:
+class RegisteredPipeline:
     """A pipeline that `sw.streaming_pipeline` has registered. Calling it runs the pipeline, with the options of `sw.run`."""
 
     def __init__(self, function: Callable[[], Any], spec: Pipeline) -> None:
@@ -183,7 +183,7 @@ class Registered:
         return run(self.pipeline, **settings)
 
 
-def streaming_pipeline(**settings: Any) -> Callable[[Callable[[], Any]], Registered]:
+def streaming_pipeline(**settings: Any) -> Callable[[Callable[[], Any]], RegisteredPipeline]:
     """Return a decorator that registers a pipeline by name. Calling the decorated function runs the pipeline.
 
     The settings are the arguments of `sw.pipeline`. The function may return SQL, which is then used as `transform_sql`:
@@ -195,11 +195,11 @@ def streaming_pipeline(**settings: Any) -> Callable[[Callable[[], Any]], Registe
         clicks(available_now=True)
     """
 
-    def register(function: Callable[[], Any]) -> Registered:
+    def register(function: Callable[[], Any]) -> RegisteredPipeline:
         sql = function()
         arguments = {**settings, "transform_sql": sql} if isinstance(sql, str) else settings
         arguments.setdefault("name", getattr(function, "__name__", "pipeline"))
-        registered = Registered(function, pipeline(**arguments))
+        registered = RegisteredPipeline(function, pipeline(**arguments))
         if registered.pipeline.name in pipelines:
             raise ConfigError(
                 [

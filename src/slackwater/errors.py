@@ -6,10 +6,10 @@
     │   ├── LockHeldError    another runner holds the lock of the pipeline
     │   └── StateError       the state cannot be used: it has another fingerprint or version, or is damaged
     ├── BadRowError          bad rows under on_error = "fail"
-    ├── CapExceededError     a limit of the state was reached under on_state_cap = "fail"
+    ├── LimitExceededError     a limit of the state was reached under on_state_cap = "fail"
     ├── ValueRangeError      a result does not fit its type
     ├── FencedError          another runner committed, so this one must stop
-    ├── ExhaustedError       this process cannot open another file; no file is damaged
+    ├── ResourceExhaustedError       this process cannot open another file; no file is damaged
     ├── PublishError         the target rejected the committed output, which the next start publishes
     ├── SparkEndedError      Spark's process has ended (killed, out of memory)
     └── EpochError           an epoch failed while it ran (user SQL, unreadable input, a missing service)
@@ -17,7 +17,7 @@
 
 Each message says what failed, the actual and the expected value, and what to do next.
 
-May import: secrets.
+May import: secret_masking.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import NoReturn
 
-from slackwater.secrets import mask_secrets
+from slackwater.secret_masking import mask_secrets
 
 
 class Topic(StrEnum):
@@ -103,7 +103,7 @@ class Topic(StrEnum):
 class SlackwaterError(Exception):
     """The base class of all errors that Slackwater raises deliberately. The command line shows the message without a stack trace.
 
-    A message never contains a registered secret (see `slackwater.secrets`), whatever text it quotes.
+    A message never contains a registered secret (see `slackwater.secret_masking`), whatever text it quotes.
 
     `topic`: the section of docs/messages.md that explains the error; by default, the topic of the error's class.
     """
@@ -166,7 +166,7 @@ class BadRowError(SlackwaterError):
     topic = Topic.BAD_ROWS
 
 
-class CapExceededError(SlackwaterError):
+class LimitExceededError(SlackwaterError):
     """`max_groups_per_window` or `max_distinct_values_per_group` was exceeded."""
 
     topic = Topic.STATE_LIMIT
@@ -184,18 +184,18 @@ class FencedError(SlackwaterError):
     topic = Topic.RUNNER_REPLACED
 
 
-class ExhaustedError(SlackwaterError):
+class ResourceExhaustedError(SlackwaterError):
     """The process or the machine has no file descriptors left. The file that could not be opened is not damaged."""
 
     topic = Topic.OPEN_FILES
 
     @staticmethod
-    def from_error(error: BaseException) -> ExhaustedError | None:
-        """Return an ExhaustedError if `error` means that no file descriptor is left; otherwise None."""
+    def from_error(error: BaseException) -> ResourceExhaustedError | None:
+        """Return an ResourceExhaustedError if `error` means that no file descriptor is left; otherwise None."""
         if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
             return None
         holder = "this process" if error.errno == errno.EMFILE else "this machine"
-        return ExhaustedError(
+        return ResourceExhaustedError(
             f"{holder} has too many open files and connections ({error.strerror or 'none is left'}), but no file "
             "is damaged; close the programs that hold them, or raise the limit with ulimit -n, and start again"
         )

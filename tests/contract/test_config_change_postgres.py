@@ -14,7 +14,7 @@ from tests.support.case_selection import select_cases
 from tests.support.script import Crash, Restart, RowsInput, run_local
 
 from slackwater.errors import EpochError
-from slackwater.evolution.operator_from_state import restore_window
+from slackwater.evolution.pipeline_from_state import restore_window
 from slackwater.state.postgres import commit_transaction
 from slackwater.state.postgres.store import PostgresStore
 

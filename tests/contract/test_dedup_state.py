@@ -22,14 +22,14 @@ from slackwater.cli.why import format_report
 from slackwater.config.state_comparison import COMPATIBLE, MIGRATED, REBUILD
 from slackwater.core.schema import Field
 from slackwater.errors import StartError, StateError
-from slackwater.evolution import operator_from_state
-from slackwater.evolution.compare_with_state import compare_config
-from slackwater.evolution.operator_from_state import restore_operator
+from slackwater.evolution import pipeline_from_state
+from slackwater.evolution.config_state_comparison import compare_config
+from slackwater.evolution.pipeline_from_state import restore_operator
 from slackwater.maintenance import verify_state
 from slackwater.maintenance.compact import compact_state
-from slackwater.maintenance.sizes import find_hot_keys
+from slackwater.maintenance.state_sizes import find_hot_keys
 from slackwater.operators.dedup import DedupOperator
-from slackwater.operators.keyed import KeyedOperator
+from slackwater.operators.keyed_operator_base import KeyedOperator
 from slackwater.operators.registry import compile_step
 from slackwater.query.state_view import StateView
 from slackwater.query.why_report_builder import build_why_report
@@ -174,7 +174,7 @@ def test_why_lists_the_next_timers(make: Make) -> None:
     assert "  due at watermark 1970-01-01T00:00:14Z, last event 1970-01-01T00:00:04Z" in lines
     assert "  rows before 1970-01-01T00:00:09Z are late" in lines
     with make().peek() as snapshot:
-        assert operator_from_state.rebuild_pipeline(snapshot.commit).transform.step == LAST
+        assert pipeline_from_state.rebuild_pipeline(snapshot.commit).transform.step == LAST
 
 
 def test_a_view_shows_the_rows_of_state_that_are_not_due(make: Make) -> None:

@@ -20,19 +20,19 @@ from tests.support import iceberg_tables
 from slackwater.cli import dlq as command
 from slackwater.cli import main as cli
 from slackwater.config import toml
-from slackwater.core.dead_letter_columns import LETTER, LetterFilter
+from slackwater.core.dead_letter_columns import LETTER, DeadLetterFilter
 from slackwater.core.schema import Field
-from slackwater.dead_letters.letter_reader import (
+from slackwater.dead_letters.dead_letter_reader import (
     AttemptLedger,
-    add_letter_ids,
-    count_letters,
+    add_dead_letter_ids,
+    count_dead_letters,
     format_applied_lines,
     read_newest,
 )
 from slackwater.engine.startup_recovery import first_commit
 from slackwater.errors import StartError
 from slackwater.operators.registry import compile_window
-from slackwater.runner.components import create_letter_writer
+from slackwater.runner.component_factory import create_dead_letter_writer
 from slackwater.state.store_access import create_store
 
 AT = dt.datetime(2024, 3, 1, 9, 0, tzinfo=dt.UTC)
@@ -115,7 +115,7 @@ def config(tmp_path: Path, postgres: Any, kafka: Any) -> Make:
 
 
 def publish(file: Path, epoch: int, *letters: dict[str, Any]) -> None:
-    target = create_letter_writer(toml.load(file), "state")
+    target = create_dead_letter_writer(toml.load(file), "state")
     assert target is not None
     target.open()
     target.publish(epoch, pl.DataFrame(letters, schema=SCHEMA))
@@ -133,18 +133,18 @@ def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *a
 @pytest.mark.parametrize("place", PLACES)
 def test_letters_come_back_as_they_were_published(config: Make, place: str) -> None:
     file = config(place)
-    assert count_letters(toml.load(file)).is_empty(), "nothing was published yet"
+    assert count_dead_letters(toml.load(file)).is_empty(), "nothing was published yet"
     publish(file, 3, LATE, BAD)
     publish(config(place, "other"), 0, letter(pipeline="other"))
     publish(file, 4, IDLE)
     publish(file, 5, NULL)
     pipeline = toml.load(file)
-    letters = read_newest(pipeline, LetterFilter()).to_dicts()
+    letters = read_newest(pipeline, DeadLetterFilter()).to_dicts()
     assert letters == [NULL, IDLE, LATE, BAD]
-    assert read_newest(pipeline, LetterFilter(limit=2)).to_dicts() == [NULL, IDLE]
-    assert read_newest(pipeline, LetterFilter(reason="late", limit=5)).to_dicts() == [IDLE, LATE]
-    assert read_newest(pipeline, LetterFilter(source="payments")).is_empty()
-    assert count_letters(pipeline).rows() == [
+    assert read_newest(pipeline, DeadLetterFilter(limit=2)).to_dicts() == [NULL, IDLE]
+    assert read_newest(pipeline, DeadLetterFilter(reason="late", limit=5)).to_dicts() == [IDLE, LATE]
+    assert read_newest(pipeline, DeadLetterFilter(source="payments")).is_empty()
+    assert count_dead_letters(pipeline).rows() == [
         ("future", "orders", 1, 1, 0, 0, AT, AT),
         ("late", "orders", 2, 2, 0, 0, AT, AT),
         ("undecodable", "orders", 1, 1, 0, 0, None, None),
@@ -171,7 +171,7 @@ def test_what_a_state_applied_and_tried_is_known_of_letters_in_every_place(
     publish(file, 3, LATE, BAD)
     publish(file, 4, IDLE, twice, twice)
     pipeline = toml.load(file)
-    letters = read_newest(pipeline, LetterFilter())
+    letters = read_newest(pipeline, DeadLetterFilter())
     store = create_store(pipeline)
     fields = {"user": Field("user", "string")}
     logic = compile_window(pipeline, fields)
@@ -179,14 +179,14 @@ def test_what_a_state_applied_and_tried_is_known_of_letters_in_every_place(
     store.prepare(logic)
     first = first_commit(["transform"], [logic], 1, 0, "state")
     first = first.model_copy(update={"epoch": 0})
-    applied = add_letter_ids(letters).filter(pl.col("reason") == "late")
-    one_of_two = add_letter_ids(letters).filter(pl.col("file") == "/in/1.jsonl").head(1)
-    tried = add_letter_ids(letters).filter(pl.col("offset") == 19)
+    applied = add_dead_letter_ids(letters).filter(pl.col("reason") == "late")
+    one_of_two = add_dead_letter_ids(letters).filter(pl.col("file") == "/in/1.jsonl").head(1)
+    tried = add_dead_letter_ids(letters).filter(pl.col("offset") == 19)
     record = store.write_list(0, format_applied_lines(pl.concat([applied, one_of_two])))
     lines = AttemptLedger.from_commit(None, lambda name: []).update_attempts(tried, tried.clear())
     tries = store.write_list(0, [f"{line[:-1]}7" for line in lines])
     store.commit(first.model_copy(update={"replayed": (record,), "tried": (tries,)}))
-    assert count_letters(pipeline).drop("first", "last").rows() == [
+    assert count_dead_letters(pipeline).drop("first", "last").rows() == [
         ("late", "orders", 2, 0, 2, 0),
         ("undecodable", "orders", 3, 2, 1, 7),
     ]
@@ -260,7 +260,7 @@ def test_letters_of_an_older_version_are_read(config: Make, place: str, postgres
         with psycopg.connect(postgres.url) as db:
             for f in LETTER[12:]:
                 db.execute(f'ALTER TABLE {table} DROP COLUMN "{f.name}"')
-    assert read_newest(toml.load(file), LetterFilter()).to_dicts() == [BAD]
+    assert read_newest(toml.load(file), DeadLetterFilter()).to_dicts() == [BAD]
 
 
 def test_a_letter_that_was_a_letter_before_says_what_is_known_now(config: Make, kafka: Any) -> None:
@@ -268,7 +268,7 @@ def test_a_letter_that_was_a_letter_before_says_what_is_known_now(config: Make, 
     file = config("kafka")
     first = [{"key": "slackwater-reason", "value": base64.b64encode(b"future").decode()}]
     publish(file, 3, letter(headers=json.dumps(first)))
-    (newest,) = read_newest(toml.load(file), LetterFilter()).to_dicts()
+    (newest,) = read_newest(toml.load(file), DeadLetterFilter()).to_dicts()
     assert (newest["reason"], json.loads(newest["headers"])) == ("late", first)
 
 
@@ -276,31 +276,31 @@ def test_what_cannot_be_read_is_said(config: Make, tmp_path: Path, postgres: Any
     with pytest.raises(
         StartError, match="p: dead letters go to the console, which does not store them; use another connection"
     ):
-        count_letters(toml.load(config("console")))
+        count_dead_letters(toml.load(config("console")))
     file = config("parquet")
     file.write_text(file.read_text().split("[dead_letter]")[0].replace('"dlq"', '"drop"'))
     with pytest.raises(
         StartError, match=r"p: the config has no \[dead_letter\], so it stores no dead letters; add \[dead_letter\]"
     ):
-        count_letters(toml.load(file))
+        count_dead_letters(toml.load(file))
     file = config("parquet")
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "p-letters-000000000.parquet").write_bytes(b"PAR1 no")
     with pytest.raises(
         StartError, match=r"p-letters-000000000\.parquet cannot be read as dead letters \(.*; move it away"
     ):
-        count_letters(toml.load(file))
+        count_dead_letters(toml.load(file))
     (tmp_path / "letters" / "_delta_log").mkdir()
     (tmp_path / "letters" / "_delta_log" / "00000000000000000000.json").write_text("no")
     with pytest.raises(StartError, match=r"Delta table .*/letters cannot be read \(.*\); check the path"):
-        count_letters(toml.load(config("delta")))
+        count_dead_letters(toml.load(config("delta")))
     file = config("postgres")
     with psycopg.connect(postgres.url) as db:
         db.execute(f"CREATE TABLE {toml.load(file).dead_letter.table} (reason int)")  # type: ignore[union-attr]
     with pytest.raises(
         StartError, match=r"table public\.t\w+: column .* does not exist; expected a table of dead letters"
     ):
-        count_letters(toml.load(file))
+        count_dead_letters(toml.load(file))
 
 
 def test_a_topic_that_gives_nothing_is_not_waited_for_for_ever(
@@ -315,7 +315,7 @@ def test_a_topic_that_gives_nothing_is_not_waited_for_for_ever(
     with pytest.raises(
         StartError, match=r'dead_letter: topic "t\w+" at .* returned nothing for -1 s \(.*\); check that the'
     ):
-        count_letters(toml.load(file))
+        count_dead_letters(toml.load(file))
 
 
 def test_content_that_is_no_json_object_stays_as_it_came() -> None:
@@ -344,9 +344,9 @@ def test_letters_of_one_key(config: Make, place: str) -> None:
     other = letter(group_key='{"user":null}', offset=21)
     publish(file, 3, LATE, BAD, other)
     publish(file, 4, letter(epoch=4, offset=22))
-    letters = read_newest(toml.load(file), LetterFilter(group_keys={'{"user":"u1"}'}))
+    letters = read_newest(toml.load(file), DeadLetterFilter(group_keys={'{"user":"u1"}'}))
     assert letters["offset"].to_list() == [22, 17]
-    assert read_newest(toml.load(file), LetterFilter(group_keys={'{"user":null}'}))["offset"].to_list() == [21]
+    assert read_newest(toml.load(file), DeadLetterFilter(group_keys={'{"user":null}'}))["offset"].to_list() == [21]
 
 
 @pytest.mark.parametrize("place", ["delta", "iceberg", "postgres"])
@@ -354,15 +354,15 @@ def test_a_table_of_letters_without_the_key_gets_the_column(
     config: Make, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An earlier version created the table. Its letters stay."""
-    from slackwater.runner import components
+    from slackwater.runner import component_factory
 
     file = config(place)
-    monkeypatch.setattr(components, "LETTER", tuple(f for f in LETTER if f.name != "group_key"))
-    target = create_letter_writer(toml.load(file), "state")
+    monkeypatch.setattr(component_factory, "LETTER", tuple(f for f in LETTER if f.name != "group_key"))
+    target = create_dead_letter_writer(toml.load(file), "state")
     assert target is not None
     target.open()
     target.publish(3, pl.DataFrame([LATE], schema=SCHEMA).drop("group_key"))
     target.close()
     monkeypatch.undo()
     publish(file, 4, letter(epoch=4, offset=22))
-    assert read_newest(toml.load(file), LetterFilter())["group_key"].to_list() == ['{"user":"u1"}', None]
+    assert read_newest(toml.load(file), DeadLetterFilter())["group_key"].to_list() == ['{"user":"u1"}', None]

@@ -82,14 +82,14 @@ def test_the_run_goes_on_to_the_rows_of_one_that_never_stopped(
     number: int, kind: str, restored: Callable[[int, str], Make], tmp_path: Path
 ) -> None:
     store, expected = restored(number, kind), whole(KINDS[kind], tmp_path)
-    stored = store().stored_record()
+    stored = store().read_commit_record()
     assert stored.version == number
     got, half = rest(KINDS[kind], store), stored.record["epoch"]
     assert got.rows == [r for r in expected.rows if r["_epoch"] > half]
     assert got.rows
     assert got.gone == [r for r in expected.gone if r["_epoch"] > half]
     assert got.counters == expected.counters
-    assert store().stored_record().version == FORMAT
+    assert store().read_commit_record().version == FORMAT
 
 
 @pytest.mark.parametrize("kind", ["sessions", "hopping", "chained"])
@@ -104,7 +104,7 @@ def test_it_can_be_looked_at_without_a_config(
     got = StateView(store()).scan()
     assert got.select(expected.columns).equals(expected)
     assert set(got["_status"]) == ({"open", "retained"} if kind == "sessions" else {"open"})
-    assert store().stored_record().version == number
+    assert store().read_commit_record().version == number
 
 
 @pytest.mark.parametrize("number", FORMATS)
@@ -123,17 +123,17 @@ def test_migrate_commits_the_new_format_and_nothing_else(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     store, expected = restored(number, kind), whole(KINDS[kind], tmp_path)
-    before = store().stored_record()
+    before = store().read_commit_record()
     ask(monkeypatch, "migrate", *where(store()), "--dry-run")
     output = capsys.readouterr().out
     assert output.startswith(f"law: epoch 3 has format {number}; this version writes format {FORMAT}\n  {number} -> ")
     assert output.endswith("nothing was changed (--dry-run)\n")
     assert ("adds described: {" in output) == (number == 1 and kind != "join")
     assert "  2 -> 3  holds all stages side by side" in output and "adds stages: [" in output
-    assert store().stored_record() == before
+    assert store().read_commit_record() == before
     ask(monkeypatch, "migrate", *where(store()))
     assert "committed as epoch 4, in format 3; earlier versions of slackwater cannot read it" in capsys.readouterr().out
-    after = store().stored_record()
+    after = store().read_commit_record()
     assert (after.version, after.record["format"], after.record["epoch"]) == (FORMAT, FORMAT, 4)
     migrated = Commit.model_validate(migrations.migrate_record(before.record, number, "state"))
     same = {"epoch", "committed_us", "commit_id", "output", "letters", "emitted"}
@@ -185,7 +185,7 @@ def test_a_migration_needs_the_lock_and_published_output(
     assert refused(monkeypatch, capsys, "migrate", *where(store())) == (
         "error: law: epoch 3 was committed, but its output is not published yet; start the runner once to publish it, then repeat the command\n"
     )
-    assert store().stored_record().version == 1
+    assert store().read_commit_record().version == 1
 
 
 def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

@@ -80,7 +80,7 @@ def test_a_right_that_lacks_is_named_and_the_next_start_goes_on(
 
 
 CHECK = """import os, sys
-import slackwater.runner.check_connections as connecting
+import slackwater.runner.connection_checks as connecting
 import slackwater.runner.local_paths as paths
 from slackwater.config import toml
 pipeline = toml.load(sys.argv[1])

@@ -20,7 +20,7 @@ from tests.support.store_commits import add_epoch, commit, open_runner, users
 from slackwater.cli.main import main
 from slackwater.errors import LockHeldError, StartError, StateError
 from slackwater.state import fork as forking
-from slackwater.state.commit import FORMAT, OutputMeta, SourceRecord
+from slackwater.state.commit import FORMAT, OutputMetadata, SourceRecord
 from slackwater.state.files.store import KEPT_EPOCHS, FilesStore
 from slackwater.state.fork import fork_store
 from slackwater.state.postgres.store import PostgresStore
@@ -56,7 +56,7 @@ def test_both_go_on_to_the_same_results(kind: str, make: Make) -> None:
     scenario, story = KINDS[kind], KINDS[kind].story
     states.first_half(scenario, lambda: make("law"))
     fork = fork_store(make("law"), "other")
-    before = make("law").stored_record().record
+    before = make("law").read_commit_record().record
     assert (fork.pipeline, fork.epoch, fork.output) == ("other", before["epoch"], ())
     assert fork.state_id not in ("", before["state_id"])
     assert fork.sources == {n: SourceRecord.model_validate(s) for n, s in before["sources"].items()}
@@ -79,7 +79,7 @@ def test_a_state_of_format_1_is_forked_into_todays(kind: str, postgres: Any, tmp
     for make_store in (lambda n: FilesStore(tmp_path / kind, n), lambda n: PostgresStore(url, kind, n)):
         old = make_store("law")
         fork_store(old, "other")
-        assert old.stored_record().version == 1
+        assert old.read_commit_record().version == 1
         old.close()
         done = states.run(
             scenario,
@@ -170,7 +170,7 @@ def test_an_earlier_epoch_as_far_as_it_is_kept(make: Make) -> None:
         message = "epoch 7 is not kept in the tables .*, which hold the latest; available: epoch 2"
     with pytest.raises(StateError, match=message):
         fork_store(make("p"), "r", 7)
-    assert make("r").stored_record() is None
+    assert make("r").read_commit_record() is None
 
 
 def test_what_is_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +197,7 @@ def test_what_is_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
         StateError, match="epoch 1 was committed, but its output is not published yet; start the runner"
     ):
         fork_store(make("p"), "q")
-    assert make("q").stored_record() is None
+    assert make("q").read_commit_record() is None
     store.mark_published(1)
     assert fork_store(make("p"), "q").output == ()
     store.close()
@@ -212,7 +212,7 @@ def users_frame() -> Any:
 def test_a_fork_waits_for_a_runner_that_is_about_to_publish(make: Make) -> None:
     store = open_runner(lambda: make("p"))
     waits = store.shard(0, 1, 0, ()).write_output(users_frame())
-    store.commit(commit(0, output=(OutputMeta.model_validate(waits.model_dump()),)))
+    store.commit(commit(0, output=(OutputMetadata.model_validate(waits.model_dump()),)))
     timer = threading.Timer(0.3, store.mark_published, [0])
     timer.start()
     assert fork_store(make("p"), "q").epoch == 0
@@ -262,7 +262,7 @@ def test_a_list_that_is_missing_is_told(make: Make) -> None:
         message = "a list to which the state refers is missing from .*slackwater_lists.*; restore it"
     with pytest.raises(StateError, match=message):
         fork_store(make("p"), "q")
-    assert make("q").stored_record() is None
+    assert make("q").read_commit_record() is None
 
 
 def test_a_table_that_is_missing_is_told(postgres: Any) -> None:

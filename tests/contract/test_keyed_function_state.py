@@ -14,16 +14,16 @@ from tests.support.script import Crash, Restart, RowsInput, build_pipeline, run_
 
 import slackwater as sw
 from slackwater.cli.why import format_report
-from slackwater.config.keyed import KeyedFunctionError, load_keyed_function
+from slackwater.config.keyed_step import KeyedFunctionError, load_keyed_function
 from slackwater.config.state_comparison import COMPATIBLE, MIGRATED, REBUILD
 from slackwater.core.schema import Field
 from slackwater.errors import EpochError, StateError
-from slackwater.evolution import operator_from_state
-from slackwater.evolution.compare_with_state import compare_config
-from slackwater.evolution.operator_from_state import restore_operator
+from slackwater.evolution import pipeline_from_state
+from slackwater.evolution.config_state_comparison import compare_config
+from slackwater.evolution.pipeline_from_state import restore_operator
 from slackwater.maintenance import verify_state
 from slackwater.maintenance.compact import compact_state
-from slackwater.operators.keyed import StoredKeyedOperator
+from slackwater.operators.keyed_operator_base import StoredKeyedOperator
 from slackwater.operators.registry import compile_step
 from slackwater.query.why_report_builder import build_why_report
 from slackwater.state.files.store import FilesStore
@@ -124,7 +124,7 @@ def test_readers_of_a_state_never_load_the_class(make: Make, monkeypatch: pytest
         operator = restore_operator(snapshot.commit)
         assert isinstance(operator, StoredKeyedOperator)
         assert [f.name for f in operator.state_fields] == ["rows", "reminders"]
-        rebuilt = operator_from_state.rebuild_pipeline(snapshot.commit)
+        rebuilt = pipeline_from_state.rebuild_pipeline(snapshot.commit)
         step = rebuilt.transform.step
         assert isinstance(step, sw.Keyed)
         with pytest.raises(KeyedFunctionError, match="reading a state never loads code; pass the config instead"):
@@ -146,7 +146,7 @@ def test_a_path_in_a_state_is_never_imported(make: Make, tmp_path: Path, monkeyp
         commit = snapshot.commit.model_copy(update={"stages": (wrong,)})
     changes = compare_config(build_pipeline(STEP, ["a"], name=NAME), commit).changes
     assert [(c.key, c.before, c.after) for c in changes] == [("class", "evil_rules:Evil", STEP.class_)]
-    assert operator_from_state.rebuild_pipeline(commit).transform.keyed is not None
+    assert pipeline_from_state.rebuild_pipeline(commit).transform.keyed is not None
     assert restore_operator(commit).fingerprint["kind"] == "keyed"
     assert "evil_rules" not in sys.modules
 

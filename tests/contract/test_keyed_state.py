@@ -16,13 +16,13 @@ from slackwater.cli.why import format_report
 from slackwater.config.state_comparison import COMPATIBLE, REBUILD
 from slackwater.core.schema import Field
 from slackwater.errors import StartError, StateError
-from slackwater.evolution import operator_from_state
-from slackwater.evolution.compare_with_state import compare_config
-from slackwater.evolution.operator_from_state import restore_operator, restore_window
+from slackwater.evolution import pipeline_from_state
+from slackwater.evolution.config_state_comparison import compare_config
+from slackwater.evolution.pipeline_from_state import restore_operator, restore_window
 from slackwater.maintenance import verify_state
 from slackwater.maintenance.compact import compact_state
-from slackwater.maintenance.sizes import find_hot_keys
-from slackwater.operators.keyed import StoredKeyedOperator
+from slackwater.maintenance.state_sizes import find_hot_keys
+from slackwater.operators.keyed_operator_base import StoredKeyedOperator
 from slackwater.query.why_report_builder import build_why_report
 from slackwater.state.files.store import FilesStore
 from slackwater.state.postgres.store import PostgresStore
@@ -133,9 +133,9 @@ def test_why_says_that_nothing_waits(make: Make, monkeypatch: pytest.MonkeyPatch
     assert "3 keys kept: no row is waiting, because each row is emitted in the epoch that reads it" in list(
         format_report(report, "x.toml")
     )
-    monkeypatch.setattr(operator_from_state, "Transform", WithNth)
+    monkeypatch.setattr(pipeline_from_state, "Transform", WithNth)
     with make().peek() as snapshot:
-        assert operator_from_state.rebuild_pipeline(snapshot.commit).transform.step == BY_USER, (
+        assert pipeline_from_state.rebuild_pipeline(snapshot.commit).transform.step == BY_USER, (
             "the state alone tells it"
         )
     report = build_why_report(pipeline, make(), 1, ["user=x"])

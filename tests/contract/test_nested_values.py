@@ -26,7 +26,7 @@ from slackwater.config.window import Aggregation, Window
 from slackwater.connectors.console.connector import ConsoleTarget
 from slackwater.connectors.delta.target import DeltaTarget
 from slackwater.connectors.files.target import FilesTarget
-from slackwater.connectors.kafka.rows import KafkaRows, avro_schema
+from slackwater.connectors.kafka.message_encoding import KafkaMessageEncoder, avro_schema
 from slackwater.connectors.postgres.target import PostgresTarget
 from slackwater.connectors.target import TargetTable
 from slackwater.core.schema import Field
@@ -198,7 +198,7 @@ def test_json_is_nested_and_csv_holds_json(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_kafka_as_json_and_avro() -> None:
-    full, empty, nothing, within = (json.loads(v or b"") for _, v, _ in KafkaRows(TABLE).messages(frame()))
+    full, empty, nothing, within = (json.loads(v or b"") for _, v, _ in KafkaMessageEncoder(TABLE).messages(frame()))
     assert full["s_double"][0] == {"value": "NaN", "count": 0}
     assert full["a_binary"] == ["", "AP8="]
     assert full["a_timestamp_ntz"] == ["1901-03-01T09:00:00.250001"]
@@ -207,7 +207,7 @@ def test_kafka_as_json_and_avro() -> None:
     schema = avro_schema(TABLE)
     read = [
         fastavro.schemaless_reader(io.BytesIO(v or b""), schema, None)
-        for _, v, _ in KafkaRows(TABLE, "avro").messages(frame())
+        for _, v, _ in KafkaMessageEncoder(TABLE, "avro").messages(frame())
     ]
     plain = frame().to_dicts()
     assert repr(read).replace("datetime.timezone.utc", "zoneinfo.ZoneInfo(key='UTC')") == repr(plain)
@@ -285,7 +285,7 @@ def test_maps_in_every_target(tmp_path: Path, url: str) -> None:
     ]
     FilesTarget(tmp_path / "json", "json", table).publish(0, mapped())
     assert [json.loads(x) for x in (tmp_path / "json" / "p-000000000.jsonl").read_text().splitlines()] == expected
-    assert [json.loads(v or b"") for _, v, _ in KafkaRows(table).messages(mapped())] == expected
+    assert [json.loads(v or b"") for _, v, _ in KafkaMessageEncoder(table).messages(mapped())] == expected
     FilesTarget(tmp_path / "files", "parquet", table).publish(0, mapped())
     stored = pl.read_parquet(tmp_path / "files" / "p-000000000.parquet")
     assert stored["plain"].to_list() == mapped()["plain"].to_list()
@@ -308,7 +308,7 @@ def test_maps_in_every_target(tmp_path: Path, url: str) -> None:
     schema = avro_schema(table)
     read: list[Any] = [
         fastavro.schemaless_reader(io.BytesIO(v or b""), schema, None)
-        for _, v, _ in KafkaRows(table, "avro").messages(mapped())
+        for _, v, _ in KafkaMessageEncoder(table, "avro").messages(mapped())
     ]
     assert read[0]["plain"] == {"a": 1, 'b"': None}
     assert read[0]["numbered"] == [{"key": 7, "value": WHEN}]

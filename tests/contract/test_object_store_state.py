@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from slackwater.cli.main import app
 from slackwater.errors import EpochError, FencedError, LockHeldError, StartError, StateError
 from slackwater.maintenance import verify_state
-from slackwater.maintenance.sizes import measure_sizes
+from slackwater.maintenance.state_sizes import measure_state_sizes
 from slackwater.state.files.segments import file_ref
 from slackwater.state.files.store import FilesStore
 from slackwater.storage import object_client, object_store, object_store_lease
@@ -369,7 +369,7 @@ def test_an_epoch_takes_few_requests(behind: Make, door: FaultyProxy) -> None:
     of_shards = request_counts[("PUT", "segments")] + request_counts[("PUT", "outputs")]
     assert of_shards / epochs / shards <= 2.5  # a segment, an output, and sometimes a merged segment
     assert (sum(request_counts.values()) - of_shards) / epochs < 4
-    measured = measure_sizes(behind()).requests
+    measured = measure_state_sizes(behind()).requests
     assert measured is not None and leases < 10
     assert measured.per_shard == pytest.approx(of_shards / epochs / shards, rel=0.25)
     assert measured.per_commit <= 4

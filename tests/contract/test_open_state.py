@@ -22,8 +22,8 @@ from tests.support.script import RowsInput, run_local
 import slackwater as sw
 from slackwater.cli.main import main
 from slackwater.errors import StartError, StateError
-from slackwater.query.locate_state import list_pipelines
 from slackwater.query.server import ARROW, serve_state
+from slackwater.query.state_locator import list_pipelines
 from slackwater.query.state_view import StateView, to_arrow
 from slackwater.state.files.store import KEPT_EPOCHS, FilesStore
 from slackwater.state.postgres.store import PostgresStore

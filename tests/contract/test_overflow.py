@@ -16,7 +16,7 @@ from slackwater.config.window import Aggregation, Window
 from slackwater.core.schema import Field
 from slackwater.errors import ValueRangeError
 from slackwater.state.files.store import FilesStore
-from slackwater.state.postgres import runners
+from slackwater.state.postgres import pipeline_lock
 from slackwater.state.postgres import store as postgres_store
 from slackwater.state.protocol import StateStore
 from slackwater.windows.aggregations import bind_aggregation, find_unrestorable_aggregations
@@ -31,7 +31,7 @@ SCHEMA = {"k": "string", "v": "bigint", "d": "decimal(38,0)"}
 def make(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     if request.param == "files":
         return lambda: FilesStore(tmp_path, "law")
-    monkeypatch.setattr(runners, "LOCK_S", 0.2)
+    monkeypatch.setattr(pipeline_lock, "LOCK_S", 0.2)
     url = request.getfixturevalue("postgres").database(f"overflow_{abs(hash(request.node.name)):x}")
     return lambda: postgres_store.PostgresStore(url, "public", "law")
 

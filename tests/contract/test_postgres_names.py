@@ -19,8 +19,8 @@ from slackwater.maintenance import verify_state
 from slackwater.state.fork import fork_store
 from slackwater.state.postgres import client
 from slackwater.state.postgres.cursor import escape_percents
+from slackwater.state.postgres.pipeline_tables import PipelineTables
 from slackwater.state.postgres.store import PostgresStore
-from slackwater.state.postgres.table_names import TableNames
 
 COUNT = (Aggregation(agg="count", as_="n"),)
 HOUR = 3_600_000
@@ -105,14 +105,14 @@ def test_no_two_names_are_equal_whatever_the_pipelines_are_called(url: str) -> N
     owners: dict[str, tuple[str, int]] = {}
     for name in NAMES:
         for stage in range(3):
-            t = TableNames("public", name, stage)
+            t = PipelineTables("public", name, stage)
             names = [t.name_of(w) for w in ("state", "staged", "windows")]
             names += [*(t.name_of("state", i) for i in ("pkey", "due")), t.name_of("staged", "token")]
             for one in names:
                 assert len(one.encode()) <= 63
                 assert owners.setdefault(one, (name, stage)) == (name, stage)
     # no pipeline has the name to which a long name is truncated
-    cut = TableNames("public", "o" * 60).name_of("state").removeprefix("slackwater_state_")
+    cut = PipelineTables("public", "o" * 60).name_of("state").removeprefix("slackwater_state_")
     assert "#" in cut
     for name in NAMES:
         plain(url, name, 0)
@@ -187,7 +187,10 @@ def as_before(url: str, name: str, stages: int) -> None:
     """Rename everything as earlier versions did: no comments, indexes named by Postgres, staged tables unlogged."""
     with psycopg.connect(url) as db:
         for stage in range(stages):
-            new, old = TableNames("public", name, stage), TableNames("public", name, stage, former=frozenset({stage}))
+            new, old = (
+                PipelineTables("public", name, stage),
+                PipelineTables("public", name, stage, former=frozenset({stage})),
+            )
             for table_kind, kind in (("windows", "VIEW"), ("staged", "TABLE"), ("state", "TABLE")):
                 if db.execute("SELECT to_regclass(%s)", (client.quote_name(new.name_of(table_kind)),)).fetchone() == (
                     None,

@@ -15,9 +15,9 @@ from tests.support.store_commits import LOGIC, add_epoch, open_runner, rows, use
 
 from slackwater.errors import StateError
 from slackwater.maintenance import verify_state
-from slackwater.maintenance.sizes import measure_sizes
+from slackwater.maintenance.state_sizes import measure_state_sizes
 from slackwater.state.commit import Commit
-from slackwater.state.postgres import staged_row_merge, staged_version_overlay
+from slackwater.state.postgres import staged_row_merge, staged_rows
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.windows.state_layout import NEVER
 
@@ -37,7 +37,7 @@ def rarely(monkeypatch: pytest.MonkeyPatch) -> None:
 def elsewhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run a test twice: with copies of the staged rows on the machine of the reader, and without."""
     if not request.param:
-        monkeypatch.setattr(staged_version_overlay, "find_copy", lambda meta: None)
+        monkeypatch.setattr(staged_rows, "find_local_copy", lambda meta: None)
 
 
 def create_store(url: str, name: str = "p") -> PostgresStore:
@@ -156,7 +156,7 @@ def test_folded_are_the_newest_versions_with_the_places_they_have(url: str, monk
         assert seen(url) == sorted(chosen)
         assert table(url, "windows") == sorted(chosen)
         assert done.stages[0].segments[0][0].file == "" or epoch < 3
-        if not staged_row_merge.staged_segments(done.stages[0].segments):
+        if not staged_row_merge.list_staged_segments(done.stages[0].segments):
             assert table(url) == sorted(chosen)
     store.close()
 
@@ -167,13 +167,13 @@ def test_a_copy_that_was_changed_is_not_believed(url: str, tmp_path: Path, monke
     three_epochs(store)
     copies = list(tmp_path.rglob("*.arrow"))
     assert len(copies) == 3
-    staged_version_overlay._open.clear()
+    staged_rows._open.clear()
     assert seen(url) == ["a", "c", "d"]
     for path in copies:
         content = bytearray(path.read_bytes())
         content[len(content) // 2] ^= 1
         path.write_bytes(content)
-    staged_version_overlay._open.clear()
+    staged_rows._open.clear()
     assert seen(url) == ["a", "c", "d"]
     store.close()
 
@@ -183,7 +183,7 @@ def test_a_fork_has_all_rows(url: str) -> None:
     three_epochs(store)
     fork = store.fork("q")
     assert fork is not None
-    assert not staged_row_merge.staged_segments(fork.stages[0].segments)
+    assert not staged_row_merge.list_staged_segments(fork.stages[0].segments)
     assert table(url, name="q") == seen(url, "q") == ["a", "c", "d"]
     other = open_runner(lambda: create_store(url, "q"))
     add_epoch(other, fork, "q")
@@ -213,7 +213,7 @@ def test_what_is_put_aside_goes_with_its_rows(url: str) -> None:
 def test_it_is_weighed_checked_and_made_small(url: str) -> None:
     store = open_runner(lambda: create_store(url))
     three_epochs(store)
-    assert [s.rows for s in measure_sizes(store).shards] == [3]
+    assert [s.rows for s in measure_state_sizes(store).shards] == [3]
     assert verify_state(store).problems == []
     with psycopg.connect(url) as db:
         db.execute("DELETE FROM slackwater_staged_p WHERE epoch = 1")

@@ -15,7 +15,7 @@ from tests.support.store_commits import add_epoch, commit, open_runner, users
 
 from slackwater.cli.main import main
 from slackwater.connectors.kafka import broker as kafka_broker
-from slackwater.state.commit import OutputMeta
+from slackwater.state.commit import OutputMetadata
 from slackwater.state.files.store import FilesStore
 from slackwater.state.postgres.store import PostgresStore
 
@@ -79,7 +79,7 @@ def sources(make: Callable[[], Any]) -> dict[str, Any]:
 
 def test_offsets_of_partitions_and_files_are_set_and_nothing_else(make: Callable[[], Any], ask: Ask) -> None:
     begun(make)
-    before = make().stored_record().record
+    before = make().read_commit_record().record
     new_offsets = json.dumps({"events": {"clicks": {"0": 42, "1": 9}}, "old": "earliest"})
     lines = [
         "p: epoch 1; its windows and clocks do not change",
@@ -93,9 +93,9 @@ def test_offsets_of_partitions_and_files_are_set_and_nothing_else(make: Callable
         "warning: skipped rows are lost; no window will contain them",
     ]
     assert ask(new_offsets, dry=True).splitlines() == [*lines, "nothing was changed (--dry-run)"]
-    assert make().stored_record().record == before
+    assert make().read_commit_record().record == before
     assert ask(new_offsets).splitlines() == [*lines, "committed as epoch 2"]
-    after = make().stored_record().record
+    after = make().read_commit_record().record
     changed = {"epoch", "committed_us", "commit_id", "sources"}
     assert {k: v for k, v in after.items() if k not in changed} == {k: v for k, v in before.items() if k not in changed}
     assert sources(make) == {
@@ -124,7 +124,7 @@ def test_the_same_place_is_no_commit(make: Callable[[], Any], ask: Ask) -> None:
     assert ask('{"events": {"clicks": {"0": 100}}}') == (
         "error: p: the sources already continue there; nothing was committed\n"
     )
-    assert make().stored_record().record["epoch"] == 1
+    assert make().read_commit_record().record["epoch"] == 1
 
 
 FILE = """
@@ -187,11 +187,11 @@ def test_what_cannot_be_is_one_line_and_no_commit(
     assert message in output
     assert output.startswith("error: ")
     assert output.count("\n") == 1
-    assert make().stored_record().record["epoch"] == 1
+    assert make().read_commit_record().record["epoch"] == 1
 
 
 def test_states_that_cannot_be_changed(make: Callable[[], Any], ask: Ask) -> None:
-    waits = OutputMeta(file="outputs/000000001-x", rows=1)
+    waits = OutputMetadata(file="outputs/000000001-x", rows=1)
     begun(make, output=(waits,))
     assert "epoch 1 was committed, but its output is not published yet" in ask("old=earliest")
     runner = make()

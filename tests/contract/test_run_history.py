@@ -13,7 +13,7 @@ from slackwater.runner.run import record_run
 from slackwater.state.files.store import FilesStore
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.state.run_history import MOST_RUNS, MOST_TEXT, Run, add_or_replace_run, one_line
-from slackwater.ui.blocks.header import build_runs
+from slackwater.ui.blocks.commit_and_runs import build_runs
 
 Make = Callable[[], Any]
 

@@ -15,16 +15,16 @@ from tests.support.states import driver_of, target_of
 from slackwater.cli.main import main
 from slackwater.config import toml
 from slackwater.connectors.source import Batch
-from slackwater.core.dead_letter_columns import LetterFilter
+from slackwater.core.dead_letter_columns import DeadLetterFilter
 from slackwater.core.schema import Field
-from slackwater.dead_letters import letter_reader
+from slackwater.dead_letters import dead_letter_reader
 from slackwater.engine.observer import DriverCallbacks
 from slackwater.errors import PublishError
 from slackwater.operators import registry as compiling
-from slackwater.runner.components import create_letter_writer
+from slackwater.runner.component_factory import create_dead_letter_writer
 from slackwater.state.store_access import create_store
 from slackwater.testing.local_engine import LocalEngine
-from slackwater.testing.rows_without_spark import PlainRowPreparer
+from slackwater.testing.rows_without_spark import PolarsRowPreparer
 
 S = 1_000_000
 
@@ -86,14 +86,17 @@ class Started:
         self.store = create_store(self.pipeline)
         latest = self.store.open()
         state = latest.state_id if latest else "s1"
-        self.target, self.letters = target_of(self.pipeline, logic, state), create_letter_writer(self.pipeline, state)
+        self.target, self.letters = (
+            target_of(self.pipeline, logic, state),
+            create_dead_letter_writer(self.pipeline, state),
+        )
         self.target.open()
         self.driver = driver_of(
             self.pipeline,
             logic,
             self.store,
             self.target,
-            LocalEngine(PlainRowPreparer(logic, ["a"])),
+            LocalEngine(PolarsRowPreparer(logic, ["a"])),
             DriverCallbacks(lambda: 4 * 10**15),
             self.letters,
         )
@@ -157,7 +160,7 @@ def test_no_start_gets_further_and_a_row_is_neither_lost_nor_doubled(
     assert "epoch 7 is not waiting to be published, but epoch 1 is" in capsys.readouterr().err
     assert ask(monkeypatch, "skip", stuck, 1) == 0
     assert "epoch 1 was skipped. Its rows are now in the dead letters" in capsys.readouterr().out
-    letters = letter_reader.read_newest(toml.load(stuck), LetterFilter())
+    letters = dead_letter_reader.read_newest(toml.load(stuck), DeadLetterFilter())
     assert set(letters["reason"]) == {"not published"}
     assert set(letters["epoch"]) == {1}
     names = [bytes(v).decode() for v in letters["value"]]
@@ -176,7 +179,7 @@ def test_no_start_gets_further_and_a_row_is_neither_lost_nor_doubled(
     every = [*(k for k, _ in after), *(n for n in names)]
     for name in ("first", "fine", "wrong", "next", "later", "z"):
         assert any(name in e for e in every), name
-    assert len(letter_reader.read_newest(toml.load(stuck), LetterFilter())) == letters.height
+    assert len(dead_letter_reader.read_newest(toml.load(stuck), DeadLetterFilter())) == letters.height
 
 
 def test_into_a_directory(
@@ -213,7 +216,7 @@ def test_a_crash_between_the_letters_and_the_note_doubles_nothing(stuck: Path, m
         pending = pending_output._read_pending(store, commit, commit.missing(store.delivered_targets()))
         pending_output._write_letters(pipeline, commit, pending, None)
     assert ask(monkeypatch, "skip", stuck, 1) == 0
-    assert letter_reader.read_newest(pipeline, LetterFilter()).height == pending.total > 0
+    assert dead_letter_reader.read_newest(pipeline, DeadLetterFilter()).height == pending.total > 0
 
 
 def test_once_the_table_takes_it_a_start_publishes_it(stuck: Path, url: str) -> None:

@@ -22,11 +22,11 @@ from typer.testing import CliRunner
 
 from slackwater.cli.main import app
 from slackwater.errors import LockHeldError, StartError, StateError
-from slackwater.evolution.operator_from_state import restore_operator
+from slackwater.evolution.pipeline_from_state import restore_operator
 from slackwater.maintenance import compact as compacting
 from slackwater.maintenance import verify_rows, verify_state
 from slackwater.maintenance.compact import compact_state
-from slackwater.maintenance.sizes import find_hot_keys, measure_sizes
+from slackwater.maintenance.state_sizes import find_hot_keys, measure_state_sizes
 from slackwater.state.commit import Commit
 from slackwater.state.files.store import FilesStore
 from slackwater.state.postgres.store import PostgresStore
@@ -115,7 +115,7 @@ def test_it_looks_while_a_runner_is_up_and_takes_no_lock(place: Place) -> None:
     runner = place.make()
     runner.open()
     assert verify_state(place.make()).problems == []
-    assert measure_sizes(place.make()).epoch == CUT - 1
+    assert measure_state_sizes(place.make()).epoch == CUT - 1
     runner.close()
 
 
@@ -293,7 +293,7 @@ def test_outputs_that_wait_in_tables_are_looked_at(database: Place) -> None:
     assert re.search(r"cannot be read \(ArrowInvalid\)", database.say("verify", database.where, code=1))
 
 
-@pytest.mark.parametrize("look", [verify_state, measure_sizes])
+@pytest.mark.parametrize("look", [verify_state, measure_state_sizes])
 def test_a_database_that_is_not_as_expected_is_told_in_one_line(look: Any, database: Place) -> None:
     database.run("sessions", 0, 3)
     with psycopg.connect(database.where) as db:
@@ -364,7 +364,7 @@ def test_a_lost_list_of_commits_is_told_by_verify(directory: Place, tmp_path: Pa
 @pytest.mark.parametrize("case", select_cases(["sessions", "stages"]))
 def test_sizes_add_up(case: str, place: Place) -> None:
     place.run(case, 0, CUT)
-    sizes = measure_sizes(place.make(), 3)
+    sizes = measure_state_sizes(place.make(), 3)
     with place.make().peek() as snapshot:
         latest = snapshot.commit
     assert {(s.stage, s.shard) for s in sizes.shards} == {(n, s) for n in range(len(latest.stages)) for s in (0, 1)}
@@ -498,7 +498,7 @@ def test_compact_needs_a_state_that_tells_how_it_was_emitted(directory: Place, t
         compact_state(directory.make())
 
 
-@pytest.mark.parametrize("work", [compact_state, measure_sizes])
+@pytest.mark.parametrize("work", [compact_state, measure_state_sizes])
 def test_without_a_state_there_is_nothing_to_do(work: Any, place: Place) -> None:
     with pytest.raises(StartError, match="there is no state yet; start the pipeline to create it: slackwater run"):
         work(place.make())

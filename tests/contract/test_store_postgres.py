@@ -1,4 +1,4 @@
-"""Failures of the Postgres store on a real server: cut connections, crashes, other runners, other versions."""
+"""Failures of the Postgres store on a real server: cut connections, crashes, other pipeline_lock, other versions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.store_commits import LOGIC, commit, rows
 from slackwater.config.window import Aggregation, Window
 from slackwater.errors import EpochError, FencedError, LockHeldError, StartError, StateError
 from slackwater.state.commit import Commit
-from slackwater.state.postgres import client, runners
+from slackwater.state.postgres import client, pipeline_lock
 from slackwater.state.postgres import store as module
 from slackwater.state.postgres.store import PostgresStore
 
@@ -152,7 +152,7 @@ def test_staged_rows_that_are_gone_are_missed(url: str) -> None:
 
 
 def test_a_second_runner_is_refused_and_the_error_names_the_first(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runners, "LOCK_S", 0.2)
+    monkeypatch.setattr(pipeline_lock, "LOCK_S", 0.2)
     store = opened(url)
     with pytest.raises(LockHeldError, match=r"pipeline is already running: process \d+ on .* holds its lock in schema"):
         PostgresStore(url, "public", "p").open()
@@ -165,7 +165,7 @@ def test_a_second_runner_is_refused_and_the_error_names_the_first(url: str, monk
 
 def test_a_runner_that_lost_its_lock_to_another_is_fenced(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PATIENCE_S", 0.5)
-    monkeypatch.setattr(runners, "LOCK_S", 0.2)
+    monkeypatch.setattr(pipeline_lock, "LOCK_S", 0.2)
     first = opened(url)
     first.commit(staged(first, 0, "a"))
     kill_backend(url, first)

@@ -16,10 +16,10 @@ from tests.support.store_commits import commit
 from slackwater.config.window import Aggregation, Window
 from slackwater.core.schema import Field
 from slackwater.errors import FencedError, LockHeldError, StateError
-from slackwater.state.commit import Commit, OutputMeta, SegmentMeta, SourceRecord
+from slackwater.state.commit import Commit, OutputMetadata, SegmentMetadata, SourceRecord
 from slackwater.state.files.commit_log import CommitLog
 from slackwater.state.files.store import KEPT_EPOCHS, FilesStore, TemporaryFilesStore
-from slackwater.state.postgres import runners
+from slackwater.state.postgres import pipeline_lock
 from slackwater.state.postgres import store as postgres_store
 from slackwater.storage import arrow_files
 from slackwater.windows.aggregations import bind_aggregation
@@ -53,7 +53,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
         url = request.getfixturevalue("bucket")
         return lambda: FilesStore(url, "p")
     if request.param == "postgres":
-        monkeypatch.setattr(runners, "LOCK_S", 0.2)
+        monkeypatch.setattr(pipeline_lock, "LOCK_S", 0.2)
         url = request.getfixturevalue("postgres").database(f"stores_{abs(hash(request.node.name)):x}")
         return lambda: Prepared(url, "public", "p")
     first = TemporaryFilesStore("p")
@@ -188,10 +188,10 @@ def test_garbage_is_what_no_kept_epoch_names(directory: Make) -> None:
     for epoch in range(KEPT_EPOCHS + 3):
         for folder in ("segments", "outputs"):
             (root / folder / f"{epoch:09d}-000-x.arrow").write_text("x")
-        meta = SegmentMeta(
+        meta = SegmentMetadata(
             file=f"segments/{epoch:09d}-000-x.arrow", rows=1, bytes=1, first_due=0, last_due=0, close=0, dead=0
         )
-        out = OutputMeta(file=f"outputs/{epoch:09d}-000-x.arrow", rows=1)
+        out = OutputMetadata(file=f"outputs/{epoch:09d}-000-x.arrow", rows=1)
         store.commit(commit(epoch, segments=((meta,),), output=(out,)))
     (root / "segments" / f"{KEPT_EPOCHS + 3:09d}-000-y.arrow").write_text("of the epoch in progress")
     (root / "segments" / "000000009-000-z.arrow").write_text("of a task that ran twice")
@@ -274,7 +274,7 @@ def test_a_damaged_segment_stops_the_start_by_name(directory: Make, damage: Any,
     path = Path(store.root) / "segments" / "000000000-000-x.arrow"
     size, digest = arrow_files.write_arrow(path, frame)
     meta = {"file": "segments/000000000-000-x.arrow", "rows": 100, "bytes": size, "checksum": digest}
-    store.commit(commit(0, segments=((SegmentMeta(**meta, first_due=0, last_due=0, close=0, dead=0),),)))
+    store.commit(commit(0, segments=((SegmentMetadata(**meta, first_due=0, last_due=0, close=0, dead=0),),)))
     store.close()
     again = directory()
     again.open()
@@ -354,7 +354,7 @@ def test_a_store_keeps_units_that_are_of_no_window(make: Make) -> None:
     store, tally = make(), Tally()
     store.open()
     store.prepare(tally)
-    segments: tuple[SegmentMeta, ...] = ()
+    segments: tuple[SegmentMetadata, ...] = ()
     for epoch, seen in enumerate(({"a": 1, "b": 2}, {"b": 7, "c": 3})):
         shard = store.shard(0, 1, epoch, segments)
         before = shard.reader(tally).units(pl.Series([ord(k) for k in seen]).to_numpy())

@@ -15,8 +15,8 @@ from tests.support.source_tables import COLUMNS, Delta, Iceberg, arrow, row
 
 import slackwater as sw
 from slackwater.connectors.connector import connector_for
-from slackwater.connectors.lake_tables.source import TablePlanner
-from slackwater.core.offsets import TableOffsets
+from slackwater.connectors.lake_tables.source import LakeTablePlanner
+from slackwater.core.offsets import LakeTableOffsets
 from slackwater.state.commit import SourceRecord
 
 CONFIG = """name = "p"
@@ -101,9 +101,9 @@ def table(request: pytest.FixtureRequest, tmp_path: Path, s3: S3) -> InBucket:
     return InBucket(request.param, tmp_path, s3)
 
 
-def planned(source: Any, offsets: TableOffsets | None = None) -> tuple[list[str], TableOffsets | None]:
+def planned(source: Any, offsets: LakeTableOffsets | None = None) -> tuple[list[str], LakeTableOffsets | None]:
     """Return the files of the next epochs and the offsets after them."""
-    planner, paths = TablePlanner(source, SourceRecord(offsets=offsets)), list[str]()
+    planner, paths = LakeTablePlanner(source, SourceRecord(offsets=offsets)), list[str]()
     while (part := planner.next()) is not None:
         paths += [f.path for f in part.files]
         offsets = part.offsets_after

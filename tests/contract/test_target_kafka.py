@@ -22,13 +22,13 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 from tests.support.topics import read_messages
 
 import slackwater as sw
-from slackwater.connectors.kafka.rows import KafkaRows, avro_schema, json_objects
+from slackwater.connectors.kafka.message_encoding import KafkaMessageEncoder, avro_schema, json_objects
 from slackwater.connectors.kafka.target import EPOCHS_TOPIC, KafkaTarget, TopicCreation
 from slackwater.connectors.target import TargetTable
 from slackwater.core.schema import Field
 from slackwater.errors import FencedError, PublishError, StartError
-from slackwater.runner import check_connections
-from slackwater.runner.components import create_targets
+from slackwater.runner import connection_checks
+from slackwater.runner.component_factory import create_targets
 from slackwater.testing.services import free_port
 
 AT = dt.datetime(2024, 3, 1, 9, 0, 0, 250_001)
@@ -125,7 +125,7 @@ def test_json_of_floats_names_and_nothing() -> None:
 @pytest.mark.parametrize("schema_id", [None, 258])
 def test_avro_of_every_type(schema_id: int | None) -> None:
     table = TargetTable("p", FIELDS, ("int", "string"))
-    (key, full, _), (_, empty, _) = KafkaRows(table, "avro", schema_id=schema_id).messages(wide())
+    (key, full, _), (_, empty, _) = KafkaMessageEncoder(table, "avro", schema_id=schema_id).messages(wide())
     assert json.loads(key or b"") == {"int": -(2**31), "string": WIDE["string"][1]}
     frame = b"" if schema_id is None else b"\0\0\0\1\2"
     assert full.startswith(frame)
@@ -135,14 +135,16 @@ def test_avro_of_every_type(schema_id: int | None) -> None:
 
 def test_avro_refuses_names_it_cannot_hold() -> None:
     with pytest.raises(StartError, match=r"Avro does not allow the column name .a b.; .* rename the column"):
-        KafkaRows(TargetTable("p", (Field("a b", "int"),), None), "avro")
+        KafkaMessageEncoder(TargetTable("p", (Field("a b", "int"),), None), "avro")
 
 
 def test_keys_are_the_identity_the_columns_given_or_none() -> None:
     table = TargetTable("p", NARROW, ("key",))
-    assert [k for k, *_ in KafkaRows(table).messages(narrow(1))] == [b'{"key":"k1"}']
-    assert [k for k, *_ in KafkaRows(table, key_columns=["n", "key"]).messages(narrow(1))] == [b'{"n":1,"key":"k1"}']
-    assert [k for k, *_ in KafkaRows(TargetTable("p", NARROW, None)).messages(narrow(1))] == [None]
+    assert [k for k, *_ in KafkaMessageEncoder(table).messages(narrow(1))] == [b'{"key":"k1"}']
+    assert [k for k, *_ in KafkaMessageEncoder(table, key_columns=["n", "key"]).messages(narrow(1))] == [
+        b'{"n":1,"key":"k1"}'
+    ]
+    assert [k for k, *_ in KafkaMessageEncoder(TargetTable("p", NARROW, None)).messages(narrow(1))] == [None]
 
 
 @pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
@@ -342,13 +344,13 @@ connection = "bus"
 topic = "{name}-letters"
 """
     pipeline = sw.loads(content)
-    assert [line.partition("; ")[2] for line in check_connections.find_connection_notes(pipeline)] == [
+    assert [line.partition("; ")[2] for line in connection_checks.find_connection_notes(pipeline)] == [
         "a start will create it, with 3 partitions",
         "a start will create it, with the default number of partitions of the broker",
     ]
     create_targets(pipeline)
     create_targets(pipeline)  # a start after the first one
-    assert check_connections.find_connection_notes(pipeline) == []
+    assert connection_checks.find_connection_notes(pipeline) == []
     admin = AdminClient({"bootstrap.servers": kafka.address, "log_level": 0})
     assert len(admin.list_topics(timeout=10).topics[name].partitions) == 3
     resource = ConfigResource(ResourceType.TOPIC, name)
@@ -358,5 +360,5 @@ topic = "{name}-letters"
         create_targets(refused)
     assert any(
         "create = false; create the topic, or remove create = false" in str(error)
-        for error in check_connections.find_connection_problems(refused)
+        for error in connection_checks.find_connection_problems(refused)
     )

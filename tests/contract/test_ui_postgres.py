@@ -10,13 +10,13 @@ from tests.support import three_stage_pipeline
 from tests.support.page_client import TagChecker, get
 from tests.support.why_states import NOON, rows_at
 
-from slackwater.cli.serve import load_page_sources
+from slackwater.cli.web_commands import load_page_sources
 from slackwater.config import toml
 from slackwater.state.postgres.store import PostgresStore
-from slackwater.testing.pipeline import LocalPipeline
+from slackwater.testing.local_pipeline import LocalPipeline
 from slackwater.ui import pages
 from slackwater.ui.page_model import PageModel, load_key, load_models
-from slackwater.ui.server import serve_pages
+from slackwater.ui.page_server import serve_pages
 
 OF_FILES = ("size", "top", "pace")  # sizes and times differ, and Postgres keeps only the latest commit
 

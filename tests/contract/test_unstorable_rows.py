@@ -32,7 +32,7 @@ from slackwater.operators.dead_letters import OUTSIDE
 from slackwater.state.files.store import FilesStore
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.testing.local_engine import LocalEngine
-from slackwater.testing.rows_without_spark import PlainRowPreparer
+from slackwater.testing.rows_without_spark import PolarsRowPreparer
 
 SCHEMA = {"k": "string", "s": "string", "at": "timestamp", "n": "bigint"}
 WINDOW = Window(
@@ -116,7 +116,7 @@ class Runner:
             if in_files
             else PostgresStore(self.url, self.schema, "law", tempfile.mkdtemp(dir=self.home))
         )
-        engine = LocalEngine(PlainRowPreparer(self.logic, self.sources, 3 * 10**14))
+        engine = LocalEngine(PolarsRowPreparer(self.logic, self.sources, 3 * 10**14))
         self.driver = driver_of(
             self.pipeline, self.logic, store, self.target, engine, DriverCallbacks(lambda: 4 * 10**15), self.letters
         )
@@ -251,7 +251,7 @@ def test_targets_that_can_hold_it_get_it(tmp_path: Path) -> None:
 
 
 def test_a_letter_whose_time_its_table_cannot_hold_is_kept(url: str) -> None:
-    from slackwater.operators.dead_letters import storable_letters
+    from slackwater.operators.dead_letters import to_storable_dead_letters
 
     letters = PostgresTarget(url, "public.letters", TargetTable("law-letters", LETTER, None, "s"))
     letters.open()
@@ -261,7 +261,7 @@ def test_a_letter_whose_time_its_table_cannot_hold_is_kept(url: str) -> None:
     )
     far = pl.Series("event_time", [-157_000_000_000_000_000], dtype=pl.Datetime("us", "UTC"))
     frame = frame.with_columns(far, far.alias("watermark")).select(f.name for f in LETTER)
-    letters.publish(3, storable_letters(frame, letters.capacity.time_range))
+    letters.publish(3, to_storable_dead_letters(frame, letters.capacity.time_range))
     with psycopg.connect(url) as db:
         assert db.execute("SELECT reason, event_time FROM letters").fetchall() == [("late", None)]
     letters.close()

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from tests.support.case_selection import exhaustive
 
-from slackwater.spark.sessions import jvm
-from slackwater.spark.sessions.jvm import find_default_java, find_fast_java
+from slackwater.spark.sessions import jvm_launch
+from slackwater.spark.sessions.jvm_launch import find_default_java, find_fast_java
 
 
 @exhaustive(beside="test_jvm_class_archive.py::test_a_start_uses_the_archive_and_restores_the_environment")
@@ -19,7 +19,7 @@ def test_the_command_makes_it_once_and_a_jvm_takes_it(tmp_path: Path, monkeypatc
     monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))
     java = find_fast_java() or find_default_java()
     assert java is not None
-    archive = jvm.archive_path(java)
+    archive = jvm_launch.class_archive_path(java)
     command = [sys.executable, "-m", "slackwater.cli.main", "prepare"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -12,8 +12,8 @@ from tests.support.case_selection import exhaustive
 from tests.support.script import RowsInput
 from tests.support.ui_states import config, draw_script, joined_and_counted, open_page_source, run_pipeline
 
-from slackwater.cli.serve import load_page_sources
-from slackwater.ui.server import UiServer, serve_pages
+from slackwater.cli.web_commands import load_page_sources
+from slackwater.ui.page_server import UiServer, serve_pages
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ def test_a_hostile_key_runs_nothing(browser: Browser, page: tuple[UiServer, Path
 
 
 def test_a_saved_page_opens_without_a_server(browser: Browser, page: tuple[UiServer, Path], tmp_path: Path) -> None:
-    from slackwater.cli.serve import save_page
+    from slackwater.cli.web_commands import save_page
 
     _, file = page
     save_page([open_page_source(file)], tmp_path / "incident.html")

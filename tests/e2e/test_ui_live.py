@@ -20,10 +20,10 @@ from tests.support.case_selection import exhaustive
 from tests.support.real_data import split_file
 from tests.support.topics import Topic
 
-from slackwater.cli.serve import load_page_sources
+from slackwater.cli.web_commands import load_page_sources
 from slackwater.core.offsets import KafkaOffsets
 from slackwater.state.files.store import FilesStore
-from slackwater.ui.server import serve_pages
+from slackwater.ui.page_server import serve_pages
 
 pytestmark = pytest.mark.spark
 

@@ -16,7 +16,7 @@ from tests.support.script import KILL_POINTS, Crash, RowsInput, run_local
 
 from slackwater.config.custom_aggregator import Aggregator
 from slackwater.config.window import Aggregation, Window
-from slackwater.errors import CapExceededError
+from slackwater.errors import LimitExceededError
 
 SCHEMA = {"k": "double", "u": "string", "id": "bigint", "x": "bigint", "f": "double", "w": "int", "m": "decimal(8,2)"}
 SCHEMA |= {"s": "string", "t": "timestamp"}
@@ -222,5 +222,5 @@ def test_a_group_over_its_value_limit_fails(kind: str, epochs: int, given_: Aggr
     cut = [input_rows] if epochs == 1 else [[r] for r in input_rows]
     enough = given_.model_copy(update={"max_values_per_group": 3, "max_distinct_values_per_group": 3})
     run_local(window(kind, [enough]), script(cut), SCHEMA)
-    with pytest.raises(CapExceededError, match=message):
+    with pytest.raises(LimitExceededError, match=message):
         run_local(window(kind, [given_]), script(cut), SCHEMA)

@@ -23,7 +23,7 @@ from slackwater.errors import SlackwaterError
 from slackwater.maintenance import verify_state
 from slackwater.state.files.store import FilesStore
 from slackwater.storage import object_client, object_store, object_store_lease
-from slackwater.testing.pipeline import LocalPipeline
+from slackwater.testing.local_pipeline import LocalPipeline
 
 FAULTS: tuple[Fault, ...] = (
     "412", "done-412", "done-403", "half", "403", "500", "done-500", "400", "404", "done-404", "409", "429", "501", "cut",

@@ -15,7 +15,7 @@ from tests.laws.generators.random_graphs import SCHEMA, SOURCES, content, emitte
 from tests.support.case_selection import select_cases
 
 import slackwater as sw
-from slackwater.testing.pipeline import LocalPipeline
+from slackwater.testing.local_pipeline import LocalPipeline
 
 MS = 1000
 HOUR_MS = 3_600_000

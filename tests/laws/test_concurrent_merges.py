@@ -15,7 +15,7 @@ import pytest
 from tests.laws.generators import final_results, joins, revisions, updates
 from tests.support.case_selection import select_cases
 
-from slackwater.state.files import join_buffers, shard_rows
+from slackwater.state.files import join_buffers, shard
 from slackwater.state.files.segments import SegmentMerge
 
 
@@ -59,10 +59,10 @@ def count_merges(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[bool, int]]:
         merge_counts[after != metas] += 1
         return after
 
-    monkeypatch.setattr(shard_rows, "FAN", 2)
-    for module in (shard_rows, join_buffers):
+    monkeypatch.setattr(shard, "FAN", 2)
+    for module in (shard, join_buffers):
         monkeypatch.setattr(module, "MOST", 3)
-    monkeypatch.setattr(shard_rows, "ThreadPoolExecutor", lambda *_, **__: Thread(rng))
+    monkeypatch.setattr(shard, "ThreadPoolExecutor", lambda *_, **__: Thread(rng))
     monkeypatch.setattr(SegmentMerge, "apply", counted)
     yield merge_counts
     assert merge_counts[True] > 20 and merge_counts[False] > 5, merge_counts

@@ -19,7 +19,7 @@ from tests.support.script import Crash, LocalResult, Quiet, Restart, RowsInput, 
 from slackwater.config.custom_aggregator import Aggregator
 from slackwater.config.window import Aggregation, Window
 from slackwater.errors import StateError
-from slackwater.evolution.operator_from_state import restore_window
+from slackwater.evolution.pipeline_from_state import restore_window
 from slackwater.state.files.store import FilesStore
 
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "15"))

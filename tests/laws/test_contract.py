@@ -37,7 +37,7 @@ from tests.laws.generators.contract_scripts import (
 from tests.laws.oracles import naive_oracle
 from tests.support.script import KILL_POINTS, Crash, Quiet, RowsInput, run_local
 
-from slackwater.errors import CapExceededError
+from slackwater.errors import LimitExceededError
 from slackwater.testing.memory_target import START_US
 
 # -- the answer ------------------------------------------------------------------------------------------------------
@@ -256,7 +256,7 @@ def test_the_group_after_the_last_allowed_one_hits_the_cap(kind: str, data: st.D
     epochs, shards = rows_inputs(data.draw(cut(rows))), data.draw(st.integers(1, 4))
     run_local(window_of(spec, max_groups_per_window=fullest), epochs, SCHEMA, shards=shards)
     assume(fullest > 1)
-    with pytest.raises(CapExceededError, match="max_groups_per_window"):
+    with pytest.raises(LimitExceededError, match="max_groups_per_window"):
         run_local(window_of(spec, max_groups_per_window=fullest - 1), epochs, SCHEMA, shards=shards)
 
 

@@ -10,8 +10,8 @@ from tests.laws.generators.fixed_graphs import SCHEMA, check, counting_stage, pi
 from tests.support.case_selection import select_cases
 
 from slackwater.errors import StateError
-from slackwater.evolution.compare_with_state import compare_config
-from slackwater.testing.pipeline import LocalPipeline
+from slackwater.evolution.config_state_comparison import compare_config
+from slackwater.testing.local_pipeline import LocalPipeline
 
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "60"))
 

@@ -20,10 +20,10 @@ from tests.support.script import KILL_POINTS, Crash, RowsInput, run_local
 
 import slackwater as sw
 from slackwater.core.schema import Field
-from slackwater.evolution.operator_from_state import restore_window
+from slackwater.evolution.pipeline_from_state import restore_window
 from slackwater.state.files.store import FilesStore
 from slackwater.windows import aggregations
-from slackwater.windows.aggregations import AggregationKind, bind_aggregation, floats
+from slackwater.windows.aggregations import AggregateFunction, bind_aggregation, floats
 
 EXAMPLES = int(os.environ.get("SLACKWATER_LAWS_EXAMPLES", "300"))
 LARGEST = 1.7976931348623157e308
@@ -63,12 +63,12 @@ def distance(a: float, b: float) -> float:
     return abs(a - b) / math.ulp(b)
 
 
-def merged(agg: AggregationKind, parts: list[pl.DataFrame]) -> pl.DataFrame:
+def merged(agg: AggregateFunction, parts: list[pl.DataFrame]) -> pl.DataFrame:
     """The accumulators of several groups as those of one."""
     return pl.DataFrame(agg.merge_adjacent(pl.concat(parts), np.array([0])))
 
 
-def folded(agg: AggregationKind, numbers: list[float], chance: random.Random) -> pl.DataFrame:
+def folded(agg: AggregateFunction, numbers: list[float], chance: random.Random) -> pl.DataFrame:
     """The accumulators of these numbers, merged in some order and grouping."""
     numbers = chance.sample(numbers, len(numbers))
     rows = pl.DataFrame({"ts": range(len(numbers)), "v": numbers}, schema={"ts": pl.Int64, "v": pl.Float64})

@@ -12,7 +12,7 @@ from tests.support.case_selection import select_cases
 from tests.support.script import Crash, LocalResult, Quiet, RowsInput, run_local
 
 from slackwater.config.join import Join
-from slackwater.errors import CapExceededError
+from slackwater.errors import LimitExceededError
 from slackwater.joins import match_rows
 from slackwater.testing import rows_without_spark
 
@@ -219,7 +219,7 @@ def test_a_key_of_too_many_rows_stops_the_epoch_and_is_named() -> None:
     assert run_join(spec, first).counters.sides["left"]["buffered"] == 5
     for script in ([first, rows([("x", 101, 4)])], [rows([("x", 100, n) for n in range(5)])]):
         with pytest.raises(
-            CapExceededError,
+            LimitExceededError,
             match=r"law: 5 rows of the left side wait for partners with k = 'x', but max_rows_per_key is 4; raise it, or set "
             r'on_state_cap = "drop_oldest"; this epoch was not committed',
         ):

@@ -16,7 +16,7 @@ from slackwater.cli.output import format_run_summary
 from slackwater.query.why_report import describe_watermark_wait
 from slackwater.query.why_report_builder import build_why_report_from_snapshot
 from slackwater.state.files.store import FilesStore
-from slackwater.testing.pipeline import LocalPipeline
+from slackwater.testing.local_pipeline import LocalPipeline
 
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "60"))
 MINUTE = 60_000_000

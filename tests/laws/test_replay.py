@@ -22,12 +22,12 @@ from slackwater.config.window import Aggregation, Window
 from slackwater.core.dead_letter_columns import LETTER
 from slackwater.core.schema import Field
 from slackwater.dead_letters import replay
-from slackwater.dead_letters.letter_reader import AttemptLedger
+from slackwater.dead_letters.dead_letter_reader import AttemptLedger
 from slackwater.errors import StartError
 from slackwater.maintenance import verify_state
 from slackwater.operators.registry import compile_window
 from slackwater.state.files.store import FilesStore
-from slackwater.windows import gone_window_corrections as windows
+from slackwater.windows import expired_window_corrections as windows
 
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "40"))
 

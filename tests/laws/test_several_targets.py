@@ -10,7 +10,7 @@ from tests.laws.generators.several_targets import FIXED, SCHEMA, SeveralTargetsR
 from tests.support.case_selection import select_cases
 
 from slackwater.engine.kill_points import KILL_POINTS
-from slackwater.testing.pipeline import LocalPipeline
+from slackwater.testing.local_pipeline import LocalPipeline
 
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "60"))
 

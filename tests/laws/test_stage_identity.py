@@ -14,7 +14,7 @@ import slackwater as sw
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.stage import Transform
 from slackwater.errors import ConfigError, StateError
-from slackwater.evolution.compare_with_state import compare_config
+from slackwater.evolution.config_state_comparison import compare_config
 from slackwater.testing import LocalPipeline
 
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "60"))

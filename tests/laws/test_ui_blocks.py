@@ -18,12 +18,12 @@ from tests.support.states import with_stage
 from tests.support.ui_states import CLOCK, PARTITIONS, SHAPES, M, S, config, draw_script, open_page_source, run_pipeline
 
 from slackwater.core.humanize import format_span
-from slackwater.evolution.operator_from_state import restore_window
-from slackwater.maintenance.sizes import list_kept_commits
+from slackwater.evolution.pipeline_from_state import restore_window
+from slackwater.maintenance.state_sizes import list_kept_commits
 from slackwater.query import state_inspection
 from slackwater.query.why_report_builder import build_why_report
 from slackwater.ui import pages
-from slackwater.ui.blocks.header import build_header
+from slackwater.ui.blocks.commit_and_runs import build_header
 from slackwater.ui.blocks.row_accounting import build_accounting
 from slackwater.ui.blocks.upcoming_closes import BINS, KEYS, bin_times, closing_windows
 from slackwater.ui.page_model import PageModel, load_key, load_model

@@ -12,8 +12,8 @@ from tests.laws.generators import seeds
 from tests.laws.generators.unfinished_runs import run_unfinished
 from tests.support.case_selection import select_cases
 
-from slackwater.cli.serve import load_page_sources
-from slackwater.evolution.operator_from_state import restore_window
+from slackwater.cli.web_commands import load_page_sources
+from slackwater.evolution.pipeline_from_state import restore_window
 from slackwater.query import state_inspection
 from slackwater.ui import pages
 from slackwater.ui.blocks.upcoming_closes import closing_windows

@@ -15,10 +15,10 @@ from tests.laws.generators.unfinished_runs import run_unfinished
 from tests.support.case_selection import select_cases
 
 import slackwater as sw
-from slackwater.evolution.operator_from_state import rebuild_pipeline
+from slackwater.evolution.pipeline_from_state import rebuild_pipeline
 from slackwater.query.why_report import StageReport, WhyReport
 from slackwater.query.why_report_builder import build_why_report_from_snapshot
-from slackwater.testing.pipeline import LocalPipeline
+from slackwater.testing.local_pipeline import LocalPipeline
 
 SEEDS = 100
 FAR = 10**12

@@ -14,7 +14,7 @@ from tests.support.longest_text_aggregator import LongestText
 from tests.support.runner import Runner
 
 import slackwater as sw
-from slackwater.errors import CapExceededError, EpochError, StartError, ValueRangeError
+from slackwater.errors import EpochError, LimitExceededError, StartError, ValueRangeError
 from slackwater.spark.epoch_sql import pane_aggregates
 
 pytestmark = pytest.mark.spark
@@ -143,7 +143,7 @@ def test_sets_that_spark_makes_are_held_to_their_bound(runner: Runner) -> None:
                 runner.run(**settings)
                 continue
             with pytest.raises(
-                CapExceededError, match=f'"x" holds 5 distinct values of "i" in one group, but {key} is 4'
+                LimitExceededError, match=f'"x" holds 5 distinct values of "i" in one group, but {key} is 4'
             ):
                 runner.run(**settings)
 
@@ -192,7 +192,7 @@ def test_what_spark_sql_can_aggregate_is_told_alike_by_config_and_engine() -> No
             more = (fields[spec.by],) if spec.by else ()
             agg = bind_aggregation(spec, fields[spec.column] if spec.column else None, more)
             logic = CompiledPaneWindow("p", window, (), (agg,))
-            assert logic.lifts_in_sql == spec.in_sql == (len(pane_aggregates(logic)) > 2), spec.agg
+            assert logic.preaggregates_in_sql == spec.in_sql == (len(pane_aggregates(logic)) > 2), spec.agg
 
 
 @exhaustive(

@@ -11,8 +11,8 @@ import pytest
 from tests.support.events import SIMPLE, events, simple
 from tests.support.runner import Runner
 
-from slackwater.spark.tuning import row_transfer
-from slackwater.spark.tuning.row_transfer import ArrowBatchSizer
+from slackwater.spark.tuning import shuffle_tuning
+from slackwater.spark.tuning.shuffle_tuning import ArrowBatchSizer
 
 pytestmark = pytest.mark.spark
 
@@ -52,14 +52,14 @@ def test_many_narrow_rows_are_counted_and_wide_ones_weighed(
         runner.write(f"{n}.jsonl", events(20 * n, 20 * n + 9, user="w" * 2_000 if n == 2 else "a"))
 
     def run(many: int) -> tuple[Any, ...]:
-        monkeypatch.setattr(row_transfer, "MANY_ROWS", many)
+        monkeypatch.setattr(shuffle_tuning, "MANY_ROWS", many)
         for folder in ("state", "out"):
             shutil.rmtree(runner.home / folder, ignore_errors=True)
         bounds.clear()
         frame = runner.run(source=runner.source(SIMPLE, max_files_per_trigger=1), window=simple())
         return frame.rows(), list(bounds)
 
-    results, few = run(row_transfer.MANY_ROWS)
+    results, few = run(shuffle_tuning.MANY_ROWS)
     assert set(few) == {weighed}
     assert run(1) == (results, [COUNTED, COUNTED, weighed, COUNTED])
 
@@ -68,7 +68,7 @@ def test_a_job_that_failed_is_weighed_the_next_time(runner: Runner) -> None:
     """A batch was too large. The next attempt reads the same rows."""
     rows, sizes = runner.spark.range(1), ArrowBatchSizer()
     before = runner.spark.conf.get(KEY)
-    sizes.observe([(row_transfer.MANY_ROWS, 1)])
+    sizes.observe([(shuffle_tuning.MANY_ROWS, 1)])
     with pytest.raises(OverflowError), sizes.limit_batches(rows):
         assert runner.spark.conf.get(KEY) == COUNTED
         raise OverflowError
@@ -79,10 +79,10 @@ def test_a_job_that_failed_is_weighed_the_next_time(runner: Runner) -> None:
 @pytest.mark.parametrize(
     ("handed", "narrow"),
     [
-        ([(row_transfer.MANY_ROWS, 600 * row_transfer.MANY_ROWS)], True),
-        ([(row_transfer.MANY_ROWS, 700 * row_transfer.MANY_ROWS)], False),
-        ([(row_transfer.MANY_ROWS, 0), (1, 700)], False),  # the widest of all shards counts
-        ([(row_transfer.MANY_ROWS - 1, 0)], False),
+        ([(shuffle_tuning.MANY_ROWS, 600 * shuffle_tuning.MANY_ROWS)], True),
+        ([(shuffle_tuning.MANY_ROWS, 700 * shuffle_tuning.MANY_ROWS)], False),
+        ([(shuffle_tuning.MANY_ROWS, 0), (1, 700)], False),  # the widest of all shards counts
+        ([(shuffle_tuning.MANY_ROWS - 1, 0)], False),
         ([(0, 0)], False),
         ([], False),
     ],

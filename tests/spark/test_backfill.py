@@ -21,8 +21,8 @@ import slackwater as sw
 from slackwater.cli.main import main
 from slackwater.connectors.target import LabeledRows
 from slackwater.errors import BadRowError
-from slackwater.query.locate_state import list_pipelines
 from slackwater.query.results import compare_outputs, read_rows_at_location
+from slackwater.query.state_locator import list_pipelines
 from slackwater.runner.backfill import BackfillResult, run_backfill
 
 pytestmark = pytest.mark.spark

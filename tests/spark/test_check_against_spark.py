@@ -12,7 +12,7 @@ from tests.support.sql_cases import ACCEPTED, DDL, NO_DDL, REFUSED, UNREAD, pipe
 from slackwater.config.pipeline import Pipeline
 from slackwater.connectors.lookup_views import LookupViews
 from slackwater.errors import StartError
-from slackwater.runner import components
+from slackwater.runner import component_factory
 from slackwater.spark.sessions.spark_session import private_session
 
 pytestmark = pytest.mark.spark
@@ -31,8 +31,10 @@ def bind(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
         LookupViews(session, pipeline().transform.lookups, lambda line: None).load()
 
         def start(spec: Pipeline) -> None:
-            sources = [components.create_source(session, spec, i, None) for i in range(len(spec.sources))]
-            components.bind_stage(spec, session, components.create_empty_frames(session, sources)).end_sql(session)
+            sources = [component_factory.create_source(session, spec, i, None) for i in range(len(spec.sources))]
+            component_factory.bind_stage(
+                spec, session, component_factory.create_empty_frames(session, sources)
+            ).end_sql(session)
 
         yield start
 

@@ -18,7 +18,7 @@ from tests.support import sql_texts
 from tests.support.sql_texts import LOOKUP, SCHEMA, Text
 
 import slackwater as sw
-from slackwater.config import sql_check
+from slackwater.config import static_sql_check
 from slackwater.config.stage import InputPath
 from slackwater.errors import SlackwaterError, StartError
 from slackwater.spark.analysis import sql_analysis
@@ -102,7 +102,7 @@ def test_check_and_a_start_agree_on_random_sql(spark: Any, start: Any, home: Pat
         except SlackwaterError:  # an empty text is not SQL
             counts["no SQL"] += 1
             continue
-        checked, why = sql_check.check_sql(spec), start(spec)
+        checked, why = static_sql_check.check_sql(spec), start(spec)
         assert why is None or "\n" not in why, why
         refuses = "refuses" if checked.problems else "accepts"
         counts[f"{text.family}: check {refuses}, start {'accepts' if why is None else 'refuses'}"] += 1

@@ -19,7 +19,7 @@ import slackwater as sw
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.column_names import ROW_COLUMNS, quote_identifier
 from slackwater.errors import SlackwaterError
-from slackwater.spark.analysis import row_origin_sql
+from slackwater.spark.analysis import row_origin_propagation
 from slackwater.testing import LocalPipeline
 
 pytestmark = pytest.mark.spark
@@ -154,7 +154,7 @@ def test_a_run_does_as_the_test_kit_does(spark: Any, tmp_path: Path, name: str) 
 def test_no_star_brings_where_a_row_came_from(spark: Any, clause: str, shape: str) -> None:
     frame = spark.sql("SELECT 1 AS a, 'k' AS key, timestamp'2024-01-01' AS _event_ts, 'hidden' AS _origin")
     frame.createOrReplaceTempView("source")
-    (row,) = spark.sql(row_origin_sql.add_origin_column(shape.format(clause))).collect()
+    (row,) = spark.sql(row_origin_propagation.add_origin_column(shape.format(clause))).collect()
     assert row["_origin"] == "hidden"
     assert "hidden" not in row["j"]
     assert "_event_ts" in row["j"]

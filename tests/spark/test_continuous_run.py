@@ -19,7 +19,7 @@ from tests.support.runner import Runner
 import slackwater as sw
 from slackwater.core.hashing import spark_xxhash64
 from slackwater.core.schema import Field
-from slackwater.runner import main_loop
+from slackwater.runner import run_loops
 
 pytestmark = pytest.mark.spark
 
@@ -118,11 +118,11 @@ def test_a_quiet_query_is_asked_less_often_and_at_once_again_when_rows_come(spar
     stream = spark.readStream.format("text").load(str(tmp_path / "in")).writeStream.format("noop")
     query = stream.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
     try:
-        interval, jvm_query = main_loop.poll_interval_from_query(query), query._jsq.streamingQuery()
+        interval, jvm_query = run_loops.poll_interval_from_query(query), query._jsq.streamingQuery()
         interval.slow_down(60)
-        assert jvm_query.pollingDelayMs() == interval.pause_ms == main_loop.LONGEST_MS
+        assert jvm_query.pollingDelayMs() == interval.pause_ms == run_loops.LONGEST_MS
         interval.speed_up()
-        assert jvm_query.pollingDelayMs() == interval.pause_ms == main_loop.SHORTEST_MS
+        assert jvm_query.pollingDelayMs() == interval.pause_ms == run_loops.SHORTEST_MS
     finally:
         query.stop()
 

@@ -17,11 +17,11 @@ from tests.support.runner import Runner
 from tests.support.topics import START_MS, Make, minutes
 
 import slackwater as sw
-from slackwater.dead_letters import letter_reader
+from slackwater.dead_letters import dead_letter_reader
 from slackwater.dead_letters.replay import GONE
 from slackwater.engine import kill_points
 from slackwater.errors import EpochError
-from slackwater.runner.dead_letter_replay import replay_dead_letters
+from slackwater.runner.replay_runner import replay_dead_letters
 
 pytestmark = pytest.mark.spark
 
@@ -100,7 +100,7 @@ def test_records_of_a_topic_correct_hopping_windows_in_postgres(
     assert table() == expected
     summary = {
         r["reason"]: (r["letters"], r["open"], r["applied"], r["tries"])
-        for r in letter_reader.count_letters(described).to_dicts()
+        for r in dead_letter_reader.count_dead_letters(described).to_dicts()
     }
     assert summary == {"late": (letters - 1, 0, letters - 1, 0), "undecodable": (1, 1, 0, 3)}
 

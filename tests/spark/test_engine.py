@@ -16,7 +16,7 @@ from tests.support.runner import Runner
 from tests.support.script import RowsInput, run_local
 
 import slackwater as sw
-from slackwater.errors import BadRowError, CapExceededError, EpochError, LockHeldError, StartError, StateError
+from slackwater.errors import BadRowError, EpochError, LimitExceededError, LockHeldError, StartError, StateError
 from slackwater.spark.tuning import source_statistics
 from slackwater.state.files.store import FilesStore
 from slackwater.watermark import SourceActivity
@@ -196,7 +196,7 @@ def test_bad_rows_fail_or_are_dropped_and_counted(runner: Runner) -> None:
 def test_caps_fail_exactly_or_refuse_new_groups(runner: Runner) -> None:
     rows = [{"user": f"u{k}", "i": 1, "ts": iso(k)} for k in range(10)]
     runner.write("0.jsonl", rows)
-    with pytest.raises(CapExceededError, match="10 keys have open sessions, but max_groups_per_window is 9"):
+    with pytest.raises(LimitExceededError, match="10 keys have open sessions, but max_groups_per_window is 9"):
         runner.run(source=runner.source(SIMPLE), window=simple(max_groups_per_window=9))
     runner.run(
         source=runner.source(SIMPLE),
@@ -205,7 +205,7 @@ def test_caps_fail_exactly_or_refuse_new_groups(runner: Runner) -> None:
         target_path=str(runner.home / "ten"),
     )
     shape: dict[str, Any] = {"kind": "tumbling", "duration_ms": "1m", "gap_ms": None, "max_session_duration_ms": None}
-    with pytest.raises(CapExceededError, match="2024-03-01T00:00:00Z to 2024-03-01T00:01:00Z holds 10 groups"):
+    with pytest.raises(LimitExceededError, match="2024-03-01T00:00:00Z to 2024-03-01T00:01:00Z holds 10 groups"):
         runner.run(source=runner.source(SIMPLE), window=simple(**shape, max_groups_per_window=9), name="tumbling")
     runner.statuses.clear()
     refusing = simple(**shape, max_groups_per_window=4, on_state_cap="drop_new_groups")
@@ -218,7 +218,7 @@ def test_caps_fail_exactly_or_refuse_new_groups(runner: Runner) -> None:
 def test_exact_distinct_beyond_its_bound_fails(runner: Runner) -> None:
     runner.write("0.jsonl", [{"user": "a", "i": k, "ts": iso(k)} for k in range(5)])
     bounded = sw.Aggregation(agg="count_distinct", column="i", mode="exact", max_distinct_values_per_group=4, as_="d")
-    with pytest.raises(CapExceededError, match='"d" holds 5 distinct values of "i" in one group'):
+    with pytest.raises(LimitExceededError, match='"d" holds 5 distinct values of "i" in one group'):
         runner.run(source=runner.source(SIMPLE), window=simple(aggregations=[bounded]))
 
 
@@ -349,7 +349,7 @@ def test_the_newest_time_of_many_partitions_is_what_observing_each_says(
         "NOT (_topic = 'b' AND _partition = 2)"
     )
     counts = dict.fromkeys([f"{t}-{p}" for t in "ab" for p in range(4)], 7)
-    statistics = timed.agg(*source_statistics.statistics_columns(timed, counts, True)).collect()[0].asDict()
+    statistics = timed.agg(*source_statistics.build_statistics_columns(timed, counts, True)).collect()[0].asDict()
     each = source_statistics.source_stats(statistics, counts, lambda mark: None)
     monkeypatch.setattr(source_statistics, "MIN_PARTITIONS", 8)
     monkeypatch.setattr(source_statistics, "MIN_COMPARISONS", 8 * 56)
@@ -357,13 +357,13 @@ def test_the_newest_time_of_many_partitions_is_what_observing_each_says(
     assert not source_statistics.needs_separate_job(counts | {"a-0": 6})  # few rows: a separate job costs more
     assert not source_statistics.needs_separate_job({"a-0": 10**9})
     few, many = ({f"a-{n}": 100 for n in range(count)} for count in (8, 1000))
-    assert len(source_statistics.statistics_columns(timed, many, False)) == len(
-        source_statistics.statistics_columns(timed, few, False)
+    assert len(source_statistics.build_statistics_columns(timed, many, False)) == len(
+        source_statistics.build_statistics_columns(timed, few, False)
     )
-    statistics = timed.agg(*source_statistics.statistics_columns(timed, counts, True)).collect()[0].asDict()
-    newest = source_statistics.newest_by_partition(timed, "events", statistics["newest"], 2)
+    statistics = timed.agg(*source_statistics.build_statistics_columns(timed, counts, True)).collect()[0].asDict()
+    newest = source_statistics.newest_times_by_partition(timed, "events", statistics["newest"], 2)
     assert source_statistics.source_stats(statistics, counts, lambda mark: None, newest) == each
     assert each.partitions["a-0"] == SourceActivity(7, 39)
     assert each.partitions["b-2"] == SourceActivity(7, None)
     with pytest.raises(EpochError, match=r'source "events": the input changed between two reads: .* and is now 1970'):
-        source_statistics.newest_by_partition(timed, "events", 41, 2)
+        source_statistics.newest_times_by_partition(timed, "events", 41, 2)

@@ -13,7 +13,7 @@ from tests.support.order_joins import ORDERS, PAYMENTS, format_time, join, sourc
 from tests.support.runner import Runner
 
 import slackwater as sw
-from slackwater.errors import CapExceededError, StartError
+from slackwater.errors import LimitExceededError, StartError
 
 pytestmark = pytest.mark.spark
 
@@ -205,7 +205,7 @@ def test_too_many_rows_of_a_key_stop_the_epoch(runner: Runner) -> None:
     runner.write("0.jsonl", rows, "order_id")
     runner.write("0.jsonl", [{"paid_order": 1, "region": "eu", "ts": format_time(0)}], "paid_order")
     with pytest.raises(
-        CapExceededError, match=r"20 rows of the left side wait for partners with order_id = 5, region = 'eu'"
+        LimitExceededError, match=r"20 rows of the left side wait for partners with order_id = 5, region = 'eu'"
     ):
         runner.run(sources=sources(runner), join=join(max_rows_per_key=19))
 

@@ -22,7 +22,7 @@ from slackwater.config.stage import InputPath
 from slackwater.engine import kill_points
 from slackwater.errors import EpochError, StartError
 from slackwater.operators.dead_letters import origin_column
-from slackwater.spark.analysis import row_origin_sql, sql_analysis
+from slackwater.spark.analysis import row_origin_propagation, sql_analysis
 from slackwater.spark.rejected_rows import RejectedRowHandler
 
 IN = InputPath("in", "in")
@@ -181,7 +181,7 @@ def test_a_column_of_that_name_must_be_renamed(spark: Any, rows: Any) -> None:
     [("SELECT _ORIGIN FROM x", True), ("SELECT `_origin`", True), ("SELECT http_origin, _origins", False)],
 )
 def test_who_selects_it_is_left_alone(sql: str, selects_it: bool) -> None:
-    assert row_origin_sql.mentions_origin(sql) is selects_it
+    assert row_origin_propagation.mentions_origin(sql) is selects_it
 
 
 # -- letters ---------------------------------------------------------------------------------------------------------

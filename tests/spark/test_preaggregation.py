@@ -12,7 +12,7 @@ import slackwater as sw
 from slackwater.core.schema import Field
 from slackwater.operators.registry import bind_window
 from slackwater.operators.reports import IngestReport
-from slackwater.spark.tuning.row_transfer import MANY_ROWS_PER_PANE, PreaggregationPolicy
+from slackwater.spark.tuning.shuffle_tuning import MANY_ROWS_PER_PANE, PreaggregationPolicy
 
 OPERATOR = bind_window(
     "p",
@@ -71,7 +71,7 @@ def test_both_ways_come_to_the_same(runner: Runner, kind: str, monkeypatch: pyte
 
     def noted(folding: PreaggregationPolicy, operator: Any) -> Any:
         chosen = operator_for_epoch(folding, operator)
-        ways.append(not chosen.lifts_in_sql)
+        ways.append(not chosen.preaggregates_in_sql)
         return chosen
 
     monkeypatch.setattr(PreaggregationPolicy, "operator_for_epoch", noted)

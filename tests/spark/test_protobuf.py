@@ -28,7 +28,7 @@ import slackwater as sw
 from slackwater.config.source import Source
 from slackwater.connectors.payloads import create_payload
 from slackwater.connectors.payloads.base import RawRecords
-from slackwater.runner.dead_letter_replay import replay_dead_letters
+from slackwater.runner.replay_runner import replay_dead_letters
 
 pytestmark = pytest.mark.spark
 
@@ -97,7 +97,7 @@ def test_protobuf_with_a_file_of_messages(runner: Runner, topic: Make) -> None:
     assert runner.statuses[-1].counters.rows_bad == 2
 
 
-class Registered:
+class RegisteredPipeline:
     """Versions of a subject: 7, and 9, which refers to another subject. `add` registers later ones."""
 
     def __init__(self) -> None:
@@ -115,12 +115,12 @@ class Registered:
 
 
 @pytest.fixture
-def registered() -> Registered:
-    return Registered()
+def registered() -> RegisteredPipeline:
+    return RegisteredPipeline()
 
 
 @pytest.fixture
-def registry(registered: Registered) -> Iterator[str]:
+def registry(registered: RegisteredPipeline) -> Iterator[str]:
     with serve_answers(registered.entries_for) as address:
         yield address
 
@@ -159,7 +159,7 @@ def sent(events: Topic, one: int, two: int, later: int) -> list[bytes | None]:
 
 
 def test_sessions_of_two_versions_with_broken_records_as_dead_letters(
-    runner: Runner, topic: Make, registry: str, registered: Registered
+    runner: Runner, topic: Make, registry: str, registered: RegisteredPipeline
 ) -> None:
     events = topic()
     bad = sent(events, 7, 9, 11)
@@ -198,7 +198,7 @@ def test_sessions_of_a_real_registry(runner: Runner, topic: Make, schema_registr
 
 
 def test_what_a_registry_has_and_no_message_can_be_is_told_in_a_line(
-    runner: Runner, topic: Make, registry: str, registered: Registered
+    runner: Runner, topic: Make, registry: str, registered: RegisteredPipeline
 ) -> None:
     events = topic()
     settings = sessions(runner, events, registry)

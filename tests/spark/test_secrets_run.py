@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import slackwater as sw
-from slackwater import metrics, secrets
+from slackwater import metrics, secret_masking
 from slackwater.errors import SlackwaterError
 from slackwater.query import server
 
@@ -60,9 +60,9 @@ path = "{home}/state"
 
 @pytest.fixture(autouse=True)
 def nothing_known() -> Iterator[None]:
-    secrets.forget_secrets()
+    secret_masking.forget_secrets()
     yield
-    secrets.forget_secrets()
+    secret_masking.forget_secrets()
 
 
 def found_in(text: str) -> list[str]:

@@ -23,7 +23,7 @@ from tests.support.case_selection import select_cases
 import slackwater as sw
 from slackwater.config.stage import stage_inputs
 from slackwater.engine.kill_points import KILL_POINTS
-from slackwater.testing.pipeline import LocalPipeline
+from slackwater.testing.local_pipeline import LocalPipeline
 
 pytestmark = pytest.mark.spark
 

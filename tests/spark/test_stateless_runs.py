@@ -176,12 +176,14 @@ def test_every_row_once_with_a_death_on_the_way(
 
 def _look_into_postgres(url: str) -> None:
     """Check that the state table is empty and that commands over all tables find it."""
-    from slackwater.maintenance import sizes, verify_postgres_store
+    from slackwater.maintenance import state_sizes, verify_postgres_store
 
     store = PostgresStore(url, "public", "plain")
     report = verify_postgres_store.verify_postgres(store)
     assert (report.problems, report.unread) == ([], 0)
-    assert all(t.rows == 0 for t in sizes.measure_sizes(store, hot=3).tables if "slackwater_state" in t.table)
+    assert all(
+        t.rows == 0 for t in state_sizes.measure_state_sizes(store, hot=3).tables if "slackwater_state" in t.table
+    )
     copy = store.fork("copied")
     assert copy is not None
     with psycopg.connect(url) as db:
@@ -360,7 +362,7 @@ def test_bad_rows_are_replayed(runner: Runner) -> None:
     before = in_files(runner.home)
     wide = toml.load(config(runner.home, schema="user STRING, page STRING, n INT"))
     assert len(before) == len(expected(events(4)))
-    from slackwater.runner import dead_letter_replay as running
+    from slackwater.runner import replay_runner as running
 
     outcome = running.replay_dead_letters(
         wide, lambda letters: letters, spark=runner.spark, on_notice=lambda a, b: None

@@ -17,7 +17,7 @@ import slackwater as sw
 from slackwater.connectors.files import parquet_footers
 from slackwater.connectors.files.source import FilesSource
 from slackwater.errors import EpochError
-from slackwater.spark import first_row_hints
+from slackwater.spark import first_rows_check
 from slackwater.spark.engine import SparkEngine
 from slackwater.spark.tuning import source_statistics
 from slackwater.state.files.store import FilesStore
@@ -126,7 +126,7 @@ def test_footers_know_of_rows_without_a_job(ways: Ways) -> None:
     observed = ways.run(source, OBSERVED, False)
     assert ways.run(source, OBSERVED, True) == observed
     assert not ways.seen, "all are first rows"
-    ways.patch.setattr(first_row_hints, "ROWS", 1)
+    ways.patch.setattr(first_rows_check, "ROWS", 1)
     assert ways.run(source, OBSERVED, True) == observed
     assert ways.seen == ["footers"] * 2
 
@@ -142,7 +142,7 @@ def test_footers_know_of_rows_without_a_job(ways: Ways) -> None:
 )
 def test_footers_know_what_spark_reads(ways: Ways, kind: Any, declared: str, unit: str | None) -> None:
     source = columnar(ways.runner, NEAR, kind, declared)
-    ways.patch.setattr(first_row_hints, "ROWS", 1)
+    ways.patch.setattr(first_rows_check, "ROWS", 1)
     more = {} if unit is None else {"event_time_unit": unit}
     observed = ways.run(source, OBSERVED, False, **more)
     assert observed[1][-1].rows_bad == 1
@@ -153,7 +153,7 @@ def test_footers_know_what_spark_reads(ways: Ways, kind: Any, declared: str, uni
 def test_what_footers_know_is_emitted_in_the_pass_that_reads(ways: Ways) -> None:
     """seconds 0 1 2 | 10 | 100 | 200      sessions with a gap of 20 s: one is over in the third epoch, one in the fourth"""
     source = columnar(ways.runner, [[0, 1, 2], [10], [100], [200]])
-    ways.patch.setattr(first_row_hints, "ROWS", 1)
+    ways.patch.setattr(first_rows_check, "ROWS", 1)
     ways.patch.setattr(SparkEngine, "emit", ways.noting("emit", SparkEngine.emit))
     observed = ways.run(source, OBSERVED, False, lateness_ms=0)
     assert ways.seen == ["emit"] * 3, "the last is the flush"
@@ -164,7 +164,7 @@ def test_what_footers_know_is_emitted_in_the_pass_that_reads(ways: Ways) -> None
 def test_what_footers_do_not_know_is_found_in_the_rows(ways: Ways) -> None:
     """A time outside the valid years makes a row bad. Only reading the rows shows the newest of the other times."""
     source = columnar(ways.runner, OUTSIDE, pl.Int64, "BIGINT")
-    ways.patch.setattr(first_row_hints, "ROWS", 1)
+    ways.patch.setattr(first_rows_check, "ROWS", 1)
     observed = ways.run(source, OBSERVED, False, event_time_unit="us")
     assert observed[1][-1].rows_bad == 2
     assert ways.run(source, OBSERVED, True, event_time_unit="us") == observed
@@ -174,7 +174,7 @@ def test_what_footers_do_not_know_is_found_in_the_rows(ways: Ways) -> None:
 @pytest.mark.parametrize("option", ["ignoreCorruptFiles", "ignoreMissingFiles"])
 def test_footers_are_not_asked_where_spark_may_leave_rows_out(ways: Ways, option: str) -> None:
     source = columnar(ways.runner, NEAR)
-    ways.patch.setattr(first_row_hints, "ROWS", 1)
+    ways.patch.setattr(first_rows_check, "ROWS", 1)
     ways.run(source.model_copy(update={"options": {option: "true"}}), OBSERVED, True)
     assert not ways.seen
 
@@ -182,9 +182,9 @@ def test_footers_are_not_asked_where_spark_may_leave_rows_out(ways: Ways, option
 def test_rows_that_have_to_be_decoded_are_observed(runner: Runner) -> None:
     """A separate job would parse text twice. The results of a stage are already in memory."""
     raw = runner.spark.createDataFrame([(1, None)], "__mark BIGINT, _corrupt_record STRING")
-    assert not source_statistics.is_read_by_columns(raw)
-    assert not source_statistics.is_read_by_columns(raw.select("_corrupt_record"))
-    assert source_statistics.is_read_by_columns(raw.select("__mark"))
+    assert not source_statistics.is_columnar_source(raw)
+    assert not source_statistics.is_columnar_source(raw.select("_corrupt_record"))
+    assert source_statistics.is_columnar_source(raw.select("__mark"))
 
 
 def test_a_job_beside_that_fails_is_told_in_a_line(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,10 +18,10 @@ from tests.support.runner import Runner
 
 import slackwater as sw
 from slackwater.connectors.payloads.json_payload import JsonPayload
-from slackwater.core.dead_letter_columns import LetterFilter
+from slackwater.core.dead_letter_columns import DeadLetterFilter
 from slackwater.core.schema import Field
-from slackwater.dead_letters import letter_reader
-from slackwater.runner.dead_letter_replay import replay_dead_letters
+from slackwater.dead_letters import dead_letter_reader
+from slackwater.runner.replay_runner import replay_dead_letters
 from slackwater.spark.epoch_sql import event_time_sql
 
 pytestmark = pytest.mark.spark
@@ -161,7 +161,7 @@ def test_rows_without_a_date_become_letters_and_stay_letters(runner: Runner, for
         target=sw.Target(connection=sw.FilesConnection(), path=str(runner.home / "out")),
         state_store=sw.StateStore(kind="files", path=str(runner.home / "state")),
     )
-    letters = letter_reader.read_newest(pipeline, LetterFilter())
+    letters = dead_letter_reader.read_newest(pipeline, DeadLetterFilter())
     assert sorted(json.loads(v)["ts"] if v[:1] == b"{" else v.decode().split(";")[1] for v in letters["value"]) == [
         "10:15",
         "2024",

@@ -11,9 +11,9 @@ from tests.support.events import SIMPLE, events, simple
 from tests.support.runner import Runner
 
 from slackwater.errors import StartError
-from slackwater.spark.tuning import row_transfer, source_statistics
+from slackwater.spark.tuning import shuffle_tuning, source_statistics
 from slackwater.spark.tuning.expression_cache import ExpressionCache
-from slackwater.tunings import TUNINGS, VARIABLE, is_enabled
+from slackwater.tuning_switches import TUNINGS, VARIABLE, is_enabled
 
 README = Path(__file__).parents[2] / "benchmarks" / "README.md"
 
@@ -29,7 +29,7 @@ def results_without(runner: Runner, monkeypatch: pytest.MonkeyPatch, tunings: st
 
 def test_results_do_not_depend_on_a_tuning(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     """Five epochs with all tunings, with none, and without one of them at a time."""
-    monkeypatch.setattr(row_transfer, "MANY_ROWS", 1)
+    monkeypatch.setattr(shuffle_tuning, "MANY_ROWS", 1)
     monkeypatch.setattr(source_statistics, "MANY_ROWS", 1)
     for n in range(5):
         runner.write(f"{n}.jsonl", events(20 * n, 20 * n + 9, user="a" if n % 2 else "b"))

@@ -19,15 +19,15 @@ from pathlib import Path
 import psutil
 import pyspark
 
-from slackwater.spark.sessions import jvm
-from slackwater.spark.sessions.jvm import find_default_java
+from slackwater.spark.sessions import jvm_launch
+from slackwater.spark.sessions.jvm_launch import find_default_java
 from slackwater.testing.services import SECONDS, Process, free_port
 
 WORKERS = 2
 _SPARK = Path(pyspark.__file__).parent
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _JAVA = find_default_java()
-_KEPT = f" {jvm.archive_options(_JAVA)}" if _JAVA else ""  # executors start faster with it, too
+_KEPT = f" {jvm_launch.class_archive_options(_JAVA)}" if _JAVA else ""  # executors start faster with it, too
 
 # Of a pipeline on it. Nothing is compiled: an executor lives for a few epochs
 SPARK = f"""

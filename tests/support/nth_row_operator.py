@@ -9,15 +9,15 @@ from typing import Any, ClassVar, Self
 
 import polars as pl
 
-from slackwater.config.key import declare_attribute, declare_key
-from slackwater.config.keyed import KEY, TIMER, KeyedResult
+from slackwater.config.config_key import declare_attribute, declare_key
+from slackwater.config.keyed_step import KEY, TIMER, KeyedResult
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.spec_base import table_parser
 from slackwater.config.stage import Transform
 from slackwater.config.step_base import KeyedStep, StepBase, StepSummary
 from slackwater.config.value_parsers import integer_parser, parse_text
 from slackwater.core.schema import Field
-from slackwater.operators.keyed import KeyedOperator, StoredKeyedOperator, bind_keyed_step
+from slackwater.operators.keyed_operator_base import KeyedOperator, StoredKeyedOperator, bind_keyed_step
 from slackwater.operators.registry import OPERATOR_TYPES, Columns, OperatorType
 
 

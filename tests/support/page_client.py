@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 from html.parser import HTMLParser
 
-from slackwater.ui.server import UiServer
+from slackwater.ui.page_server import UiServer
 
 
 class Answer:

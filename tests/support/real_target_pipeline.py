@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from slackwater.runner.components import create_target_writers
-from slackwater.testing.pipeline import LocalPipeline
+from slackwater.runner.component_factory import create_target_writers
+from slackwater.testing.local_pipeline import LocalPipeline
 
 
 class RealTargetPipeline(LocalPipeline):

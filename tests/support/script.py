@@ -21,8 +21,8 @@ from slackwater.config.step_base import StepBase
 from slackwater.config.window import Window
 from slackwater.engine.kill_points import KILL_POINTS
 from slackwater.state import protocol
+from slackwater.testing.local_pipeline import LocalPipeline
 from slackwater.testing.memory_target import LocalResult, SimulatedCrash
-from slackwater.testing.pipeline import LocalPipeline
 from slackwater.testing.pipeline_builder import build_pipeline
 
 

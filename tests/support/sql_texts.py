@@ -175,7 +175,7 @@ def _broken(rng: Random, sql: str) -> str:
     """A text with a word missing, doubled, replaced or swapped. It may be a query all the same."""
     try:
         tokens = [t.text for t in lexer.tokenize(sql)]
-    except lexer.UnreadableError:
+    except lexer.SqlLexError:
         return sql
     for _ in range(rng.randint(1, 2)):
         index = rng.randrange(len(tokens))

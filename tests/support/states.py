@@ -7,7 +7,7 @@ from typing import Any
 from slackwater.engine.epoch_driver import EpochDriver
 from slackwater.engine.observer import DriverCallbacks
 from slackwater.engine.stage_runner import StageRunner
-from slackwater.runner.components import create_target_writers
+from slackwater.runner.component_factory import create_target_writers
 from slackwater.state.commit import ClockRecord, Commit, SourceRecord, StageState
 
 _OF_SOURCE = SourceRecord.model_fields.keys()

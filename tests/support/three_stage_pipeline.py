@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.support.why_states import NOON, rows_at
 
 from slackwater.config import toml
-from slackwater.testing.pipeline import LocalPipeline
+from slackwater.testing.local_pipeline import LocalPipeline
 
 TEXT = """name = "law"
 [connections.lake]

@@ -9,12 +9,12 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 
+from slackwater.config.config_key import declare_key
 from slackwater.config.connection import Connection
 from slackwater.config.connector_description import ConnectorDescription, StartPosition
-from slackwater.config.key import declare_key
 from slackwater.config.source import Source
 from slackwater.config.value_parsers import integer_parser
-from slackwater.connectors import dead_letter_source_rows
+from slackwater.connectors import dead_letter_restoration
 from slackwater.connectors.connector import Connector
 from slackwater.connectors.source import SelfPlannedSource, SourceBatch
 from slackwater.core.connector_registry import TABLE
@@ -97,8 +97,8 @@ class TicksSource(SelfPlannedSource):
     def planner(self, record: SourceRecord, files: Iterable[Any]) -> TicksPlanner:
         return TicksPlanner(self, TicksRead.coerce(record.offsets).next)
 
-    def rows_of_letters(self, letters: Any, letter: str, file: str) -> Any:
-        return dead_letter_source_rows.decoded_letter_rows(letters, self.schema, [letter])
+    def decode_dead_letter_rows(self, letters: Any, letter: str, file: str) -> Any:
+        return dead_letter_restoration.restore_decoded_rows(letters, self.schema, [letter])
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ from tests.support.ui_states import DAY, S, config, run_pipeline
 
 from slackwater.config import toml
 from slackwater.core.dead_letter_columns import LETTER
-from slackwater.runner.components import create_letter_writer
+from slackwater.runner.component_factory import create_dead_letter_writer
 
 SCHEMA = {f.name: f.polars for f in LETTER}
 
 
-def with_letters(tmp_path: Path) -> Path:
+def with_dead_letters(tmp_path: Path) -> Path:
     """A pipeline with one published letter of a late row of u1."""
     file = config("session", tmp_path)
     lake = f'[connections.away]\nkind = "files"\n[dead_letter]\nconnection = "away"\npath = "{tmp_path}/away"\n'
@@ -39,7 +39,7 @@ def with_letters(tmp_path: Path) -> Path:
         "file": "web/1.jsonl",
         "group_key": '{"user":"u1"}',
     }
-    target = create_letter_writer(toml.load(file), "state")
+    target = create_dead_letter_writer(toml.load(file), "state")
     assert target is not None
     target.open()
     target.publish(0, pl.DataFrame([{n: letter.get(n) for n in SCHEMA}], schema=SCHEMA))

@@ -20,13 +20,13 @@ from pathlib import Path
 
 from tests.support import three_stage_pipeline
 from tests.support.script import RowsInput
-from tests.support.ui_dead_letters import with_letters
+from tests.support.ui_dead_letters import with_dead_letters
 from tests.support.ui_states import DAY, S, config, draw_script, joined_and_counted, open_page_source, run_pipeline
 
-from slackwater.cli.serve import load_page_sources, save_page
+from slackwater.cli.web_commands import load_page_sources, save_page
 from slackwater.state.run_history import Run
 from slackwater.ui.page_model import PageSource
-from slackwater.ui.server import serve_pages
+from slackwater.ui.page_server import serve_pages
 
 STARTED = DAY + 11 * 3600 * S
 ERROR = (
@@ -114,7 +114,7 @@ def scenes(home: Path) -> Iterator[list[Scene]]:
         save_page([live], home / "saved.html")
         all_scenes.append(Scene("saved", (home / "saved.html").as_uri()))
         (home / "letters").mkdir()
-        letters = open_page_source(with_letters(home / "letters"))
+        letters = open_page_source(with_dead_letters(home / "letters"))
         add("letters", letters, "/", "/letters?reason=late", "/key?user=u1")
         (home / "stages").mkdir()
         stages = open_page_source(three_stage_pipeline.run_pipeline(home / "stages"))

@@ -55,7 +55,7 @@ def ingest(
     whole = Unit.from_frame(logic, pl.concat([acknowledged_state, fresh], how="diagonal" if extra else "vertical"))
     floors = whole.floors(logic.reach_us, horizon)
     is_row = whole.kind == ROW
-    held = ~is_row & ~whole.is_gone(horizon)
+    held = ~is_row & ~whole.is_expired(horizon)
     had_open = per_key(np.logical_or, held, whole.key).astype(bool)
     below = is_row & (whole.start <= floors[whole.key])
     open_ = (is_row & ~below) | held
@@ -252,14 +252,14 @@ class Unit:
         """Return, for each interval, whether the target holds it in its present form."""
         return (self.kind == TOLD) | (self.kind == LOOSE_TOLD)
 
-    def is_gone(self, horizon: int) -> Bools:
+    def is_expired(self, horizon: int) -> Bools:
         """Floors, and whole sessions whose close is at or before the horizon (see `CompiledWindow.horizon`)."""
         whole = (self.kind == SETTLED) | (self.kind == TOLD)
         return (self.kind == FLOOR) | (whole & (self.due <= horizon))
 
     def floors(self, reach: int, horizon: int) -> Int64s:
         """Per key the floor that still counts at the horizon, else NO_WATERMARK; `reach`: see `CompiledSessionWindow.reach_us`."""
-        gone = self.is_gone(horizon)
+        gone = self.is_expired(horizon)
         is_open = ~gone & (self.kind != ROW)
         floor = per_key(np.maximum, np.where(gone, self.end, NO_WATERMARK), self.key)
         first = per_key(np.minimum, np.where(is_open, self.start, FAR), self.key)
@@ -351,7 +351,7 @@ def _long_runs(start: Int64s, last: Int64s, run: Int64s, cap: int) -> tuple[Int6
     return heads[long], ends[long]
 
 
-def session_heads(start: Int64s, last: Int64s, end: Int64s, run: Int64s, cap: int) -> Bools:
+def find_session_heads(start: Int64s, last: Int64s, end: Int64s, run: Int64s, cap: int) -> Bools:
     """True where a session begins: at each run, and in a long run at the first piece that reaches the cap.
 
     What follows a cut is a run of its own: where rows bring their own gaps it may fall apart.
@@ -425,7 +425,7 @@ def _place(start: Int64s, last: Int64s, end: Int64s, behind: Bools, cap: int, la
         heads = np.flatnonzero(apart)
         s, e, reach = s[heads], np.maximum.reduceat(e, heads), np.maximum.reduceat(reach, heads)
         joined = np.append(False, s[1:] <= np.maximum.accumulate(reach)[:-1])
-        begins = session_heads(s, e, reach, np.cumsum(~joined) - 1, cap)
+        begins = find_session_heads(s, e, reach, np.cumsum(~joined) - 1, cap)
         for index, members in enumerate(np.split(ahead, heads[1:])):
             here = _Session(int(s[index]), int(e[index]), int(reach[index]), members.tolist())
             if begins[index]:
@@ -501,7 +501,7 @@ def arranged(logic: CompiledSessionWindow, unit: Unit) -> Arrangement:
     """Arrange the intervals of a unit that is not empty into sessions. Only its keys and times count."""
     cap = logic.cap_us
     run, _ = runs_of(logic, unit)
-    session = np.cumsum(session_heads(unit.start, unit.last, unit.end, run, cap)) - 1
+    session = np.cumsum(find_session_heads(unit.start, unit.last, unit.end, run, cap)) - 1
     heads = first_of_each(session)
     start, reach = unit.start[heads], np.maximum.reduceat(unit.end, heads)
     is_cut = np.append((run[heads][1:] == run[heads][:-1]) & (start[1:] <= reach[:-1]), False)
@@ -581,7 +581,7 @@ def merge_groups(
     """Merge rows with equal `group`, by expressions for each group. The groups must be in ascending order.
 
     A merged row has the keys of the group's first row, the `carried` expressions and the merged accumulators.
-    Raises CapExceededError if a group exceeds a limit of its aggregation, and ValueRangeError if a result does not
+    Raises LimitExceededError if a group exceeds a limit of its aggregation, and ValueRangeError if a result does not
     fit its type.
     """
     if frame.is_empty():

@@ -9,7 +9,7 @@ from tests.support.states import commit_of
 
 from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline
-from slackwater.evolution import added_columns, target_locations
+from slackwater.evolution import added_columns, target_changes
 from slackwater.state.commit import Commit, TargetDestination
 
 CONFIG = """name = "p"
@@ -62,7 +62,7 @@ def commit_with_columns(pipeline: Pipeline, columns: tuple[str, ...] | None, pla
     """Build a commit whose targets were last written with these columns."""
     destinations_by_target = {}
     for name, narrowed in pipeline.per_target.items():
-        location = (place, None, None) if place else target_locations.target_location(narrowed.target)
+        location = (place, None, None) if place else target_changes.target_location(narrowed.target)
         destinations_by_target[name] = TargetDestination(
             stage=str(narrowed.target.from_), writer=narrowed.writer, place=location, columns=columns
         )

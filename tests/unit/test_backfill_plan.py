@@ -10,7 +10,7 @@ import pytest
 
 import slackwater as sw
 from slackwater.errors import StartError
-from slackwater.runner.backfill import RangeFilterTarget, run_backfill
+from slackwater.runner.backfill import BackfillTarget, run_backfill
 from slackwater.runner.backfill_plan import BackfillRange, backfill_pipeline, reach_us
 
 DAY = 86_400_000_000
@@ -152,7 +152,7 @@ def windows(*bounds: tuple[int, int | None]) -> pl.DataFrame:
 def test_windows_of_the_range_are_written_and_the_others_counted(partial: bool) -> None:
     """The range is [100, 200) and the clock is at 230."""
     memory = _MemoryTarget()
-    target = RangeFilterTarget(memory, sw.Window(**TUMBLING), BackfillRange(100, 200, 60, 0), 230, partial)
+    target = BackfillTarget(memory, sw.Window(**TUMBLING), BackfillRange(100, 200, 60, 0), 230, partial)
     target.open()
     rows = windows((50, 100), (70, 101), (100, 160), (199, 230), (199, 231), (200, 210))
     target.publish(3, rows, windows((99, None), (100, None), (200, None)))

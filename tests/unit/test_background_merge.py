@@ -10,17 +10,17 @@ import pytest
 from tests.support.store_commits import LOGIC, commit, rows
 
 from slackwater.errors import StateError
-from slackwater.state.commit import SegmentMeta
+from slackwater.state.commit import SegmentMetadata
 from slackwater.state.files.segments import SegmentMerge
 from slackwater.state.files.store import FilesStore
 
 ALIVE = -(1 << 62)
 
 
-def metas(text: str) -> tuple[SegmentMeta, ...]:
+def metas(text: str) -> tuple[SegmentMetadata, ...]:
     """Build a segment for each character. All rows of "d" and "e" expire at 10."""
     return tuple(
-        SegmentMeta(file=c, rows=1, bytes=1, first_due=0, last_due=0, close=0, dead=10 if c in "de" else 99)
+        SegmentMetadata(file=c, rows=1, bytes=1, first_due=0, last_due=0, close=0, dead=10 if c in "de" else 99)
         for c in text
     )
 
@@ -60,7 +60,9 @@ def store(tmp_path: Path) -> Iterator[FilesStore]:
     store.close()
 
 
-def commit_versions(store: FilesStore, epochs: range, before: tuple[SegmentMeta, ...] = ()) -> tuple[SegmentMeta, ...]:
+def commit_versions(
+    store: FilesStore, epochs: range, before: tuple[SegmentMetadata, ...] = ()
+) -> tuple[SegmentMetadata, ...]:
     """Commit a new version of the same three sessions in each epoch."""
     for epoch in epochs:
         shard = store.shard(0, 1, epoch, before)

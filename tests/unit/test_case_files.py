@@ -18,10 +18,10 @@ from tests.laws.generators.fixed_graphs import counting_stage, pipeline_of_stage
 import slackwater as sw
 from slackwater.config import json_schema
 from slackwater.errors import ConfigError, StartError
-from slackwater.testing import LocalPipeline, case_file, pipeline
+from slackwater.testing import LocalPipeline, case_file, local_pipeline
 from slackwater.testing.case_runner import CaseResult, LoadedCase, update_case
-from slackwater.testing.difference import compare_rows, equal_values
-from slackwater.testing.pipeline import LocalResult
+from slackwater.testing.local_pipeline import LocalResult
+from slackwater.testing.row_comparison import compare_rows, equal_values
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "testing.md"
 PIPELINE = """
@@ -374,8 +374,8 @@ def test_the_example_of_the_page_runs() -> None:
 
 
 def test_the_example_of_the_docstring_runs() -> None:
-    assert doctest.testmod(pipeline).failed == 0
-    assert doctest.testmod(pipeline).attempted > 3
+    assert doctest.testmod(local_pipeline).failed == 0
+    assert doctest.testmod(local_pipeline).attempted > 3
 
 
 def build_pipeline(**more: Any) -> sw.Pipeline:

@@ -11,7 +11,7 @@ import pytest
 from tests.support.command import GOOD, Command, CommandResult
 
 from slackwater import __version__
-from slackwater.errors import CapExceededError, LockHeldError
+from slackwater.errors import LimitExceededError, LockHeldError
 
 TUMBLING = (
     GOOD.replace('"session"', '"tumbling"')
@@ -131,7 +131,7 @@ def test_an_unknown_option_is_a_wrong_command_line(slackwater: Command) -> None:
     assert slackwater("run", write(GOOD), "--fast").code == 2
 
 
-@pytest.mark.parametrize("error", [LockHeldError("held by host 4, process 12"), CapExceededError("too many groups")])
+@pytest.mark.parametrize("error", [LockHeldError("held by host 4, process 12"), LimitExceededError("too many groups")])
 def test_slackwater_errors_are_one_line_and_exit_with_1(
     slackwater: Command, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:

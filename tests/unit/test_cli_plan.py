@@ -17,7 +17,7 @@ from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.state_comparison import KeyChange
 from slackwater.errors import ConfigError, StateError
-from slackwater.evolution import compare_with_state
+from slackwater.evolution import config_state_comparison
 from slackwater.runner import run_options
 from slackwater.state.commit import Commit
 from slackwater.state.files.store import FilesStore
@@ -54,7 +54,7 @@ def latest() -> Commit:
 
 
 def changes_by_key(text: str) -> dict[str, KeyChange]:
-    compared = compare_with_state.compare_config(toml.loads(text), latest())
+    compared = config_state_comparison.compare_config(toml.loads(text), latest())
     return {c.key: c for c in compared.changes}
 
 
@@ -160,7 +160,7 @@ def test_the_rows_of_a_removed_stage_are_dropped() -> None:
     one = latest()
     other = one.stages[0].model_copy(update={"name": "other"})
     two = one.model_copy(update={"stages": (one.stages[0], other)})
-    (change,) = compare_with_state.compare_config(toml.loads(SESSION), two).changes
+    (change,) = config_state_comparison.compare_config(toml.loads(SESSION), two).changes
     assert (change.key, change.after, change.verdict, change.level) == ('stage "other"', None, "migrated", "warning")
     assert "and open windows; its published results stay" in change.how
 
@@ -169,10 +169,10 @@ def test_a_state_that_does_not_describe_its_window_is_not_rewritten() -> None:
     run_pipeline(SESSION, STORY)
     commit = latest()
     bare = commit.model_copy(update={"stages": (commit.stages[0].model_copy(update={"described": {}}),)})
-    compared = compare_with_state.compare_config(toml.loads(SESSION.replace('"10m"', '"20m"')), bare)
+    compared = config_state_comparison.compare_config(toml.loads(SESSION.replace('"10m"', '"20m"')), bare)
     with pytest.raises(StateError, match="gap: state has 10m, config has 20m: the state does not describe its window"):
         compared.check()
-    assert compare_with_state.compare_config(toml.loads(SESSION), bare).changes == ()
+    assert config_state_comparison.compare_config(toml.loads(SESSION), bare).changes == ()
 
 
 def test_plan_asks_for_the_previous_config_while_an_epoch_is_unpublished(say: Say) -> None:

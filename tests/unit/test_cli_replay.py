@@ -11,12 +11,12 @@ import pytest
 from slackwater.cli.dlq import parse_epoch_range, summary_lines
 from slackwater.config import toml
 from slackwater.config.config_warnings import describe_replay_limits
-from slackwater.connectors import dead_letter_source_rows
+from slackwater.connectors import dead_letter_restoration
 from slackwater.connectors.batch_planning import DataFrameSource
 from slackwater.core.dead_letter_columns import SCHEMA
 from slackwater.dead_letters.replay import ReplayResult
 from slackwater.errors import LockHeldError, StartError
-from slackwater.runner.dead_letter_replay import replay_dead_letters
+from slackwater.runner.replay_runner import replay_dead_letters
 from slackwater.state.files.store import FilesStore
 
 CONFIG = """name = "orders"
@@ -101,7 +101,7 @@ def test_the_summary_of_a_replay() -> None:
 def test_dead_letters_of_sources_that_cannot_replay_are_refused(source: str, why: str) -> None:
     letters = pl.DataFrame({"source": [source]})
     with pytest.raises(StartError, match=why):
-        dead_letter_source_rows.letters_to_source_frames(None, [DataFrameSource("web", None)], letters)  # type: ignore[arg-type]
+        dead_letter_restoration.restore_source_frames(None, [DataFrameSource("web", None)], letters)  # type: ignore[arg-type]
 
 
 def all_letters(letters: object) -> object:

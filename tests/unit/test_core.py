@@ -24,7 +24,7 @@ from slackwater.core.offsets import FileOffsets
 from slackwater.core.schema import Field
 from slackwater.engine.row_policies import divide_group_limit
 from slackwater.errors import EpochError, StateError
-from slackwater.state.commit import BatchId, SegmentMeta
+from slackwater.state.commit import BatchId, SegmentMetadata
 from slackwater.state.files import segments
 from slackwater.state.files.store import FilesStore
 from slackwater.storage import arrow_files
@@ -87,9 +87,9 @@ def frame_of(**rows: int) -> pl.DataFrame:
     )
 
 
-def write_segment(home: Path, name: str, frame: pl.DataFrame) -> SegmentMeta:
+def write_segment(home: Path, name: str, frame: pl.DataFrame) -> SegmentMetadata:
     size, checksum = arrow_files.write_arrow(home / "segments" / name, frame)
-    return SegmentMeta(
+    return SegmentMetadata(
         file=f"segments/{name}", rows=frame.height, bytes=size, first_due=0, last_due=99, close=99, dead=99,
         checksum=checksum,
     )  # fmt: skip
@@ -117,8 +117,8 @@ def test_a_damaged_segment_is_named(tmp_path: Path) -> None:
 
 
 def test_segments_of_one_size_are_merged_and_a_large_one_is_left_alone() -> None:
-    def metas(*rows: int) -> list[SegmentMeta]:
-        return [SegmentMeta(file="", rows=r, bytes=0, first_due=0, last_due=0, close=0, dead=0) for r in rows]
+    def metas(*rows: int) -> list[SegmentMetadata]:
+        return [SegmentMetadata(file="", rows=r, bytes=0, first_due=0, last_due=0, close=0, dead=0) for r in rows]
 
     assert segments.count_segments_to_merge(metas(*[100] * 7)) == 0
     assert segments.count_segments_to_merge(metas(*[100] * 8)) == 8

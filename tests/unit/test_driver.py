@@ -23,7 +23,7 @@ from slackwater.state.commit import BatchId
 from slackwater.state.files.store import FilesStore
 from slackwater.testing.local_engine import LocalEngine
 from slackwater.testing.memory_target import START_US
-from slackwater.testing.rows_without_spark import PlainRowPreparer
+from slackwater.testing.rows_without_spark import PolarsRowPreparer
 
 COUNT = Aggregation(agg="count", as_="n")
 
@@ -66,7 +66,7 @@ def driver(home: Path, target: Any, window: Window = WINDOW, state_id: str = "s"
     logic = compile_window(pipeline, FIELDS)
     hooks = DriverCallbacks(lambda: START_US, on_waiting=(lambda epoch: None) if pending is None else pending.append)
     opened = driver_of(
-        pipeline, logic, FilesStore(home, "law"), target, LocalEngine(PlainRowPreparer(logic, ["a"])), hooks
+        pipeline, logic, FilesStore(home, "law"), target, LocalEngine(PolarsRowPreparer(logic, ["a"])), hooks
     )
     latest = opened.store.open()
     try:

@@ -26,7 +26,7 @@ from slackwater.connectors.files.source import (
 from slackwater.core.offset_base import ChangedFiles
 from slackwater.core.offsets import FileOffsets
 from slackwater.errors import StartError
-from slackwater.spark.first_row_hints import FirstRowCounts, describe_empty_column, suggest_time_unit
+from slackwater.spark.first_rows_check import NonNullCounts, describe_empty_column, suggest_time_unit
 from slackwater.state.files.store import FilesStore
 
 NOW = int(dt.datetime(2026, 1, 1, tzinfo=dt.UTC).timestamp() * 1e6)
@@ -54,11 +54,11 @@ def test_a_name_is_found_whatever_its_case() -> None:
         'available: User_ID, b; did you mean "User_ID"?'
     )
     assert "did you mean" not in describe_empty_column("s", "user_id", 7, ["x"])
-    look = FirstRowCounts(["a", "b"])
+    look = NonNullCounts(["a", "b"])
     look.add(600, {"a": 1, "b": 0})
-    assert look.needs_rows
+    assert look.needs_more_rows
     look.add(600, {"a": 0, "b": 0})
-    assert (look.needs_rows, look.missing) == (False, ["b"])
+    assert (look.needs_more_rows, look.missing) == (False, ["b"])
 
 
 def entry(path: Path) -> FileEntry:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from slackwater.cli.state_maintenance import MOST_SHARDS, _size_lines
-from slackwater.maintenance.sizes import ShardSize, Sizes, find_hot_shards
+from slackwater.maintenance.state_sizes import ShardSize, StateSizes, find_hot_shards
 
 
 def shards(*rows: int, stage: int = 0) -> list[ShardSize]:
@@ -13,7 +13,7 @@ def shards(*rows: int, stage: int = 0) -> list[ShardSize]:
 
 
 def size_text(sizes: list[ShardSize]) -> str:
-    return "\n".join(_size_lines(Sizes("p", 7, shards=sizes, kept=[7], hot_shards=find_hot_shards(sizes))))
+    return "\n".join(_size_lines(StateSizes("p", 7, shards=sizes, kept=[7], hot_shards=find_hot_shards(sizes))))
 
 
 def test_a_shard_with_twice_the_rows_of_the_mean_is_hot() -> None:

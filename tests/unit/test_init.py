@@ -22,13 +22,13 @@ from tests.support.case_selection import select_cases
 from tests.support.command import Command
 
 from slackwater.config import json_schema, toml
-from slackwater.config.sql import ddl
+from slackwater.config.sql import schema_ddl
 from slackwater.core.schema import Field
 from slackwater.core.time import parse_duration_ms, parse_timestamp_us
 from slackwater.errors import StartError
 from slackwater.operators.registry import compile_window
-from slackwater.scaffold import proposals
-from slackwater.scaffold.proposals import find_time_unit, measure_disorder
+from slackwater.scaffold import config_proposals
+from slackwater.scaffold.config_proposals import infer_time_unit, measure_out_of_orderness
 from slackwater.scaffold.sample import read_sample
 
 START = dt.datetime(2024, 3, 1, 9, tzinfo=dt.UTC)
@@ -165,7 +165,7 @@ def test_a_sample_gives_schema_time_key_and_lateness(slackwater: Command) -> Non
     data = tomllib.loads(Path("p.toml").read_text())
     (source,), window = data["sources"], data["transform"]["window"]
     assert source["query"] == "in/*.jsonl" and source["format"] == "json"
-    assert ddl.parse_ddl_columns(source["schema"]) == {
+    assert schema_ddl.parse_ddl_columns(source["schema"]) == {
         "user_id": "string",
         "ts": "timestamp",
         "amount": "double",
@@ -275,7 +275,9 @@ def test_separators_of_csv(slackwater: Command, sep: str, header: bool) -> None:
     (source,) = data["sources"]
     assert source.get("options", {}) == ({"sep": sep} if sep != "," else {}) | ({"header": "true"} if header else {})
     names = ("user id", "zip", "at") if header else ("c1", "c2", "c3")
-    assert ddl.parse_ddl_columns(source["schema"]) == dict(zip(names, ("string", "string", "bigint"), strict=True))
+    assert schema_ddl.parse_ddl_columns(source["schema"]) == dict(
+        zip(names, ("string", "string", "bigint"), strict=True)
+    )
     assert data["transform"]["window"]["group_by"] == [names[0]]
 
 
@@ -353,7 +355,7 @@ def test_a_config_for_a_random_sample_passes_check(slackwater: Command, seed: in
     kind = rng.choice(["session", "tumbling", "hopping"])
     data = write_config(slackwater, "--sample", sample, "--kind", kind)
     lateness = parse_duration_ms(data["transform"]["window"]["lateness"])
-    behind = measure_disorder(proposals.propose_time_columns(read_sample(Path(sample)))[0].times_us)
+    behind = measure_out_of_orderness(config_proposals.propose_time_columns(read_sample(Path(sample)))[0].times_us)
     assert behind.most_us <= jitter * 1_000_000
     assert lateness == behind.lateness_ms and behind.in_time >= 0.999 and behind.p999_us <= lateness * 1000
     keeps_late = data["transform"]["window"]["late_data"] == "dlq"
@@ -517,16 +519,16 @@ def test_timestamps_in_text_are_recognised(text: str, expected: int | None) -> N
 
 
 def test_numbers_that_are_not_times() -> None:
-    assert find_time_unit([]) is None
-    assert find_time_unit([1, 2, 3]) is None
-    assert find_time_unit([1709283600, 5]) is None
-    assert find_time_unit([1709283600] * 200 + [5]) == "s"
+    assert infer_time_unit([]) is None
+    assert infer_time_unit([1, 2, 3]) is None
+    assert infer_time_unit([1709283600, 5]) is None
+    assert infer_time_unit([1709283600] * 200 + [5]) == "s"
 
 
 def test_disorder_is_measured_against_the_newest_row_before() -> None:
-    seen = measure_disorder([0, 100_000_000, 59_000_000, 200_000_000])
+    seen = measure_out_of_orderness([0, 100_000_000, 59_000_000, 200_000_000])
     assert (seen.most_us, seen.lateness_ms, seen.in_time) == (41_000_000, 60_000, 1.0)
-    assert measure_disorder([]).lateness_ms == measure_disorder([1, 2, 3]).lateness_ms == 10_000
+    assert measure_out_of_orderness([]).lateness_ms == measure_out_of_orderness([1, 2, 3]).lateness_ms == 10_000
 
 
 def test_the_proposed_lateness_keeps_999_of_1000_rows(slackwater: Command) -> None:

@@ -12,7 +12,7 @@ from slackwater.cli.main import main
 from slackwater.config import toml
 from slackwater.engine import next_commit
 from slackwater.errors import StartError
-from slackwater.runner.dead_letter_replay import replay_dead_letters
+from slackwater.runner.replay_runner import replay_dead_letters
 from slackwater.state.commit import Commit
 from slackwater.watermark import SourceClock
 

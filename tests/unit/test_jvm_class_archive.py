@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from slackwater.errors import StartError
-from slackwater.spark.sessions import jvm
-from slackwater.spark.sessions.jvm import Java, find_default_java, find_fast_java
+from slackwater.spark.sessions import jvm_launch
+from slackwater.spark.sessions.jvm_launch import Java, find_default_java, find_fast_java
 
 JAVAS = [java for java in (find_default_java(), find_fast_java()) if java is not None]
 
@@ -31,7 +31,7 @@ def java(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Jav
 
 
 def write_archive(java: Java, content: bytes = b"") -> Path:
-    path = jvm.archive_path(java)
+    path = jvm_launch.class_archive_path(java)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     return path
@@ -40,12 +40,12 @@ def write_archive(java: Java, content: bytes = b"") -> Path:
 def test_an_archive_belongs_to_one_java_and_one_pyspark(
     java: Java, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    first = jvm.archive_path(java)
-    assert first == jvm.archive_path(java)
-    monkeypatch.setattr(jvm.metadata, "version", lambda name: "4.0.0")
-    assert jvm.archive_path(java) != first
+    first = jvm_launch.class_archive_path(java)
+    assert first == jvm_launch.class_archive_path(java)
+    monkeypatch.setattr(jvm_launch.metadata, "version", lambda name: "4.0.0")
+    assert jvm_launch.class_archive_path(java) != first
     monkeypatch.undo()
-    assert jvm.archive_path(install_java(tmp_path / "other", None)) != first
+    assert jvm_launch.class_archive_path(install_java(tmp_path / "other", None)) != first
 
 
 def test_a_script_that_starts_java_has_an_archive_as_well(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -58,25 +58,25 @@ def test_a_script_that_starts_java_has_an_archive_as_well(monkeypatch: pytest.Mo
     monkeypatch.setenv("PATH", f"{script.parent}:{os.environ['PATH']}")
     shim = find_default_java()
     assert shim == Java(script, ())
-    assert jvm.archive_path(shim).suffix == ".jsa"
-    with jvm.use_archive():
+    assert jvm_launch.class_archive_path(shim).suffix == ".jsa"
+    with jvm_launch.use_class_archive():
         assert "JAVA_HOME" not in os.environ
 
 
 def test_a_start_uses_the_archive_and_restores_the_environment(java: Java, monkeypatch: pytest.MonkeyPatch) -> None:
-    with jvm.use_archive():
+    with jvm_launch.use_class_archive():
         assert "SPARK_SUBMIT_OPTS" not in os.environ
     option = "-XX:AOTCache" if java.version >= (25,) else "-XX:SharedArchiveFile"
     archive = write_archive(java)
     monkeypatch.setenv("SPARK_SUBMIT_OPTS", "-Xss2m")
-    with jvm.use_archive():
+    with jvm_launch.use_class_archive():
         assert os.environ["SPARK_SUBMIT_OPTS"].startswith(f"-Xss2m {option}={archive} -X")
         assert "SPARK_LAUNCHER_OPTS" in os.environ
     assert os.environ["SPARK_SUBMIT_OPTS"] == "-Xss2m"
     assert "SPARK_LAUNCHER_OPTS" not in os.environ
     for users in ("-XX:SharedArchiveFile=mine.jsa", "-XX:AOTCache=mine.aot"):
         monkeypatch.setenv("SPARK_SUBMIT_OPTS", users)
-        with jvm.use_archive():
+        with jvm_launch.use_class_archive():
             assert os.environ["SPARK_SUBMIT_OPTS"] == users
 
 
@@ -86,7 +86,7 @@ def test_a_jvm_that_cannot_use_the_archive_prints_nothing(java: Java, content: b
     (directory / "Hello.java").write_text(
         "class Hello { public static void main(String[] a) { System.out.print(1); } }"
     )
-    with jvm.use_archive():
+    with jvm_launch.use_class_archive():
         options = os.environ["SPARK_SUBMIT_OPTS"].split()
         done = subprocess.run(
             [java.home / "bin" / "java", *options, "Hello.java"], capture_output=True, text=True, cwd=directory
@@ -108,8 +108,8 @@ def test_a_local_spark_uses_a_prepared_java_25_unless_java_home_is_set(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
-    monkeypatch.setattr("slackwater.spark.sessions.jvm._DIRECTORIES", (str(tmp_path / "jvm"),))
-    monkeypatch.setattr("slackwater.spark.sessions.jvm.metadata.version", lambda name: "4.2.0")
+    monkeypatch.setattr("slackwater.spark.sessions.jvm_launch._DIRECTORIES", (str(tmp_path / "jvm"),))
+    monkeypatch.setattr("slackwater.spark.sessions.jvm_launch.metadata.version", lambda name: "4.2.0")
     on_path = install_java(tmp_path / "path", "17.0.2")
     monkeypatch.setenv("PATH", f"{on_path.home / 'bin'}:{os.environ['PATH']}")
     assert (find_default_java(), find_fast_java()) == (on_path, None)
@@ -120,15 +120,15 @@ def test_a_local_spark_uses_a_prepared_java_25_unless_java_home_is_set(
     assert str(newest) == f"Java 25.0.10 in {newest.home}"
 
     write_archive(on_path)
-    with jvm.use_archive():  # it is not prepared
+    with jvm_launch.use_class_archive():  # it is not prepared
         assert "JAVA_HOME" not in os.environ
         assert "-XX:SharedArchiveFile=" in os.environ["SPARK_SUBMIT_OPTS"]
     write_archive(newest)
-    with jvm.use_archive():
+    with jvm_launch.use_class_archive():
         assert os.environ["JAVA_HOME"] == str(newest.home)
         assert "-XX:AOTCache=" in os.environ["SPARK_SUBMIT_OPTS"]
     assert "JAVA_HOME" not in os.environ
-    with jvm.use_archive(is_local=False):  # the executors of a cluster have their own Java
+    with jvm_launch.use_class_archive(is_local=False):  # the executors of a cluster have their own Java
         assert "JAVA_HOME" not in os.environ
         assert "-XX:SharedArchiveFile=" in os.environ["SPARK_SUBMIT_OPTS"]
 
@@ -137,7 +137,7 @@ def test_a_local_spark_uses_a_prepared_java_25_unless_java_home_is_set(
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "missing"))
     assert (find_default_java(), find_fast_java()) == (None, None)
     monkeypatch.delenv("JAVA_HOME")
-    monkeypatch.setattr("slackwater.spark.sessions.jvm.metadata.version", lambda name: "4.1.2")
+    monkeypatch.setattr("slackwater.spark.sessions.jvm_launch.metadata.version", lambda name: "4.1.2")
     assert find_fast_java() is None
 
 
@@ -151,7 +151,7 @@ def test_a_failed_archive_is_reported_and_leaves_no_file(
         StartError,
         match=r"^could not create the class archive for Spark \(it went wrong\); Spark will start without it$",
     ):
-        jvm.make_archive(java, "fails")
+        jvm_launch.make_class_archive(java, "fails")
     with pytest.raises(StartError, match="the JVM wrote no file"):
-        jvm.make_archive(java, "nothing")
-    assert [p.name for p in jvm.archive_path(java).parent.iterdir()] == []
+        jvm_launch.make_class_archive(java, "nothing")
+    assert [p.name for p in jvm_launch.class_archive_path(java).parent.iterdir()] == []

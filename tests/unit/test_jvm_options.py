@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from slackwater.spark.sessions import jvm as module
-from slackwater.spark.sessions.jvm import jvm_options
+from slackwater.spark.sessions import jvm_launch as module
+from slackwater.spark.sessions.jvm_launch import jvm_options
 
 SERIAL = "-XX:+UseSerialGC"
 VARIABLES = (*module._VARIABLES, "PYSPARK_SUBMIT_ARGS", "SPARK_HOME", "SPARK_CONF_DIR", "SPARK_MASTER")

@@ -13,7 +13,7 @@ from tests.support.script import RowsInput, run_local
 import slackwater as sw
 from slackwater.cli.state_show import _value_text
 from slackwater.config import config_warnings
-from slackwater.config.message_format import suggest_word
+from slackwater.config.error_text import suggest_word
 from slackwater.config.source import Source
 from slackwater.core.humanize import format_duration, plural
 from slackwater.core.schema import Field, polars_to_spark_type

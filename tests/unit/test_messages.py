@@ -49,7 +49,7 @@ def test_the_sources_are_read() -> None:
     ("source", "text"),
     [
         ("""mismatch(f'"{name}"', f"at most {most}")""", 'found "…", expected at most …'),
-        ("""f"{key}: {value_mismatch(value, 'a table')}\"""", "…: found …, expected a table"),
+        ("""f"{key}: {describe_value_mismatch(value, 'a table')}\"""", "…: found …, expected a table"),
         (
             """"--json: " + mismatch("both", "one; remove one of them")""",
             "--json: found both, expected one; remove one of them",

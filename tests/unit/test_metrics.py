@@ -19,7 +19,7 @@ from slackwater.config.toml import loads
 from slackwater.engine.observer import Counters, PendingPublish, Status
 from slackwater.errors import StartError
 from slackwater.metrics import Metrics, serve_metrics
-from slackwater.testing.pipeline import LocalPipeline
+from slackwater.testing.local_pipeline import LocalPipeline
 from slackwater.web.server import HttpServer
 
 

@@ -20,7 +20,7 @@ from slackwater.state.migrations import (
     migration_route,
     migration_statements,
 )
-from slackwater.state.postgres.table_names import TableNames
+from slackwater.state.postgres.pipeline_tables import PipelineTables
 
 SESSION = {
     "kind": "session", "duration_ms": None, "hop_ms": None, "offset_ms": 0, "gap_ms": 5, "max_session_duration_ms": 90,
@@ -111,7 +111,7 @@ def test_two_migrations_run_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     migrated = migrate_record(record(), 1, "state")
     assert (migrated["format"], migrated["x"][0]) == (3, "lateness_ms")
     assert migrate_record({**migrated, "format": 2}, 2, "state")["format"] == 3
-    tables = [TableNames("public", "p", stage) for stage in (0, 1)]
+    tables = [PipelineTables("public", "p", stage) for stage in (0, 1)]
     assert migration_statements(1, tables) == [
         'ALTER TABLE IF EXISTS "public"."slackwater_state_p" ALTER COLUMN state_version SET DEFAULT 2',
         'ALTER TABLE IF EXISTS "public"."slackwater_state_p#2" ALTER COLUMN state_version SET DEFAULT 2',

@@ -115,14 +115,14 @@ def test_a_run_and_a_backfill_plan_the_new_source(tmp_path: Path) -> None:
     ticks, nothing = source(page(tmp_path)), None
     state: Any = SimpleNamespace(sources={"ticks": SourceRecord(offsets=TicksRead(3))})
     streams: Any = SimpleNamespace(sources=[ticks])
-    planner = batch_planning.create_planners(streams, state, {})
+    planner = batch_planning.create_source_planners(streams, state, {})
     assert planner is not None
     parts: list[Any] = [p["ticks"] for _ in range(2) if (p := planner.next())]
     assert [(p.first, p.end) for p in parts] == [(3, 7), (7, 10)]
     assert (planner.next(), planner.unplanned_files) == ({}, 0)
     streams = SimpleNamespace(sources=[ticks, DataFrameSource("queue", nothing)])  # type: ignore[arg-type]
     with pytest.raises(StartError, match=r'source "ticks" is a clock, which is read without .* "queue" needs'):
-        batch_planning.create_planners(streams, state, {})
+        batch_planning.create_source_planners(streams, state, {})
     batch_planning.check_spark_connect_support("p", [ticks])
     assert backfill_plan.backfill_pipeline(page(tmp_path), 0, 5_000_000, str(tmp_path / "out")).name.startswith(
         "law-backfill"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from slackwater.core.offset_base import ChangedFiles, OffsetChange, Offsets
-from slackwater.core.offsets import FileOffsets, KafkaOffsets, TableOffsets, parse_offsets
+from slackwater.core.offsets import FileOffsets, KafkaOffsets, LakeTableOffsets, parse_offsets
 from slackwater.state.commit import SourceRecord
 
 FILES = {"segments": ["offsets/000000007-0c4acc5e4059-ab.jsonl", "3f2a"], "count": 3}
@@ -87,17 +87,17 @@ def test_offsets_are_found_by_partition_and_lists_can_be_renamed() -> None:
         (FileOffsets(("a",), 1), "after 1 file"),
         (KafkaOffsets({"t": {"0": 4, "1": 5}}), "from offsets t-0:4 t-1:5"),
         (KafkaOffsets({"t": {str(p): p for p in range(10)}}), " t-7:7 and 2 more partitions"),
-        (TableOffsets("id", 12), "after version 12"),
-        (TableOffsets("id", 12, files=3, content=True), "after 3 files of the content of version 12"),
-        (TableOffsets("id"), "from its first version"),
-        (TableOffsets(files=0, content=True), "from nothing"),
+        (LakeTableOffsets("id", 12), "after version 12"),
+        (LakeTableOffsets("id", 12, files=3, content=True), "after 3 files of the content of version 12"),
+        (LakeTableOffsets("id"), "from its first version"),
+        (LakeTableOffsets(files=0, content=True), "from nothing"),
     ],
 )
 def test_offsets_are_described_for_people(offsets: Offsets, text: str) -> None:
     assert offsets.describe().endswith(text)
 
 
-TABLE = TableOffsets("id", 12)
+TABLE = LakeTableOffsets("id", 12)
 
 
 @pytest.mark.parametrize(
@@ -116,14 +116,14 @@ TABLE = TableOffsets("id", 12)
             ],
         ),
         (FileOffsets(("a",), 2), KafkaOffsets({"t": {"0": 1}}), [("t-0", "never read", "1")]),
-        (None, TableOffsets(files=0, content=True), [("versions", "never read", "current content")]),
+        (None, LakeTableOffsets(files=0, content=True), [("versions", "never read", "current content")]),
         (
             TABLE,
-            TableOffsets(files=0, content=True),
+            LakeTableOffsets(files=0, content=True),
             [("versions", "version 12", "current content", "all rows again", True)],
         ),
         (TABLE, TABLE, [("versions", "version 12", "after version 12")]),
-        (TABLE, TableOffsets("id", 14), [("versions", "version 12", "after version 14", "", False, True)]),
+        (TABLE, LakeTableOffsets("id", 14), [("versions", "version 12", "after version 14", "", False, True)]),
     ],
 )
 def test_moving_offsets_is_described_as_changes(before: Offsets | None, after: Offsets, changes: list[Any]) -> None:

@@ -17,7 +17,7 @@ from tests.support.command import GOOD
 from tests.support.post_receiver import PostReceiver
 from tests.support.script import RowsInput, build_pipeline, run_local
 
-from slackwater import observe, secrets
+from slackwater import observe, secret_masking
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
 from slackwater.config.target import Target
@@ -57,7 +57,7 @@ def plain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     yield
     for name in [n for n in os.environ if n.startswith("OPENLINEAGE__")]:
         del os.environ[name]  # the client sets some variables from others
-    secrets.forget_secrets()
+    secret_masking.forget_secrets()
 
 
 @pytest.fixture
@@ -169,7 +169,7 @@ def test_a_restart_does_not_count_again(events: Any, log_lines: list[str]) -> No
 
 
 def test_a_failure_has_a_reason_without_secrets(events: Any, log_lines: list[str]) -> None:
-    secrets.remember_secret("hunter-22-hunter")
+    secret_masking.remember_secret("hunter-22-hunter")
     observer = lineage(log_lines)
     observer.on_end(EpochError("clicks: epoch 3 was not committed: no login with hunter-22-hunter"))
     last = events()[-1]
@@ -233,7 +233,7 @@ def test_the_environment_variables_of_openlineage_are_used(
     assert {e["path"] for e in receiver.events} == {"/api/v1/lineage"}
     assert {e["auth"] for e in receiver.events} == {"Bearer sesame-open-42"}
     assert {e["job"]["namespace"] for e in receiver.events} == {"shop"}
-    assert secrets.mask_secrets("with sesame-open-42") == "with ***"
+    assert secret_masking.mask_secrets("with sesame-open-42") == "with ***"
     assert len(log_lines) == 1
 
 

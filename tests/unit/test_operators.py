@@ -25,13 +25,12 @@ from slackwater.config.connection import Connection
 from slackwater.config.stage import Transform
 from slackwater.config.step_base import ROWS
 from slackwater.core.schema import Field
-from slackwater.errors import CapExceededError
+from slackwater.errors import LimitExceededError
 from slackwater.joins.compiled_join import CompiledJoin
 from slackwater.operators.base import NonWindowOperator, Operator, ShardTask
 from slackwater.operators.dedup import DedupOperator
 from slackwater.operators.interval_join import IntervalJoinOperator
-from slackwater.operators.keyed import KeyedOperator
-from slackwater.operators.keyed_function import KeyedFunctionOperator
+from slackwater.operators.keyed_operator_base import KeyedOperator
 from slackwater.operators.registry import (
     OPERATOR_TYPES,
     compile_join,
@@ -42,10 +41,11 @@ from slackwater.operators.registry import (
 )
 from slackwater.operators.reports import EmitReport, IngestReport, SideReport, StageCounts
 from slackwater.operators.stateless import StatelessOperator
-from slackwater.operators.timed_state_layout import NO_TIMER
-from slackwater.operators.window_operators import PaneOperator, SessionOperator
+from slackwater.operators.timer_state_layout import NO_TIMER
+from slackwater.operators.user_keyed_operator import UserKeyedOperator
+from slackwater.operators.window_operators import PaneWindowOperator, SessionWindowOperator
 from slackwater.spark.worker_tasks import PackedTasks
-from slackwater.state.commit import SegmentMeta, StageState
+from slackwater.state.commit import SegmentMetadata, StageState
 from slackwater.state.protocol import NoState
 from slackwater.windows.compiled_window import CompiledWindow
 
@@ -77,10 +77,10 @@ def dedup(keep: str = "first") -> DedupOperator:
     return operator
 
 
-def keyed() -> KeyedFunctionOperator:
+def keyed() -> UserKeyedOperator:
     step = sw.Keyed(class_=Reminders, keys=["user"], options={"every": 5})
     operator = compile_step(build_pipeline(step, ["a"]), {"a": {"user": Field("user", "string")}})
-    assert isinstance(operator, KeyedFunctionOperator)
+    assert isinstance(operator, UserKeyedOperator)
     return operator
 
 
@@ -95,13 +95,13 @@ def rows() -> StatelessOperator:
 
 
 EVERY: dict[str, tuple[Callable[[], Operator], type]] = {
-    "tumbling": (lambda: window("tumbling"), PaneOperator),
-    "hopping": (lambda: window("hopping"), PaneOperator),
-    "session": (lambda: window("session"), SessionOperator),
+    "tumbling": (lambda: window("tumbling"), PaneWindowOperator),
+    "hopping": (lambda: window("hopping"), PaneWindowOperator),
+    "session": (lambda: window("session"), SessionWindowOperator),
     "join": (join, IntervalJoinOperator),
     "rows": (rows, StatelessOperator),
     "dedup": (dedup, DedupOperator),
-    "keyed": (keyed, KeyedFunctionOperator),
+    "keyed": (keyed, UserKeyedOperator),
 }
 
 
@@ -165,7 +165,7 @@ def test_panes_count_groups_per_pane_while_some_window_needs_them() -> None:
         IngestReport(shard=1, segments=(), new_groups={0: 1, 5000: 4}),
     ]
     after = operator.counts_after_ingest(none, reports)
-    assert (after.panes, operator.open_counts(after)) == ({0: (2, 1), 5000: (0, 4)}, (7, 7))
+    assert (after.panes, operator.count_open_groups(after)) == ({0: (2, 1), 5000: (0, 4)}, (7, 7))
     assert none.panes == {}, "figures are values"
     assert operator.counts_after_emit(after, [], 10_000).panes == {5000: (0, 4)}
 
@@ -175,7 +175,7 @@ def test_sessions_count_keys_and_intervals_per_shard() -> None:
     after = operator.counts_after_ingest(
         StageCounts((1, 0), (1, 0)), [IngestReport(shard=1, segments=(), groups=2, windows=3)]
     )
-    assert (after.groups, after.windows, operator.open_counts(after)) == ((1, 2), (1, 3), (4, 3))
+    assert (after.groups, after.windows, operator.count_open_groups(after)) == ((1, 2), (1, 3), (4, 3))
     after = operator.counts_after_emit(after, [EmitReport(shard=0, segments=(), groups=-1, windows=-1)], 0)
     assert (after.groups, after.windows) == ((0, 2), (0, 3))
 
@@ -189,11 +189,11 @@ def test_a_join_counts_the_outcome_of_the_rows_of_each_side() -> None:
         "left": (2, 1, 2),
         "right": (1, 0, 0),
     }
-    assert operator.open_counts(after) == (0, 0)
+    assert operator.count_open_groups(after) == (0, 0)
 
 
-def meta(name: str, dead: int) -> SegmentMeta:
-    return SegmentMeta(file=name, rows=1, bytes=1, first_due=0, last_due=0, close=0, dead=dead)
+def meta(name: str, dead: int) -> SegmentMetadata:
+    return SegmentMetadata(file=name, rows=1, bytes=1, first_due=0, last_due=0, close=0, dead=dead)
 
 
 @pytest.mark.parametrize("kind", EVERY)
@@ -215,9 +215,9 @@ def test_a_limit_is_counted_exactly_where_windows_overlap() -> None:
 
     operator.check_group_limit(figures, -(1 << 62), recount)
     assert len(counted) == 1
-    with pytest.raises(CapExceededError, match=r"holds 4 groups, but max_groups_per_window is 3"):
+    with pytest.raises(LimitExceededError, match=r"holds 4 groups, but max_groups_per_window is 3"):
         operator.check_group_limit(figures, -(1 << 62), lambda question: {0: 4})
-    with pytest.raises(CapExceededError, match=r"4 keys have open sessions, but max_groups_per_window is 3"):
+    with pytest.raises(LimitExceededError, match=r"4 keys have open sessions, but max_groups_per_window is 3"):
         window("session").check_group_limit(StageCounts((2, 2), (2, 2)), 0, recount)
     window("session", on_state_cap="drop_new_groups").check_group_limit(StageCounts((2, 2), (2, 2)), 0, recount)
     assert window("session", on_state_cap="drop_new_groups").group_limit == 3
@@ -244,7 +244,7 @@ def questions() -> Iterator[tuple[str, Any]]:
 
 PRINTED = (
     "slackwater.ui.notebook._render",
-    "slackwater.cli.terminal_rendering.render_for_terminal",
+    "slackwater.cli.api_value_format.format_api_value",
 )  # dispatches on the class of a value that Python code returns
 
 
@@ -270,8 +270,8 @@ def test_every_package_handles_every_operator_or_refuses_it_by_name() -> None:
         answered = {cls.__name__ for cls in every if question.dispatch(cls) is not bare}
         answers[name] = answered
         windows, stateful = (
-            {"PaneOperator", "SessionOperator"},
-            {"PaneOperator", "SessionOperator", "IntervalJoinOperator"},
+            {"PaneWindowOperator", "SessionWindowOperator"},
+            {"PaneWindowOperator", "SessionWindowOperator", "IntervalJoinOperator"},
         )
         assert answered in ({cls.__name__ for cls in every}, stateful, windows, {"IntervalJoinOperator"}), name
         assert question.dispatch(UnregisteredOperator) is bare, name
@@ -304,17 +304,17 @@ def test_a_new_operator_inherits_the_defaults_of_non_window_operators() -> None:
     assert answered == {
         "evolution.state_migration.continue_state",
         "operators.unstorable_rows.storable_event_times",
-        "spark.operator_rows.worker_aggregations",
-        "spark.operator_rows.lift_rows",
-        "spark.operator_rows.without_preaggregation",
-        "spark.operator_rows.to_ingest_rows",
+        "spark.operator_input.worker_aggregations",
+        "spark.operator_input.lift_rows",
+        "spark.operator_input.disable_preaggregation",
+        "spark.operator_input.to_ingest_rows",
         "testing.local_engine.cast_to_declared",
         "ui.blocks.upcoming_closes._closing_times",
         "ui.blocks.upcoming_closes._closing_keys",
     }
     New.__abstractmethods__ = frozenset()
     new = New()  # type: ignore[abstract]
-    defaults = (new.updates, new.identity, new.group_limit, new.open_counts(StageCounts((), ())))
+    defaults = (new.updates, new.identity, new.group_limit, new.count_open_groups(StageCounts((), ())))
     assert defaults == (False, None, None, (0, 0))
 
 
@@ -333,19 +333,19 @@ def test_immediate_operators_have_no_late_rows_and_no_due_rows() -> None:
     assert not immediate.may_be_due((), 0, 1 << 60, True)
     assert not immediate.is_due(task)
     assert immediate.emit(task) == EmitReport(shard=0, segments=())
-    assert immediate.late_before(1 << 60) < -(1 << 60)
+    assert immediate.late_threshold(1 << 60) < -(1 << 60)
     assert immediate.counts_after_emit(none, [], 5) == none
-    assert (immediate.state_text(none), immediate.open_counts(none)) == ("no state", (0, 0))
+    assert (immediate.state_text(none), immediate.count_open_groups(none)) == ("no state", (0, 0))
 
 
 def test_a_keyed_operator_without_timers_is_never_due_and_takes_late_rows() -> None:
     operator = NthOfKey("p", tuple(FIELDS.values()), tuple(FIELDS.values()), 2)
     counts = StageCounts((2, 3), (2, 3))
-    assert (operator.state_text(counts), operator.open_counts(counts)) == ("5 keys kept", (0, 5))
-    assert operator.late_before(1 << 60) < -(1 << 60)
+    assert (operator.state_text(counts), operator.count_open_groups(counts)) == ("5 keys kept", (0, 5))
+    assert operator.late_threshold(1 << 60) < -(1 << 60)
     untimed = pl.DataFrame({"__kind": [0], "__due": [NO_TIMER]}, schema_overrides={"__kind": pl.Int8})
     stats = operator.stats(untimed)
-    segment = SegmentMeta(file="segments/a", rows=1, bytes=1, **stats._asdict())
+    segment = SegmentMetadata(file="segments/a", rows=1, bytes=1, **stats._asdict())
     assert not operator.may_be_due((segment,), -(1 << 62), 1 << 61, early=True)
     assert stats.dead > 1 << 61, "a row without a timer stays"
 
@@ -360,11 +360,14 @@ def test_a_timed_row_of_state_is_due_in_one_advance_of_the_watermark() -> None:
     rows_of_state = pl.DataFrame({"__kind": [0, 0], "__due": [5, 9]}, schema_overrides={"__kind": pl.Int8})
     stats = operator.stats(rows_of_state)
     assert stats == (5, 9, 9, 9)
-    segment = SegmentMeta(file="segments/a", rows=2, bytes=1, **stats._asdict())
+    segment = SegmentMetadata(file="segments/a", rows=2, bytes=1, **stats._asdict())
     steps = [(0, 4), (4, 5), (5, 9), (9, 1 << 61)]
     assert [operator.may_be_due((segment,), *step, early=False) for step in steps] == [False, True, True, False]
-    assert (operator.hold_us(50_000_000, ()), dedup("first").hold_us(50_000_000, ())) == (40_000_000, 50_000_000)
-    assert operator.hold_us(-(1 << 62), ()) == -(1 << 62)
+    assert (operator.watermark_hold_us(50_000_000, ()), dedup("first").watermark_hold_us(50_000_000, ())) == (
+        40_000_000,
+        50_000_000,
+    )
+    assert operator.watermark_hold_us(-(1 << 62), ()) == -(1 << 62)
 
 
 @pytest.mark.parametrize("kind", EVERY)
@@ -408,7 +411,7 @@ def test_an_unregistered_type_is_an_error_in_every_package() -> None:
 
 
 def test_an_operator_is_the_stage_logic_of_the_stores() -> None:
-    assert issubclass(PaneOperator, CompiledWindow)
-    assert issubclass(SessionOperator, CompiledWindow)
+    assert issubclass(PaneWindowOperator, CompiledWindow)
+    assert issubclass(SessionWindowOperator, CompiledWindow)
     assert issubclass(IntervalJoinOperator, CompiledJoin)
     assert issubclass(StatelessOperator, NoState)

@@ -16,7 +16,7 @@ from tests.support.command import GOOD
 from tests.support.post_receiver import PostReceiver
 from tests.support.statuses import COUNTERS, JOIN, STATUS, parse_metrics
 
-from slackwater import observe, secrets
+from slackwater import observe, secret_masking
 from slackwater.config.toml import loads
 from slackwater.engine.observer import PendingPublish
 from slackwater.errors import StartError
@@ -152,7 +152,7 @@ def test_the_environment_variables_of_opentelemetry_are_used(
     assert receiver.resource["service.name"] == "shop"
     assert receiver.resource["deployment.environment"] == "staging"
     assert log_lines == [f"info: OpenTelemetry metrics to {endpoint} every 60 s"]
-    assert "sesame" not in secrets.mask_secrets("a line with open sesame-42 and open%20sesame-42")
+    assert "sesame" not in secret_masking.mask_secrets("a line with open sesame-42 and open%20sesame-42")
 
 
 def test_an_unreachable_collector_does_not_stop_a_run(

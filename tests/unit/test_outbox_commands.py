@@ -14,17 +14,17 @@ from tests.support.states import driver_of, target_of
 from slackwater.cli.main import main
 from slackwater.config import toml
 from slackwater.connectors.source import Batch
-from slackwater.core.dead_letter_columns import LetterFilter
+from slackwater.core.dead_letter_columns import DeadLetterFilter
 from slackwater.core.schema import Field
-from slackwater.dead_letters import letter_reader
+from slackwater.dead_letters import dead_letter_reader
 from slackwater.engine.epoch_driver import EpochDriver
 from slackwater.engine.observer import DriverCallbacks
 from slackwater.errors import PublishError
 from slackwater.operators import registry as compiling
-from slackwater.runner.components import create_letter_writer
+from slackwater.runner.component_factory import create_dead_letter_writer
 from slackwater.state.store_access import create_store
 from slackwater.testing.local_engine import LocalEngine
-from slackwater.testing.rows_without_spark import PlainRowPreparer
+from slackwater.testing.rows_without_spark import PolarsRowPreparer
 
 S = 1_000_000
 
@@ -72,10 +72,10 @@ def start_driver(file: Path) -> EpochDriver:
     latest, state = store.open(), "00ff00ff00ff00ff"
     parts = (
         target_of(pipeline, logic, state),
-        LocalEngine(PlainRowPreparer(logic, ["a"])),
+        LocalEngine(PolarsRowPreparer(logic, ["a"])),
         DriverCallbacks(lambda: 4 * 10**15),
     )
-    driver = driver_of(pipeline, logic, store, *parts, create_letter_writer(pipeline, state))
+    driver = driver_of(pipeline, logic, store, *parts, create_dead_letter_writer(pipeline, state))
     try:
         driver.start(latest, 1, {}, state)
     except BaseException:
@@ -124,7 +124,7 @@ def test_outbox_show_and_skip(
     assert "epoch 7 is not waiting to be published, but epoch 0 is" in capsys.readouterr().err
     assert run_outbox(monkeypatch, "skip", unpublished, 0) == 0
     assert "The next start continues after this epoch" in capsys.readouterr().out
-    letters = letter_reader.read_newest(toml.load(unpublished), LetterFilter())
+    letters = dead_letter_reader.read_newest(toml.load(unpublished), DeadLetterFilter())
     assert set(letters["reason"]) == {"not published"}
     assert sorted(json.loads(v)["k"] for v in letters["value"]) == ["a", "b"]
     assert run_outbox(monkeypatch, "show", unpublished) == 0
@@ -168,7 +168,7 @@ def test_skipping_again_after_a_crash_duplicates_nothing(unpublished: Path, monk
         pending = pending_output._read_pending(store, commit, commit.missing(store.delivered_targets()))
         pending_output._write_letters(pipeline, commit, pending, None)
     assert run_outbox(monkeypatch, "skip", unpublished, 0) == 0
-    assert letter_reader.read_newest(pipeline, LetterFilter()).height == 2
+    assert dead_letter_reader.read_newest(pipeline, DeadLetterFilter()).height == 2
 
 
 def test_without_a_state_nothing_is_pending(

@@ -16,7 +16,7 @@ from tests.support.why_states import SESSION, STORY, run_pipeline
 
 from slackwater.cli.main import main
 from slackwater.connectors.connector import connector_for
-from slackwater.runner import table_schema_changes
+from slackwater.runner import source_schema_changes
 from slackwater.state.commit import SourceRecord
 from slackwater.storage.arrow_files import file_checksum
 
@@ -145,7 +145,7 @@ def test_a_table_that_cannot_be_read_is_one_line(table: Any, say: Say, monkeypat
     assert len(json.loads(say("", "--json")[1][0])["unknown"]) == 1
     release = threading.Event()
     monkeypatch.setattr(log, "snapshot", lambda self: release.wait())
-    monkeypatch.setattr(table_schema_changes, "LONGEST_S", 0.05)
+    monkeypatch.setattr(source_schema_changes, "LONGEST_S", 0.05)
     code, lines = say()
     release.set()
     assert code == 0

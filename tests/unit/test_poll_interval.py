@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slackwater.runner.main_loop import LONGEST_MS, SHORTEST_MS, PollInterval
+from slackwater.runner.run_loops import LONGEST_MS, SHORTEST_MS, PollInterval
 
 
 def test_the_poll_interval_grows_in_steps_and_resets_immediately() -> None:

@@ -21,7 +21,7 @@ from slackwater.state.commit_record_fields import MAX_DEPTH, CounterTable, Recor
 STATES = [(number, kind) for number in range(1, FORMAT + 1) for kind in KINDS]
 
 
-def stored_record(number: int, kind: str) -> dict[str, Any]:
+def read_commit_record(number: int, kind: str) -> dict[str, Any]:
     record = json.loads(last_manifest(HERE / f"format-{number}" / "files" / kind).read_text().splitlines()[0])
     assert isinstance(record, dict)
     return record
@@ -39,7 +39,7 @@ def takes_text(path: NodePath) -> bool:
 @pytest.mark.parametrize(("number", "kind"), select_cases(STATES[::-1], keep=4))
 def test_every_node_accepts_only_its_declared_type(number: int, kind: str) -> None:
     """Put a wrong value at each node of a record. The record is parsed or refused in one line with a path."""
-    record, refused = stored_record(number, kind), 0
+    record, refused = read_commit_record(number, kind), 0
     for path in nodes(record):
         value = value_at(record, path)
         for lie in LIES:
@@ -62,7 +62,7 @@ def test_every_node_accepts_only_its_declared_type(number: int, kind: str) -> No
 
 @pytest.mark.parametrize(("number", "kind"), STATES)
 def test_a_record_without_one_of_its_nodes(number: int, kind: str) -> None:
-    record = stored_record(number, kind)
+    record = read_commit_record(number, kind)
     for path in nodes(record):
         try:
             parse_commit(with_value(record, path, MISSING), number, "a state")
@@ -70,7 +70,7 @@ def test_a_record_without_one_of_its_nodes(number: int, kind: str) -> None:
             assert len(str(error).splitlines()) == 1
 
 
-TODAY = stored_record(FORMAT, "chained")
+TODAY = read_commit_record(FORMAT, "chained")
 REFUSALS: dict[str, tuple[NodePath, Any, str]] = {
     "a table where a number belongs": (
         ("stages", 0, "counters", "rows_used"),

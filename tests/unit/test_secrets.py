@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import slackwater as sw
-from slackwater import secrets
+from slackwater import secret_masking
 from slackwater.cli.main import main
 from slackwater.config.toml import loads
 from slackwater.errors import ConfigError, StartError
@@ -47,9 +47,9 @@ SECRET = "s3cr3t-t0ken-value"
 
 @pytest.fixture(autouse=True)
 def nothing_known() -> Iterator[None]:
-    secrets.forget_secrets()
+    secret_masking.forget_secrets()
     yield
-    secrets.forget_secrets()
+    secret_masking.forget_secrets()
 
 
 @pytest.mark.parametrize("command", [["explain"], ["check"], ["plan"], ["plan", "--json"], ["why"]])
@@ -100,7 +100,7 @@ def test_errors_and_log_lines_that_quote_the_sql(caplog: pytest.LogCaptureFixtur
 )
 def test_the_password_in_a_url_is_masked(url: str, message: str) -> None:
     sw.PostgresConnection(url=url)
-    shown = secrets.mask_secrets(f"authentication failed: {message} in {url}")
+    shown = secret_masking.mask_secrets(f"authentication failed: {message} in {url}")
     assert "S3cr3t" not in shown
     assert "assw0rd" not in shown
 
@@ -108,7 +108,7 @@ def test_the_password_in_a_url_is_masked(url: str, message: str) -> None:
 def test_settings_with_secret_names_are_masked() -> None:
     options = {"kafka.sasl.jaas.config": "x password='S3cr3tPassw0rd';", "kafka.ssl.key.password": "An0therOne!"}
     sw.KafkaConnection(bootstrap_servers="broker:9092", options={**options, "kafka.client.id": "not-a-secret"})
-    shown = secrets.mask_secrets(f"{options} S3cr3tPassw0rd An0therOne! not-a-secret broker:9092")
+    shown = secret_masking.mask_secrets(f"{options} S3cr3tPassw0rd An0therOne! not-a-secret broker:9092")
     assert "S3cr3t" not in shown
     assert "An0ther" not in shown
     assert "not-a-secret broker:9092" in shown
@@ -116,18 +116,18 @@ def test_settings_with_secret_names_are_masked() -> None:
 
 @pytest.mark.parametrize("value", ["", "5", "30s", "1000", "true", "dev", "127.0.0.1:9092"])
 def test_common_short_values_are_not_masked(value: str) -> None:
-    secrets.remember_secret(value, "${X}")
-    assert secrets.mask_secrets(f"epoch 5 of 1000, {value}") == f"epoch 5 of 1000, {value}"
+    secret_masking.remember_secret(value, "${X}")
+    assert secret_masking.mask_secrets(f"epoch 5 of 1000, {value}") == f"epoch 5 of 1000, {value}"
 
 
 def test_a_short_secret_is_masked_only_as_a_whole_word() -> None:
-    secrets.remember_secret("hush", "${X}")
-    assert secrets.mask_secrets("hush, hushed 'hush' brushhush") == "${X}, hushed '${X}' brushhush"
+    secret_masking.remember_secret("hush", "${X}")
+    assert secret_masking.mask_secrets("hush, hushed 'hush' brushhush") == "${X}, hushed '${X}' brushhush"
 
 
 def test_longer_secrets_are_masked_first_and_pipeline_names_are_not_secret() -> None:
-    secrets.remember_secret("abcdefgh", "${A}")
-    secrets.remember_secret("abcdefghijkl", "${B}")
-    assert secrets.mask_secrets("abcdefghijkl abcdefgh") == "${B} ${A}"
+    secret_masking.remember_secret("abcdefgh", "${A}")
+    secret_masking.remember_secret("abcdefghijkl", "${B}")
+    assert secret_masking.mask_secrets("abcdefghijkl abcdefgh") == "${B} ${A}"
     loads(TOML.replace('name = "p"', 'name = "${TEAM}-clicks"'), env={"API_TOKEN": SECRET, "TEAM": "payments"})
-    assert secrets.mask_secrets("payments-clicks") == "payments-clicks"
+    assert secret_masking.mask_secrets("payments-clicks") == "payments-clicks"

@@ -21,7 +21,7 @@ from tests.support.script import RowsInput, run_local
 import slackwater as sw
 from slackwater import metrics
 from slackwater.errors import StartError
-from slackwater.query import condition, server
+from slackwater.query import server, where_condition
 from slackwater.query.state_view import StateView
 from slackwater.state.files.store import FilesStore
 from slackwater.web.server import HttpServer, start_server
@@ -166,7 +166,7 @@ def test_allowed_conditions_mean_the_same_as_in_polars(where: str) -> None:
         "w": ["2024-01-02"] * 3,
     }
     frame = pl.DataFrame(data).with_columns(pl.col("w").str.to_datetime("%Y-%m-%d"))
-    filtered = pl.concat(condition.filter_frame(frame, condition.parse_condition(where, frame.columns)))
+    filtered = pl.concat(where_condition.filter_frame(frame, where_condition.parse_condition(where, frame.columns)))
     assert filtered.height == CONDITIONS[where]
     assert filtered.equals(frame.filter(pl.sql_expr(where)))
 
@@ -496,6 +496,6 @@ def test_running_out_of_file_descriptors_is_not_reported_as_damage(tmp_path: Any
     assert len(lines) == 2, process.stderr
     for line in lines:
         assert line.startswith(
-            "ExhaustedError this process has too many open files and connections (Too many open files)"
+            "ResourceExhaustedError this process has too many open files and connections (Too many open files)"
         )
         assert "no file is damaged" in line

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from slackwater.config.source import Source
-from slackwater.connectors.batch_planning import Planners
+from slackwater.connectors.batch_planning import SourcePlanners
 from slackwater.connectors.files.planner import FilesPlanner, create_listing
 from slackwater.connectors.files.source import FilesSource
 from slackwater.connectors.kafka.planner import limit_offsets
 from slackwater.connectors.source import SourceUnavailableError
 from slackwater.errors import EpochError, StartError
-from slackwater.runner import main_loop
+from slackwater.runner import run_loops
 
 
 def source(query: str, **more: Any) -> FilesSource:
@@ -157,7 +157,7 @@ class ScriptedPlanner:
 def test_the_answer_of_one_source_is_kept_while_another_is_unavailable() -> None:
     away = SourceUnavailableError(StartError("Kafka is away"))
     one, other = ScriptedPlanner("first", None, "third"), ScriptedPlanner(away, "second", "fourth")
-    planners = Planners(None, {"one": one, "other": other})  # type: ignore[arg-type, dict-item]
+    planners = SourcePlanners(None, {"one": one, "other": other})  # type: ignore[arg-type, dict-item]
     with pytest.raises(SourceUnavailableError):
         planners.next()
     assert planners.next() == {"one": "first", "other": "second"}
@@ -184,8 +184,8 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        monkeypatch.setattr(main_loop.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(main_loop.time, "time", lambda: 5_000_000.0 + self.now)
+        monkeypatch.setattr(run_loops.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(run_loops.time, "time", lambda: 5_000_000.0 + self.now)
 
 
 class Run:
@@ -234,7 +234,7 @@ class Run:
         self.epochs_and_ticks.append(("tick", self.clock.now, quiet_us / 1e6))
 
     def go(self, available_now: bool = False) -> None:
-        main_loop.PollingLoop(self, self, available_now)._run_epochs()  # type: ignore[arg-type]
+        run_loops.PollingLoop(self, self, available_now)._run_epochs()  # type: ignore[arg-type]
 
 
 ROWS, NOTHING = {"events": object()}, dict[str, Any]()
@@ -383,7 +383,7 @@ def test_an_interrupt_lets_the_current_epoch_finish() -> None:
         def next(self) -> Mapping[str, Any]:
             return ROWS
 
-    one = main_loop.PollingLoop(Slow(), Asked(), False)  # type: ignore[arg-type]
+    one = run_loops.PollingLoop(Slow(), Asked(), False)  # type: ignore[arg-type]
 
     class Interrupted(threading.Thread):
         joined = 0

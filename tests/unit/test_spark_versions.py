@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 
 from slackwater.errors import StartError
-from slackwater.spark import operator_rows
+from slackwater.spark import operator_input
 from slackwater.spark.sessions import spark_jars
 
 
 def test_the_hash_is_that_of_spark() -> None:
     """`SELECT hash(0), hash(1), hash(-1), hash(2147483647)` by Spark 4.3."""
     numbers = np.array([0, 1, -1, 2147483647], dtype=np.int32)
-    assert operator_rows.murmur3(numbers).tolist() == [933211791, -559580957, -1604776387, 133916647]
+    assert operator_input.hash_murmur3(numbers).tolist() == [933211791, -559580957, -1604776387, 133916647]
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3, 64, 1000])
 def test_each_shard_has_a_number_that_leads_to_its_partition(shards: int) -> None:
-    hashes = operator_rows.murmur3(np.array(operator_rows.shard_keys(shards), dtype=np.int32))
+    hashes = operator_input.hash_murmur3(np.array(operator_input.compute_shard_keys(shards), dtype=np.int32))
     assert np.mod(hashes, shards).tolist() == list(range(shards))
 
 

@@ -14,7 +14,7 @@ from tests.support.states import driver_of
 from slackwater.config.window import Aggregation, Window
 from slackwater.connectors.console.connector import ConsoleTarget
 from slackwater.connectors.files.target import FilesTarget
-from slackwater.connectors.kafka.rows import KafkaRows
+from slackwater.connectors.kafka.message_encoding import KafkaMessageEncoder
 from slackwater.connectors.kafka.target import KafkaTarget
 from slackwater.connectors.target import TargetTable
 from slackwater.core.schema import Field
@@ -27,7 +27,7 @@ from slackwater.state.commit import Commit
 from slackwater.state.files.store import FilesStore
 from slackwater.testing.local_engine import LocalEngine
 from slackwater.testing.memory_target import START_US
-from slackwater.testing.rows_without_spark import PlainRowPreparer
+from slackwater.testing.rows_without_spark import PolarsRowPreparer
 from slackwater.windows.compiled_window import CompiledWindow
 
 COUNT = Aggregation(agg="count", as_="n")
@@ -119,7 +119,7 @@ def start(home: Path, target: Any) -> None:
         LOGIC,
         store,
         target,
-        LocalEngine(PlainRowPreparer(LOGIC, ["a"])),
+        LocalEngine(PolarsRowPreparer(LOGIC, ["a"])),
         DriverCallbacks(lambda: START_US),
     )
     try:
@@ -157,7 +157,7 @@ def test_a_tombstone_has_the_key_of_its_row_byte_for_byte() -> None:
     for keys in (None, ["session_id", "user"]):
         rows, gone = split_deletes(LOGIC, [staged_output((None, 300, 4, "close"))], upserts=True)
         _, gone = split_deletes(LOGIC, [staged_output((None, 300, None, "supersede"))], upserts=True)
-        written = KafkaRows(TargetTable("p", tuple(LOGIC.output), LOGIC.identity), key_columns=keys)
+        written = KafkaMessageEncoder(TargetTable("p", tuple(LOGIC.output), LOGIC.identity), key_columns=keys)
         (key, value, _), (gone_key, nothing, headers) = *written.messages(rows), *written.tombstones(gone)
         assert key == gone_key
         assert value is not None and nothing is None and headers == []

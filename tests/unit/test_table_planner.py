@@ -14,9 +14,9 @@ import pytest
 from tests.support.source_tables import COLUMNS, FORMATS, Delta, Iceberg, row
 
 from slackwater.connectors.connector import connector_for
-from slackwater.connectors.lake_tables.source import TablePlanner
+from slackwater.connectors.lake_tables.source import LakeTablePlanner
 from slackwater.connectors.source import SourceUnavailableError
-from slackwater.core.offsets import TableOffsets, parse_offsets
+from slackwater.core.offsets import LakeTableOffsets, parse_offsets
 from slackwater.errors import SlackwaterError, StartError
 from slackwater.state.commit import SourceRecord
 
@@ -36,14 +36,14 @@ def source_of(table: Any, stored_columns: str | None = None, **keys: Any) -> Any
 class Run:
     """A run, epoch by epoch. `at` holds the offsets that it would commit."""
 
-    def __init__(self, table: Any, offsets: TableOffsets | None = None, **keys: Any) -> None:
+    def __init__(self, table: Any, offsets: LakeTableOffsets | None = None, **keys: Any) -> None:
         self.table, self.at = table, offsets
         self.epochs: list[list[int]] = []
         self.lost = 0
         self.source = source_of(table, **keys)
         # round trip through the form that a commit stores
         record = SourceRecord.model_validate_json(SourceRecord(offsets=offsets).model_dump_json())
-        self.planner = TablePlanner(self.source, record)
+        self.planner = LakeTablePlanner(self.source, record)
 
     def epoch(self) -> bool:
         part = self.planner.next()
@@ -354,10 +354,10 @@ def test_an_unavailable_table_is_polled_again(table: Any, monkeypatch: pytest.Mo
 
 def test_a_position_survives_its_serialization() -> None:
     for offsets in (
-        TableOffsets("t", 5),
-        TableOffsets("t", 5, 3, 2, True),
-        TableOffsets(files=0, content=True),
-        TableOffsets("t"),
+        LakeTableOffsets("t", 5),
+        LakeTableOffsets("t", 5, 3, 2, True),
+        LakeTableOffsets(files=0, content=True),
+        LakeTableOffsets("t"),
     ):
         assert parse_offsets(offsets.to_json()) == offsets
 

@@ -11,12 +11,12 @@ from tests.laws.generators import seeds
 
 import slackwater as sw
 from slackwater.errors import PublishError, StartError
-from slackwater.evolution import compare_with_state
+from slackwater.evolution import config_state_comparison
 from slackwater.runner.pending_output import _read_pending
 from slackwater.state.commit import Commit
 from slackwater.state.files.commit_log import ProgressFiles
 from slackwater.storage.local import LocalStorage
-from slackwater.testing.pipeline import LocalPipeline
+from slackwater.testing.local_pipeline import LocalPipeline
 
 SCHEMA = {"k": "string"}
 LAKE = {"connection": "lake"}
@@ -59,7 +59,7 @@ def test(tmp_path: Path) -> Any:
 
 
 def lines(pipeline: sw.Pipeline, commit: Commit) -> list[str]:
-    comparison = compare_with_state.compare_config(pipeline, commit)
+    comparison = config_state_comparison.compare_config(pipeline, commit)
     assert comparison.startable and not comparison.migrates
     return [c.line for c in comparison.changes]
 
@@ -130,7 +130,9 @@ def test_a_pending_epoch_keeps_its_target_while_others_may_change(test: Any, tmp
     assert json.loads((tmp_path / "p" / "reached").read_text().splitlines()[0]) == {"epoch": 1, "targets": ["hours"]}
     waits = r"epoch 1 is committed but not yet published, and the config has changed since \(target \"minutes\"\)"
     for other in (build_pipeline(HOURS), build_pipeline(HOURS, target("moved", "minutes")), build_pipeline(HOURS, MINUTES.model_copy(update={"name": "m"}))):  # fmt: skip
-        comparison = compare_with_state.compare_config(other, commit, missing=commit.missing(store.delivered_targets()))
+        comparison = config_state_comparison.compare_config(
+            other, commit, missing=commit.missing(store.delivered_targets())
+        )
         assert not comparison.startable and comparison.waits is not None and 'target "minutes"' in comparison.waits
         with pytest.raises(StartError, match=waits):
             test.restart(other)
@@ -138,7 +140,7 @@ def test_a_pending_epoch_keeps_its_target_while_others_may_change(test: Any, tmp
     for held in test._all_targets.values():
         held.down = False
     elsewhere = build_pipeline(target("elsewhere"), MINUTES)
-    assert compare_with_state.compare_config(elsewhere, commit, missing=["minutes"]).startable, (
+    assert config_state_comparison.compare_config(elsewhere, commit, missing=["minutes"]).startable, (
         "hours has its part: it may go elsewhere"
     )
     hours = next(t for (name, _), t in test._all_targets.items() if name == "hours")

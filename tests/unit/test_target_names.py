@@ -15,7 +15,7 @@ from tests.support.iceberg_tables import open_sql_catalog
 from slackwater.connectors.console.connector import ConsoleTarget
 from slackwater.connectors.delta.target import DeltaTarget
 from slackwater.connectors.files.target import FilesTarget
-from slackwater.connectors.kafka.rows import KafkaRows
+from slackwater.connectors.kafka.message_encoding import KafkaMessageEncoder
 from slackwater.connectors.target import TargetTable
 from slackwater.core.row_format import value_to_json
 from slackwater.core.schema import Field
@@ -43,12 +43,12 @@ def test_files_console_and_messages(odd: str, tmp_path: Path, capsys: pytest.Cap
     assert pl.read_ndjson(tmp_path / "p-000000002.jsonl").equals(rows)
     ConsoleTarget().publish(0, rows)
     assert "epoch 0: 3 rows" in capsys.readouterr().out
-    messages = list(KafkaRows(table).messages(rows))
+    messages = list(KafkaMessageEncoder(table).messages(rows))
     assert [json.loads(value or b"") for _, value, _ in messages] == rows.to_dicts()
     assert [json.loads(key or b"") for key, _, _ in messages] == rows.select(odd).to_dicts()
-    with patch("slackwater.connectors.kafka.rows._ROWS_AT_ONCE", 2):
-        assert list(KafkaRows(table).messages(rows)) == messages
-    tombstones = list(KafkaRows(table).tombstones(rows.select(odd)))
+    with patch("slackwater.connectors.kafka.message_encoding._ROWS_AT_ONCE", 2):
+        assert list(KafkaMessageEncoder(table).messages(rows)) == messages
+    tombstones = list(KafkaMessageEncoder(table).tombstones(rows.select(odd)))
     assert [k for k, _, _ in tombstones] == [k for k, _, _ in messages]
 
 

@@ -14,22 +14,22 @@ from pyspark.sql.types import StringType, StructField, StructType
 from slackwater.connectors.payloads import json_payload
 from slackwater.connectors.payloads.json_payload import JsonPayload
 from slackwater.operators.reports import IngestReport
-from slackwater.spark.sessions import jvm
-from slackwater.spark.tuning import row_transfer, source_statistics, worker_memory
+from slackwater.spark.sessions import jvm_launch
+from slackwater.spark.tuning import shuffle_tuning, source_statistics, worker_memory
 from slackwater.spark.tuning.expression_cache import ExpressionCache
-from slackwater.spark.tuning.row_transfer import ArrowBatchSizer, PreaggregationPolicy
+from slackwater.spark.tuning.shuffle_tuning import ArrowBatchSizer, PreaggregationPolicy
 from slackwater.spark.tuning.source_statistics import SourceStatisticsCollector
-from slackwater.tunings import TUNINGS, VARIABLE
+from slackwater.tuning_switches import TUNINGS, VARIABLE
 
 
 def limits_rows_only() -> bool:
     sizer = ArrowBatchSizer()
-    sizer.observe([(row_transfer.MANY_ROWS, 1)])
+    sizer.observe([(shuffle_tuning.MANY_ROWS, 1)])
     return sizer._are_narrow
 
 
 def starts_with_the_archive() -> bool:
-    with jvm.use_archive():
+    with jvm_launch.use_class_archive():
         return "archive_of_this_test" in os.environ.get("SPARK_SUBMIT_OPTS", "")
 
 
@@ -73,7 +73,7 @@ EFFECTS: dict[str, Callable[[], bool]] = {
     "class_archive": starts_with_the_archive,
     "expression_cache": creates_once,
     "json_workers": decodes_many_records_in_workers,
-    "jvm_options": lambda: bool(jvm.jvm_options({})),
+    "jvm_options": lambda: bool(jvm_launch.jvm_options({})),
     "preaggregation": aggregates_after_the_shuffle,
     "statistics": counts_in_a_separate_job,
     "worker_memory": lambda: bool(worker_memory.environment()),
@@ -86,8 +86,8 @@ def test_a_switch_turns_off_its_tuning_and_no_other(
 ) -> None:
     archive = tmp_path / "archive_of_this_test"
     archive.touch()
-    monkeypatch.setattr(jvm, "archive_path", lambda java: archive)
-    monkeypatch.setattr(source_statistics.spark_connect, "new_observation", lambda frame: None)
+    monkeypatch.setattr(jvm_launch, "class_archive_path", lambda java: archive)
+    monkeypatch.setattr(source_statistics.spark_connect_support, "new_observation", lambda frame: None)
     monkeypatch.delenv("SPARK_SUBMIT_OPTS", raising=False)
     monkeypatch.delenv(VARIABLE, raising=False)
     assert {name for name, is_effective in EFFECTS.items() if is_effective()} == set(TUNINGS)

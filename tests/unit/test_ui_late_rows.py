@@ -7,13 +7,13 @@ from pathlib import Path
 
 from tests.support.page_client import get
 from tests.support.script import Replay, RowsInput, run_local
-from tests.support.ui_dead_letters import with_letters
+from tests.support.ui_dead_letters import with_dead_letters
 from tests.support.ui_states import DAY, S, config, open_page_source, run_pipeline
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.state.files.store import FilesStore
 from slackwater.ui.blocks.row_accounting import build_accounting
-from slackwater.ui.server import serve_pages
+from slackwater.ui.page_server import serve_pages
 
 MS = 1000
 
@@ -48,7 +48,7 @@ def test_replayed_rows_are_not_late_any_more(tmp_path: Path) -> None:
 
 
 def test_late_rows_link_to_their_letters_and_a_key_shows_its_own(tmp_path: Path) -> None:
-    running = serve_pages([open_page_source(with_letters(tmp_path))], 0)
+    running = serve_pages([open_page_source(with_dead_letters(tmp_path))], 0)
     try:
         letters_page = get(running, "/letters?reason=late")
         assert letters_page.status == 200

@@ -10,8 +10,8 @@ from tests.support.script import RowsInput
 from tests.support.ui_scenes import a_run, failed_run, record_runs
 from tests.support.ui_states import DAY, config, open_page_source, run_pipeline
 
+from slackwater.ui.page_server import serve_pages
 from slackwater.ui.pages import label_table_cells
-from slackwater.ui.server import serve_pages
 
 
 def test_a_failed_run_is_shown_in_the_header_and_in_the_history(tmp_path: Path) -> None:

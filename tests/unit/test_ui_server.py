@@ -25,8 +25,8 @@ from tests.support.ui_states import DAY, M, config, draw_script, open_page_sourc
 
 from slackwater.cli.main import main
 from slackwater.errors import StartError
-from slackwater.ui import page_cache, server
-from slackwater.ui.server import UiServer, serve_pages
+from slackwater.ui import page_cache, page_server
+from slackwater.ui.page_server import UiServer, serve_pages
 
 PATHS = (
     "/",
@@ -224,7 +224,7 @@ def test_links_of_keys_lead_to_their_windows(page: UiServer) -> None:
         ("/closing?from=0&to=<b>", 400, "expected a time in whole microseconds"),
         ("/ui/keys.json?from=1", 400, "expected a time in whole microseconds"),
         ("/nix", 404, "/nix does not exist"),
-        ("/static/../server.py", 404, "does not exist"),
+        ("/static/../page_server.py", 404, "does not exist"),
         ("/static/htmx.LICENSE", 404, "does not exist"),
         ("/state/scan?where=nix", 400, "nix"),
     ],
@@ -302,8 +302,8 @@ def test_many_streams_at_once_leave_room_for_the_page(page: UiServer) -> None:
         for client in clients:
             client.sendall(b"GET /ui/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
         answers = [client.recv(12) for client in clients]
-        assert answers.count(b"HTTP/1.1 200") == server.VIEWERS
-        assert answers.count(b"HTTP/1.1 503") == 128 - server.VIEWERS
+        assert answers.count(b"HTTP/1.1 200") == page_server.VIEWERS
+        assert answers.count(b"HTTP/1.1 503") == 128 - page_server.VIEWERS
         for _ in range(3):
             assert get(page, "/").status == 200
         assert get(page, "/ui/events").status == 503
@@ -387,7 +387,7 @@ def test_errors_of_the_command_are_one_line(
 def test_the_page_is_imported_lazily() -> None:
     code = (
         "import sys, slackwater, slackwater.cli.main;"
-        "print([m for m in ('jinja2', 'starlette', 'uvicorn', 'slackwater.ui', 'slackwater.ui.server') if m in sys.modules])"
+        "print([m for m in ('jinja2', 'starlette', 'uvicorn', 'slackwater.ui', 'slackwater.ui.page_server') if m in sys.modules])"
     )
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert process.stdout.strip() == "[]"

@@ -12,11 +12,11 @@ from tests.support.three_stage_pipeline import TEXT, run_pipeline
 from tests.support.ui_states import open_page_source
 from tests.support.why_states import NOON, us
 
-from slackwater.cli.serve import load_page_sources, save_page
+from slackwater.cli.web_commands import load_page_sources, save_page
 from slackwater.ui import pages
 from slackwater.ui.page_model import load_model
+from slackwater.ui.page_server import UiServer, serve_pages
 from slackwater.ui.pages import PageLocation
-from slackwater.ui.server import UiServer, serve_pages
 
 
 @pytest.fixture(scope="module")

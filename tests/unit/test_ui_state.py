@@ -17,7 +17,7 @@ from tests.support.ui_states import CLOCK, config, draw_script, open_page_source
 from tests.support.why_states import JOIN
 
 from slackwater.cli.main import main
-from slackwater.cli.serve import load_page_sources
+from slackwater.cli.web_commands import load_page_sources
 from slackwater.config import toml
 from slackwater.config.window import Aggregation, Window
 from slackwater.core.offsets import FileOffsets
@@ -28,8 +28,8 @@ from slackwater.ui import pages
 from slackwater.ui.blocks import throughput_and_size
 from slackwater.ui.blocks.throughput_and_size import BacklogPoller
 from slackwater.ui.page_model import load_model
+from slackwater.ui.page_server import serve_pages
 from slackwater.ui.pages import PageLocation
-from slackwater.ui.server import serve_pages
 
 
 @pytest.mark.parametrize("shape", ["session", "hopping"])

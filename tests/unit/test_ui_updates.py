@@ -24,8 +24,8 @@ from slackwater.engine import epoch_driver
 from slackwater.ui import page_cache, page_model, pages
 from slackwater.ui.blocks import throughput_and_size
 from slackwater.ui.page_cache import PageUpdate, ViewerNotifier, build_update
+from slackwater.ui.page_server import UiServer, serve_pages
 from slackwater.ui.pages import PageLocation
-from slackwater.ui.server import UiServer, serve_pages
 
 
 def parse_events(stream: bytes) -> list[tuple[str, str]]:

@@ -16,7 +16,7 @@ from tests.support.why_states import NOON, Say, rows_at, us, why_json
 
 import slackwater as sw
 from slackwater.config import toml
-from slackwater.testing.pipeline import LocalPipeline
+from slackwater.testing.local_pipeline import LocalPipeline
 
 
 @pytest.fixture(autouse=True)

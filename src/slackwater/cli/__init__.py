@@ -2,5 +2,5 @@
 packages return.
 
 May import: config, connectors, core, dead_letters, engine, errors, evolution, explain, health_probes, logging,
-maintenance, metrics, observe, operators, query, runner, scaffold, secrets, spark, state, testing, ui, watermark, web.
+maintenance, metrics, observe, operators, query, runner, scaffold, secret_masking, spark, state, testing, ui, watermark, web.
 """

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from slackwater import explain
-from slackwater.config import sql_check, toml
+from slackwater.config import static_sql_check, toml
 from slackwater.config.join import Join
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.spec_base import find_doc_link
@@ -16,7 +16,7 @@ from slackwater.config.window import Window
 from slackwater.core.humanize import plural
 from slackwater.errors import ConfigError, StartError
 from slackwater.runner import local_paths
-from slackwater.secrets import mask_secrets
+from slackwater.secret_masking import mask_secrets
 from slackwater.spark.sessions import spark_jars
 
 # -- check and explain -------------------------------------------------------------------------------------------------
@@ -45,7 +45,7 @@ def check_file(file: Path, connect: bool = False) -> None:
 def _check_config(file: Path, connect: bool) -> None:
     """Check a config, and print a summary and notes. Raises ConfigError or StartError if a check fails."""
     pipeline, problems = toml.load_draft(file)
-    checked = sql_check.check_draft_sql(pipeline) if problems else sql_check.check_sql(pipeline)
+    checked = static_sql_check.check_draft_sql(pipeline) if problems else static_sql_check.check_sql(pipeline)
     paths = () if problems else local_paths.unwritable_directories(pipeline)
     problems += [f"{file}: {line}" for line in (*checked.problems, *paths)]
     if problems:
@@ -53,7 +53,7 @@ def _check_config(file: Path, connect: bool) -> None:
     local_paths.check_moved_directories(pipeline)
     notes = list(explain.build_plan(pipeline).notes)
     if connect:
-        from slackwater.runner import check_connections as connecting
+        from slackwater.runner import connection_checks as connecting
 
         unreachable = connecting.find_connection_problems(pipeline)
         if unreachable:

@@ -165,7 +165,7 @@ def run_demo(keep: Path | None, rows: int, ui_port: int | None = None) -> None:
         soft_wrap=True,
     )
     if ui_port is not None:
-        from slackwater.cli.serve import serve_or_save_page
+        from slackwater.cli.web_commands import serve_or_save_page
         from slackwater.web.server import LOOPBACK
 
         serve_or_save_page([f"{home}/sessions.toml", f"{home}/counts.toml"], LOOPBACK, ui_port, (), None, None)

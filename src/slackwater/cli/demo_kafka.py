@@ -269,7 +269,7 @@ def _log_bytes(home: Path) -> int:
 
 def _has_read_all(url: str, rows: int) -> bool:
     """Return whether the latest commit includes all `rows` clicks. If so, no further click can close a session."""
-    from slackwater.query.locate_state import list_pipelines, locate_store
+    from slackwater.query.state_locator import list_pipelines, locate_store
 
     if "demo-kafka" not in list_pipelines(url):
         return False

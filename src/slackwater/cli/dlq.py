@@ -34,10 +34,10 @@ SHOWN_BYTES = 64  # number of bytes to show of a value that is not text
 
 def list_dead_letters(file: Path) -> None:
     """Print the number of dead letters for each reason and source, and how many of them are open and how many were applied."""
-    from slackwater.dead_letters.letter_reader import count_letters
+    from slackwater.dead_letters.dead_letter_reader import count_dead_letters
 
     pipeline = toml.load(file)
-    counts_frame = count_letters(pipeline)
+    counts_frame = count_dead_letters(pipeline)
     if counts_frame.is_empty():
         print(f"{pipeline.name}: no dead letters")
         return
@@ -72,9 +72,9 @@ def show_dead_letters(file: Path, limit: int, reason: str | None, source: str | 
         source: Print only dead letters of this source; None for all sources.
         key: Print only late rows of this key, as `name=value` per column; empty for all keys.
     """
-    from slackwater.core.dead_letter_columns import LetterFilter
-    from slackwater.dead_letters.letter_reader import add_attempts, read_newest
-    from slackwater.query.locate_state import locate_store
+    from slackwater.core.dead_letter_columns import DeadLetterFilter
+    from slackwater.dead_letters.dead_letter_reader import add_attempts, read_newest
+    from slackwater.query.state_locator import locate_store
     from slackwater.query.why_report_builder import format_dead_letter_keys
 
     pipeline = toml.load(file)
@@ -82,7 +82,7 @@ def show_dead_letters(file: Path, limit: int, reason: str | None, source: str | 
     if key:
         with closing(locate_store(pipeline)) as store:
             keys = format_dead_letter_keys(pipeline, store, key)
-    newest = read_newest(pipeline, LetterFilter(reason=reason, source=source, limit=limit, group_keys=keys))
+    newest = read_newest(pipeline, DeadLetterFilter(reason=reason, source=source, limit=limit, group_keys=keys))
     if newest.is_empty():
         print(f"{pipeline.name}: no dead letters{' of this key' if key else ''}")
         return
@@ -228,7 +228,7 @@ def replay_file(file: Path, reason: str | None, epoch: str | None, limit: int | 
     """
     import polars as pl
 
-    from slackwater.runner.dead_letter_replay import replay_dead_letters
+    from slackwater.runner.replay_runner import replay_dead_letters
 
     first, last = parse_epoch_range(epoch)
     pipeline = toml.load(file)
@@ -297,7 +297,7 @@ def summary_lines(outcome: ReplayResult, name: str, dry: bool) -> Iterator[str]:
 
 def show_pending_epoch(file: Path, limit: int) -> None:
     """Print the pending epoch and the first rows of its output. `limit`: the maximum number of rows per target."""
-    from slackwater.connectors.kafka.rows import json_objects
+    from slackwater.connectors.kafka.message_encoding import json_objects
     from slackwater.runner import pending_output
 
     pipeline = toml.load(file)

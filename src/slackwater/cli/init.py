@@ -10,13 +10,13 @@ from itertools import product
 from pathlib import Path
 
 from slackwater.cli.output import program_command
-from slackwater.config import sql_check, toml
-from slackwater.config.message_format import format_value, suggest_word_or_list
+from slackwater.config import static_sql_check, toml
+from slackwater.config.error_text import format_value, suggest_or_list_words
 from slackwater.config.pipeline import LONGEST_NAME
 from slackwater.core.humanize import format_ms, plural
 from slackwater.errors import ConfigError, StartError, Topic
-from slackwater.scaffold import proposals, render_config
-from slackwater.scaffold.proposals import TimeColumn, measure_disorder
+from slackwater.scaffold import config_proposals, config_rendering
+from slackwater.scaffold.config_proposals import TimeColumnCandidate, measure_out_of_orderness
 from slackwater.scaffold.sample import Sample, abbreviate_value, read_sample
 
 _SOURCES = ("files", "kafka")
@@ -54,7 +54,7 @@ def write_first_config(options: InitOptions) -> None:
     options = _prompt_options(options) if sys.stdin is not None and sys.stdin.isatty() else options
     source, kind = (
         _check_choice("--source", options.source or "files", _SOURCES),
-        _check_choice("--kind", options.kind or "session", render_config.KINDS),
+        _check_choice("--kind", options.kind or "session", config_rendering.KINDS),
     )
     samples = [read_sample(path) for path in options.samples]
     sample_count = 2 if kind == "join" else 1
@@ -95,7 +95,7 @@ def write_first_config(options: InitOptions) -> None:
 
 def _check_choice(flag: str, choice: str, choices: Sequence[str]) -> str:
     if choice not in choices:
-        raise StartError(f"{flag}: found {format_value(choice)}{suggest_word_or_list(choice, choices)}", Topic.VALUE)
+        raise StartError(f"{flag}: found {format_value(choice)}{suggest_or_list_words(choice, choices)}", Topic.VALUE)
     return choice
 
 
@@ -134,12 +134,12 @@ def _label(sample: Sample, number: int) -> str:
     return sample.path.name.split(".")[0] or f"source-{number}"
 
 
-def _event_time(options: InitOptions, sample: Sample) -> TimeColumn | None:
+def _event_time(options: InitOptions, sample: Sample) -> TimeColumnCandidate | None:
     """Return the event-time column of a sample: the one that --time names, or else the most likely one.
 
     Return None only for Kafka, whose records have a timestamp. Raises StartError if no suitable column exists.
     """
-    columns = proposals.propose_time_columns(sample)
+    columns = config_proposals.propose_time_columns(sample)
     if options.time is None:
         if columns or options.source == "kafka":
             return columns[0] if columns else None
@@ -154,7 +154,7 @@ def _event_time(options: InitOptions, sample: Sample) -> TimeColumn | None:
         return column
     if options.time not in sample.columns:
         raise StartError(
-            f"--time: {format_value(options.time)} is not a column of {sample.path}{suggest_word_or_list(options.time, sample.columns)}",
+            f"--time: {format_value(options.time)} is not a column of {sample.path}{suggest_or_list_words(options.time, sample.columns)}",
             Topic.INIT_SAMPLE,
         )
     raise StartError(
@@ -169,24 +169,24 @@ def _wrong_time_text(sample: Sample, name: str | None = None) -> str:
 
     `name`: the column to search; None selects the column that looks most like a time.
     """
-    example = proposals.closest_time_column(sample, name)
+    example = config_proposals.find_closest_time_column(sample, name)
     if example is None:
         return ""
     column, row, value = example
     return f": found {abbreviate_value(value)} in {format_value(column)}, {sample.row_location(row)}"
 
 
-def _key_sets(options: InitOptions, sample: Sample, time: TimeColumn | None) -> list[list[str]]:
+def _key_sets(options: InitOptions, sample: Sample, time: TimeColumnCandidate | None) -> list[list[str]]:
     """Return the keys to try, the most likely first. Raises StartError if a column in --key does not exist."""
     for key in options.keys:
         if key not in sample.columns:
             raise StartError(
-                f"--key: {format_value(key)} is not a column of {sample.path}{suggest_word_or_list(key, sample.columns)}",
+                f"--key: {format_value(key)} is not a column of {sample.path}{suggest_or_list_words(key, sample.columns)}",
                 Topic.INIT_SAMPLE,
             )
     if options.keys:
         return [list(options.keys)]
-    return [[key.name] for key in proposals.propose_key_columns(sample, time)[:_MOST_KEYS]]
+    return [[key.name] for key in config_proposals.propose_key_columns(sample, time)[:_MOST_KEYS]]
 
 
 def _first_valid(contents: Sequence[str]) -> str:
@@ -195,7 +195,7 @@ def _first_valid(contents: Sequence[str]) -> str:
     for content in contents:
         try:
             pipeline = toml.loads(content, "the config")
-            problems = sql_check.check_sql(pipeline).problems
+            problems = static_sql_check.check_sql(pipeline).problems
         except ConfigError as error:
             problems = list(error.problems)
         if not problems:
@@ -205,7 +205,7 @@ def _first_valid(contents: Sequence[str]) -> str:
     raise StartError(f"found no valid config for the sample: {problem}", Topic.INIT_SAMPLE)
 
 
-def _bad_rows_text(sides: Sequence[tuple[Sample, TimeColumn | None]]) -> str:
+def _bad_rows_text(sides: Sequence[tuple[Sample, TimeColumnCandidate | None]]) -> str:
     bad = sum(sample.bad + (0 if time is None else time.missing) for sample, time in sides)
     return f"{plural(bad, 'row')} of the sample {'is' if bad == 1 else 'are'} bad" if bad else ""
 
@@ -216,7 +216,7 @@ def _window_config(options: InitOptions, samples: Sequence[Sample]) -> tuple[str
     home = options.file.parent
     if not samples:
         columns = {"user_id": "STRING", "amount": "DOUBLE", **({} if kafka else {"ts": "TIMESTAMP"})}
-        side = render_config.DraftSide(
+        side = config_rendering.DraftSide(
             "events",
             topic or "data/events/*.jsonl",
             "json",
@@ -233,15 +233,15 @@ def _window_config(options: InitOptions, samples: Sequence[Sample]) -> tuple[str
             columns={**dict.fromkeys(side.keys, "STRING"), **side.columns},
             notes=("an example: replace it with the columns of your rows",),
         )
-        draft = render_config.ConfigDraft(
-            name, kind, kafka, options.brokers, 10_000, render_config.lateness_note(None), measure="amount"
+        draft = config_rendering.ConfigDraft(
+            name, kind, kafka, options.brokers, 10_000, config_rendering.lateness_note(None), measure="amount"
         )
-        return _first_valid([render_config.render_config(draft, [side])]), []
+        return _first_valid([config_rendering.format_config(draft, [side])]), []
     (sample,) = samples
     time = _event_time(options, sample)
-    sample = proposals.declare_event_time(sample, time)
-    disorder = measure_disorder(time.times_us) if time is not None else None
-    key_names = [key.name for key in proposals.propose_key_columns(sample, time)]
+    sample = config_proposals.declare_event_time(sample, time)
+    disorder = measure_out_of_orderness(time.times_us) if time is not None else None
+    key_names = [key.name for key in config_proposals.propose_key_columns(sample, time)]
     sets = _key_sets(options, sample, time) or ([] if kind == "session" else [[]])
     if not sets:
         raise StartError(
@@ -254,27 +254,29 @@ def _window_config(options: InitOptions, samples: Sequence[Sample]) -> tuple[str
         length = next((ms for ms, most in ((60_000, 7200), (300_000, 86_400)) if span_us < most * 1_000_000), 3_600_000)
     contents = []
     for keys, measured in product(sets, (True, False)):
-        measure = proposals.propose_measure_column(sample, *keys, time.name if time else "") if measured else None
-        draft = render_config.ConfigDraft(
+        measure = (
+            config_proposals.propose_measure_column(sample, *keys, time.name if time else "") if measured else None
+        )
+        draft = config_rendering.ConfigDraft(
             name=name,
             kind=kind,
             kafka=kafka,
             brokers=options.brokers,
             lateness_ms=10_000 if disorder is None else disorder.lateness_ms,
-            lateness_note=render_config.lateness_note(disorder),
-            keeps_late=render_config.describe_late_rows(disorder),
+            lateness_note=config_rendering.lateness_note(disorder),
+            keeps_late=config_rendering.describe_late_rows(disorder),
             length_ms=length,
             measure=measure,
             other_keys=tuple(k for k in key_names if k not in keys)[:3],
             drops_bad=_bad_rows_text([(sample, time)]),
         )
         contents.append(
-            render_config.render_config(
-                draft, [render_config.draft_side(sample, home, _label(sample, 1), time, keys, topic)]
+            config_rendering.format_config(
+                draft, [config_rendering.draft_side(sample, home, _label(sample, 1), time, keys, topic)]
             )
         )
     content = _first_valid(contents)
-    return content, [*render_config.describe_sample(sample, time, disorder), *_choice_lines(content)]
+    return content, [*config_rendering.describe_sample(sample, time, disorder), *_choice_lines(content)]
 
 
 def _choice_lines(content: str) -> list[str]:
@@ -297,59 +299,59 @@ def _join_config(options: InitOptions, samples: Sequence[Sample]) -> tuple[str, 
         columns = {**dict.fromkeys(key, "STRING"), "amount": "DOUBLE", **({time: "TIMESTAMP"} if time else {})}
         note = ("an example: replace it with the columns of your rows",)
         sides = [
-            render_config.DraftSide(
+            config_rendering.DraftSide(
                 side, topics[i] if kafka else f"data/{side}/*.jsonl", "json", columns, {}, time, None, key, note
             )
             for i, side in enumerate(("orders", "payments"))
         ]
-        draft = render_config.ConfigDraft(
-            name, "join", kafka, options.brokers, 10_000, render_config.lateness_note(None)
+        draft = config_rendering.ConfigDraft(
+            name, "join", kafka, options.brokers, 10_000, config_rendering.lateness_note(None)
         )
-        return _first_valid([render_config.render_config(draft, sides)]), []
+        return _first_valid([config_rendering.format_config(draft, sides)]), []
     left_sample, right_sample = samples
     times = _shared_event_time(options, left_sample, right_sample)
-    disorders = [None if t is None else measure_disorder(t.times_us) for t in times]
+    disorders = [None if t is None else measure_out_of_orderness(t.times_us) for t in times]
     worst = max((s for s in disorders if s is not None), key=lambda s: s.lateness_ms, default=None)
-    left_sample, right_sample = map(proposals.declare_event_time, (left_sample, right_sample), times)
+    left_sample, right_sample = map(config_proposals.declare_event_time, (left_sample, right_sample), times)
     labels = [_label(left_sample, 1), _label(right_sample, 2)]
     if labels[0] == labels[1]:
         labels = [f"{labels[0]}_left", f"{labels[1]}_right"]
-    draft = render_config.ConfigDraft(
+    draft = config_rendering.ConfigDraft(
         name=name,
         kind="join",
         kafka=kafka,
         brokers=options.brokers,
         lateness_ms=10_000 if worst is None else worst.lateness_ms,
-        lateness_note=render_config.lateness_note(worst),
-        keeps_late=next((late for s in disorders if (late := render_config.describe_late_rows(s))), ""),
+        lateness_note=config_rendering.lateness_note(worst),
+        keeps_late=next((late for s in disorders if (late := config_rendering.describe_late_rows(s))), ""),
         drops_bad=_bad_rows_text([(left_sample, times[0]), (right_sample, times[1])]),
     )
     contents = []
     for lefts, rights in _key_pairs(options, left_sample, right_sample, times):
         side_specs = [(left_sample, labels[0], times[0], lefts), (right_sample, labels[1], times[1], rights)]
         sides = [
-            render_config.draft_side(sample, home, label, time, keys, topics[i] if kafka else None)
+            config_rendering.draft_side(sample, home, label, time, keys, topics[i] if kafka else None)
             for i, (sample, label, time, keys) in enumerate(side_specs)
         ]
-        contents.append(render_config.render_config(draft, sides))
+        contents.append(config_rendering.format_config(draft, sides))
     if not contents:
         raise StartError(
             f"--sample: {left_sample.path} and {right_sample.path} have no columns that can be join keys; name one with --key",
             Topic.INIT_SAMPLE,
         )
     pairs = zip((left_sample, right_sample), times, disorders, strict=True)
-    return _first_valid(contents), [line for pair in pairs for line in render_config.describe_sample(*pair)]
+    return _first_valid(contents), [line for pair in pairs for line in config_rendering.describe_sample(*pair)]
 
 
 def _shared_event_time(
     options: InitOptions, first: Sample, second: Sample
-) -> tuple[TimeColumn | None, TimeColumn | None]:
+) -> tuple[TimeColumnCandidate | None, TimeColumnCandidate | None]:
     """Return the event-time columns of both sides of a join. Raises StartError if they differ in name or unit."""
     if options.time is not None:
         pair = _event_time(options, first), _event_time(options, second)
     else:
-        by_name = {(t.name, t.unit): t for t in proposals.propose_time_columns(second)}
-        both = [t for t in proposals.propose_time_columns(first) if (t.name, t.unit) in by_name]
+        by_name = {(t.name, t.unit): t for t in config_proposals.propose_time_columns(second)}
+        both = [t for t in config_proposals.propose_time_columns(first) if (t.name, t.unit) in by_name]
         pair = (
             (both[0], by_name[both[0].name, both[0].unit])
             if both
@@ -368,7 +370,10 @@ def _shared_event_time(
 
 
 def _key_pairs(
-    options: InitOptions, first: Sample, second: Sample, times: tuple[TimeColumn | None, TimeColumn | None]
+    options: InitOptions,
+    first: Sample,
+    second: Sample,
+    times: tuple[TimeColumnCandidate | None, TimeColumnCandidate | None],
 ) -> list[tuple[list[str], list[str]]]:
     """Return the join keys to try, as pairs (left, right) of equal types. Pairs with equal names come first."""
     lefts, rights = _key_sets(options, first, times[0]), _key_sets(options, second, times[1])

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from slackwater.cli.output import program_command
-from slackwater.config.message_format import format_key
+from slackwater.config.error_text import format_key
 from slackwater.config.pipeline import Pipeline, resolve_connection
-from slackwater.config.sql import ddl
+from slackwater.config.sql import schema_ddl
 from slackwater.core.humanize import plural
 from slackwater.core.schema import INTEGERS
 from slackwater.core.time import parse_timestamp_us
@@ -69,7 +69,7 @@ def _select_rows(pipeline: Pipeline, index: int, sample: Sample) -> list[dict[st
     contain it.
     """
     spec, step = pipeline.sources[index], pipeline.transform.step
-    types = ddl.parse_ddl_columns(spec.schema_ or "")
+    types = schema_ddl.parse_ddl_columns(spec.schema_ or "")
     time = step.event_time_column
     needed = {time} if time in types else {time.partition(".")[0].strip("`")} & set(types)
     if pipeline.transform.window is not None:
@@ -136,7 +136,7 @@ def _compute_expected(
 ) -> list[Mapping[str, Any]]:
     """Compute the expected results for the input rows. Spark starts only if the pipeline has SQL."""
     from slackwater.testing import case_runner
-    from slackwater.testing.pipeline import LocalPipeline
+    from slackwater.testing.local_pipeline import LocalPipeline
 
     with case_runner.quiet_logs():
         try:

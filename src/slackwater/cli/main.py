@@ -13,10 +13,10 @@ from typing import Annotated
 
 import typer
 
-from slackwater.cli.commands import groups, inspect, pipelines
+from slackwater.cli.commands import inspect, pipelines, state_dlq_outbox
 from slackwater.core.humanize import plural
-from slackwater.errors import ConfigError, ExhaustedError, SlackwaterError
-from slackwater.secrets import mask_secrets, remember_url
+from slackwater.errors import ConfigError, ResourceExhaustedError, SlackwaterError
+from slackwater.secret_masking import mask_secrets, remember_url
 
 app = typer.Typer(
     help="Windows, sessions and stream joins for Apache Spark.",
@@ -60,7 +60,11 @@ app.command()(pipelines.backfill)
 app.command()(pipelines.prepare)
 app.command()(pipelines.demo)
 app.command()(pipelines.demo_kafka)
-for name, group in (("state", groups.state), ("dlq", groups.dlq), ("outbox", groups.outbox)):
+for name, group in (
+    ("state", state_dlq_outbox.state),
+    ("dlq", state_dlq_outbox.dlq),
+    ("outbox", state_dlq_outbox.outbox),
+):
     app.add_typer(group, name=name)
 
 
@@ -85,7 +89,7 @@ def main() -> None:
             raise
         from slackwater.runner.error_boundary import describe_service_error
 
-        if exhausted := ExhaustedError.from_error(error):
+        if exhausted := ResourceExhaustedError.from_error(error):
             _print_error(exhausted)
             sys.exit(1)
         if line := describe_service_error(error):

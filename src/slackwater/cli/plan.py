@@ -14,11 +14,11 @@ from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.state_comparison import COMPATIBLE, KeyChange, StateComparison
 from slackwater.errors import StartError, StateError
-from slackwater.evolution import compare_with_state
+from slackwater.evolution import config_state_comparison
 from slackwater.runner import existing_output, renamed_pipeline
 from slackwater.runner.local_paths import check_moved_directories
-from slackwater.runner.table_schema_changes import add_table_schema_changes
-from slackwater.secrets import mask_secrets
+from slackwater.runner.source_schema_changes import add_table_schema_changes
+from slackwater.secret_masking import mask_secrets
 from slackwater.state.fork import pending_epoch_error
 from slackwater.state.protocol import Snapshot, StateStore
 from slackwater.state.store_access import create_store
@@ -73,7 +73,7 @@ def _compare_with_store(pipeline: Pipeline, store: StateStore, target_pipeline: 
         if snapshot is None:
             return None
         commit = snapshot.commit
-        comparison = compare_with_state.compare_config(pipeline, commit, missing=snapshot.missing)
+        comparison = config_state_comparison.compare_config(pipeline, commit, missing=snapshot.missing)
         comparison = add_table_schema_changes(comparison, pipeline, commit)
         wrong, _, unread = existing_output.find_mismatches(target_pipeline, commit, snapshot.missing)
         refused = [_damage_text(snapshot), existing_output.mismatch_error(target_pipeline, commit, wrong)]

@@ -23,8 +23,8 @@ def prepare_machine(files: list[Path], names: list[str]) -> None:
     `files`: configs whose jars are downloaded. `names`: connectors whose jars are downloaded. Raises StartError if Java
     is not installed.
     """
-    from slackwater.runner.components import spark_settings
-    from slackwater.spark.sessions import jvm, spark_jars
+    from slackwater.runner.component_factory import spark_settings
+    from slackwater.spark.sessions import jvm_launch, spark_jars
     from slackwater.spark.worker_tasks import compile_session_loops
 
     began = time.monotonic()
@@ -36,14 +36,14 @@ def prepare_machine(files: list[Path], names: list[str]) -> None:
         print(f"fetched: {plural(len(jars), 'jar')} for {file}")
     for name in names:
         print(f"fetched: {plural(len(spark_jars.connector_jars(name)), 'jar')} for {name}")
-    selected = jvm.find_fast_java() or jvm.find_default_java()
+    selected = jvm_launch.find_fast_java() or jvm_launch.find_default_java()
     if selected is None:
         raise StartError(
             "Spark needs Java, which was not found; install Java 17 or later, or set JAVA_HOME", Topic.NOT_INSTALLED
         )
-    archive = jvm.make_archive(selected, "slackwater.cli.prepare")
+    archive = jvm_launch.make_class_archive(selected, "slackwater.cli.prepare")
     print(f"archived: the classes of Spark for {selected}, {archive.stat().st_size >> 20} MB in {archive}")
-    if jvm.may_use_fast_java() and not selected.has_profiles:
+    if jvm_launch.may_use_fast_java() and not selected.has_profiles:
         print(f"hint: Spark starts a third faster with Java 25; install it and run {program_command()} prepare again")
     print(f"prepared in {time.monotonic() - began:.0f} s: Spark starts faster on this machine from now on")
 
@@ -51,11 +51,11 @@ def prepare_machine(files: list[Path], names: list[str]) -> None:
 def load_spark_classes() -> None:
     """Run the demo's pipelines, so that the JVM loads the classes that it archives on exit."""
     from slackwater.cli.demo import run_demo
-    from slackwater.spark.sessions import jvm
+    from slackwater.spark.sessions import jvm_launch
 
     with tempfile.TemporaryDirectory(prefix="slackwater-prepare-") as home, contextlib.redirect_stdout(io.StringIO()):
         run_demo(Path(home), 2_000)
-        jvm.end_spark()
+        jvm_launch.stop_spark()
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from slackwater.core.humanize import format_datetime, format_iso, mismatch, plur
 from slackwater.core.row_format import format_value
 from slackwater.errors import SlackwaterError, StartError, Topic
 from slackwater.explain import describe_result_location
-from slackwater.query import condition
+from slackwater.query import where_condition
 from slackwater.query.results import (
     ResultComparison,
     compare_outputs,
@@ -34,7 +34,7 @@ from slackwater.query.results import (
     result_reader,
     sort_by_start,
 )
-from slackwater.secrets import mask_secrets
+from slackwater.secret_masking import mask_secrets
 from slackwater.state.protocol import StateStore
 from slackwater.state.run_history import KILLED
 
@@ -86,8 +86,8 @@ class ShowOptions:
     def select(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Return the selected rows and columns of a frame. Raises StartError if a condition or SQL is invalid."""
         if self.sql is not None:
-            return condition.select_with_sql(frame, self.sql)
-        return condition.select_columns(condition.filter_rows(frame, self.where), self.columns)
+            return where_condition.select_with_sql(frame, self.sql)
+        return where_condition.select_columns(where_condition.filter_rows(frame, self.where), self.columns)
 
 
 def show_file(file: Path, view: ShowOptions, follow: bool, target: str | None = None) -> None:

@@ -30,7 +30,7 @@ from slackwater.runner.run_options import RunOptions
 from slackwater.spark.sessions import spark_session
 
 if TYPE_CHECKING:
-    from slackwater.ui.server import UiServer
+    from slackwater.ui.page_server import UiServer
 
 
 # -- run ---------------------------------------------------------------------------------------------------------------
@@ -110,8 +110,8 @@ def run_file(file: Path, flags: RunFlags) -> None:
 
 def _serve_page(pipeline: Pipeline, file: Path, port: int, view: views.ProgressView) -> UiServer:
     """Serve a pipeline's page during its run. Raises StartError if the state is in memory or the port is in use."""
-    from slackwater.cli.serve import load_page_sources, page_address
-    from slackwater.ui.server import serve_pages
+    from slackwater.cli.web_commands import load_page_sources, page_address
+    from slackwater.ui.page_server import serve_pages
     from slackwater.web.server import LOOPBACK
 
     server = serve_pages(load_page_sources(str(file)), port)

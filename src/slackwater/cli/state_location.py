@@ -25,6 +25,6 @@ class StateLocation:
 
     def open_store(self) -> StateStore:
         """Return the store of the state. Raises StartError or ConfigError if the state cannot be located."""
-        from slackwater.query.locate_state import locate_store
+        from slackwater.query.state_locator import locate_store
 
         return locate_store(self.where, self.pipeline, self.schema)

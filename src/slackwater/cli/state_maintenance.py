@@ -18,8 +18,8 @@ from slackwater.core.humanize import format_age, format_iso, format_size, plural
 from slackwater.errors import StartError, Topic
 from slackwater.maintenance import reset_offsets, verify_state
 from slackwater.maintenance.compact import CompactionResult, compact_state
-from slackwater.maintenance.history import commit_history
-from slackwater.maintenance.sizes import Sizes, WriteCounts, measure_sizes
+from slackwater.maintenance.history import list_commits
+from slackwater.maintenance.state_sizes import StateSizes, WriteCounts, measure_state_sizes
 from slackwater.maintenance.verify_rows import VerifyReport
 from slackwater.state import fork, migrations
 from slackwater.state.commit import Commit
@@ -66,11 +66,11 @@ def _verdict_line(report: VerifyReport) -> str:
 
 def show_sizes(location: StateLocation, hot: int, as_json: bool) -> None:
     with closing(location.open_store()) as store:
-        measured = measure_sizes(store, hot)
+        measured = measure_state_sizes(store, hot)
     print(_json(asdict(measured)) if as_json else "\n".join(_size_lines(measured)))
 
 
-def _hot_shards_text(measured: Sizes, several: bool) -> str:
+def _hot_shards_text(measured: StateSizes, several: bool) -> str:
     """Describe the shards that slow down epochs, because they have many more rows than the other shards of their stage.
 
     `several`: whether the pipeline has several stages.
@@ -86,7 +86,7 @@ def _hot_shards_text(measured: Sizes, several: bool) -> str:
     return f"{', '.join(descriptions)}{more}: more shards do not help if single keys have so many rows; see --hot-keys"
 
 
-def _size_lines(measured: Sizes) -> list[str]:
+def _size_lines(measured: StateSizes) -> list[str]:
     several = any(s.stage for s in measured.shards)
     in_tables = bool(measured.tables)
     head = [*(["stage"] if several else []), "shard", *([] if in_tables else ["segments"]), "rows"]
@@ -157,7 +157,7 @@ def _count_and_size(pair: tuple[int, int]) -> str:
 
 def show_history(location: StateLocation, as_json: bool) -> None:
     with closing(location.open_store()) as store:
-        commits = commit_history(store)
+        commits = list_commits(store)
         latest_only = not isinstance(store, FilesStore)
     if not commits:
         raise StartError(
@@ -216,7 +216,7 @@ def migrate(location: StateLocation, dry_run: bool) -> None:
     """Migrate a state to the current format, and print the changes. With `dry_run`, only print the changes."""
     store = location.open_store()
     with closing(store):
-        stored = store.stored_record()
+        stored = store.read_commit_record()
         if stored is None:
             raise missing_state_error()
         version, record = stored

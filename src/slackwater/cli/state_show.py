@@ -17,7 +17,7 @@ from slackwater.connectors.files.target import json_columns, text_columns
 from slackwater.core.humanize import format_age, format_iso, format_ms, format_size, mismatch, plural
 from slackwater.core.row_format import format_value, json_lines
 from slackwater.errors import SlackwaterError, StartError, Topic
-from slackwater.query.locate_state import list_pipelines, locate_store
+from slackwater.query.state_locator import list_pipelines, locate_store
 from slackwater.query.state_view import StateView, to_arrow
 from slackwater.state.commit import Commit
 from slackwater.state.protocol import StateStore

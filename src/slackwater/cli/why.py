@@ -20,16 +20,16 @@ from slackwater.core.lateness_histogram import format_lateness_advice
 from slackwater.core.row_format import format_value
 from slackwater.errors import StartError, Topic
 from slackwater.query.why_report import (
-    ClockReport,
     KeyReport,
     OpenWindow,
     PublishedResults,
     RequiredEvent,
     StageReport,
+    WatermarkReport,
     WhyReport,
     describe_watermark_wait,
+    format_start_command,
     quote_stage,
-    start_text,
 )
 from slackwater.query.why_report_builder import add_key_history, build_why_report
 
@@ -74,7 +74,7 @@ def format_report(w: WhyReport, file: str | None) -> Iterator[str]:
     running = (
         f"{w.runner}; rows that it has read since the commit are not included"
         if w.runner
-        else f"none is running, so nothing changes; start one with: {start_text(file)}"
+        else f"none is running, so nothing changes; start one with: {format_start_command(file)}"
     )
     behind = "" if w.watermark_us is None else f", {format_age(w.now_us - w.watermark_us)} behind the clock"
     yield f"{w.pipeline}: epoch {w.epoch}, committed {format_iso(w.committed_us)}, {format_age(w.now_us - w.committed_us)} ago, {published}"
@@ -117,7 +117,7 @@ def format_report(w: WhyReport, file: str | None) -> Iterator[str]:
             yield from _history_lines(s.key, file)
 
 
-def _clocks(w: WhyReport) -> list[ClockReport]:
+def _clocks(w: WhyReport) -> list[WatermarkReport]:
     """Return the clocks to list: those of all inputs of a single stage, or the distinct clocks of all sources."""
     if not w.stages:
         return list(w.clocks)
@@ -161,7 +161,7 @@ def _holder_text(w: StageReport, committed_us: int) -> str:
     return f"{describe_watermark_wait(w)}: {since}{caught}"
 
 
-def _clock_row(c: ClockReport) -> list[str]:
+def _clock_row(c: WatermarkReport) -> list[str]:
     name = c.source if c.partition is None else f"  {c.partition}"
     if c.of_stage:
         return [

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from slackwater.config import custom_aggregator as custom
+from slackwater.config.config_key import Converted, declare_key
 from slackwater.config.custom_aggregator import Aggregator
-from slackwater.config.key import Converted, declare_key
-from slackwater.config.message_format import format_value, suggest_word_or_list
+from slackwater.config.error_text import format_value, suggest_or_list_words
 from slackwater.config.spec_base import Problem, Spec, Values
 from slackwater.config.value_parsers import (
     InvalidValueError,
@@ -25,7 +25,7 @@ AGGREGATES = (
 )
 # Spark SQL cannot pre-aggregate these
 ROWS_ONLY = ("var", "stddev", "approx_quantile", "top_k", "collect_list")
-CUSTOM = "custom aggregations"  # in `Key.kinds`: user-defined aggregations
+CUSTOM = "custom aggregations"  # in `ConfigKey.kinds`: user-defined aggregations
 QUANTILE_K = 200  # default accuracy of approx_quantile: a rank error of 1.33%
 _PATH = 'or the import path of a class ("package.module:Class")'
 _aggregate = choice_parser(*AGGREGATES)
@@ -286,7 +286,7 @@ class Aggregation(Spec):
             if name not in aggregator.inputs:
                 yield (
                     "columns",
-                    f"{format_value(name)} is not an input of {type(aggregator).__name__}{suggest_word_or_list(name, aggregator.inputs)}",
+                    f"{format_value(name)} is not an input of {type(aggregator).__name__}{suggest_or_list_words(name, aggregator.inputs)}",
                 )
         absent = [name for name in aggregator.inputs if name not in columns]
         if absent and "columns" not in wrong:

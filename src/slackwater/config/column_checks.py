@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from slackwater.config.aggregation import Aggregation
 from slackwater.config.custom_aggregator import AggregatorError
+from slackwater.config.error_text import format_value, suggest_or_list_words
 from slackwater.config.join import EVENT_TIME
-from slackwater.config.message_format import format_value, suggest_word_or_list
-from slackwater.config.sql.ddl import NO_KEYS, NUMBERS, strip_type_parameters
 from slackwater.config.sql.query_columns import resolve_expression
+from slackwater.config.sql.schema_ddl import NO_KEYS, NUMBERS, strip_type_parameters
 from slackwater.config.sql.select_scope import ColumnTypes, SqlFindings
 from slackwater.config.window import Window
 
@@ -122,7 +122,7 @@ def check_scalar_column(result: CheckResult, key: str, name: str, out: ColumnTyp
     type_ = out.types.get(name)
     if name not in out.types:
         if out.is_complete:
-            hint = suggest_word_or_list(name, out.types)
+            hint = suggest_or_list_words(name, out.types)
             result.add(key, f"{prefix}column {format_value(name)} does not come out of the SQL{hint}")
     elif type_ is not None and strip_type_parameters(type_) in NO_KEYS:
         expected = "expected a scalar type; cast it in the SQL"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from slackwater.config.aggregation import QUANTILE_K, Aggregation
 from slackwater.config.connector_description import CONNECTORS
-from slackwater.config.message_format import DurationWithoutUnit
+from slackwater.config.error_text import DurationWithoutUnit
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.spec_base import Spec, find_duration_keys
 from slackwater.config.step_base import KeyedStep, StepBase

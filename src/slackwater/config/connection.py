@@ -6,18 +6,18 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any, ClassVar, Literal
 
-from slackwater import secrets
-from slackwater.config.key import Key, Settings, declare_key
-from slackwater.config.message_format import (
+from slackwater import secret_masking
+from slackwater.config.config_key import ConfigKey, Settings, declare_key
+from slackwater.config.error_text import (
     MissingEnvString,
+    describe_value_mismatch,
     format_key,
     format_value,
-    suggest_word_or_list,
-    value_mismatch,
+    suggest_or_list_words,
 )
 from slackwater.config.spec_base import Problem, Spec, Values
 from slackwater.config.value_parsers import (
-    InvalidTableError,
+    InvalidConfigTableError,
     InvalidValueError,
     attach_json_schema,
     choice_parser,
@@ -43,10 +43,10 @@ class Connection(Spec):
     DOC_LINK: ClassVar[str] = "docs/configuration.md#connections"
 
     @classmethod
-    def declared_keys(cls) -> Mapping[str, Key]:
+    def declared_keys(cls) -> Mapping[str, ConfigKey]:
         """Return the declared keys, plus `kind`, whose default is its only valid value."""
         kind = cls.model_fields["kind"]
-        of_kind = {} if kind.is_required() else {"kind": Key(choice_parser(kind.default), "The kind of system.")}
+        of_kind = {} if kind.is_required() else {"kind": ConfigKey(choice_parser(kind.default), "The kind of system.")}
         return {**of_kind, **super().declared_keys()}
 
 
@@ -150,7 +150,7 @@ class IcebergConnection(ClientConnection):
         options = values.get("options")
         if isinstance(options, Mapping):
             for value in options.values():
-                secrets.remember_url(value)
+                secret_masking.remember_url(value)
             if "type" in options or "py-catalog-impl" in options:
                 yield "options", "sets the type of the catalog; set the key catalog instead, and remove this option"
             warehouse = str(options.get("warehouse", "/"))
@@ -158,7 +158,7 @@ class IcebergConnection(ClientConnection):
                 yield (
                     "options",
                     "warehouse: "
-                    + value_mismatch(warehouse, "an absolute path or a URL, so that every reader can find it"),
+                    + describe_value_mismatch(warehouse, "an absolute path or a URL, so that every reader can find it"),
                 )
         if find_spec("pyiceberg") is None:
             yield (
@@ -228,15 +228,15 @@ def _register_secrets(keys: Mapping[str, Any]) -> None:
     """Register the secrets of a possibly invalid connection, so that messages do not reveal them."""
     for value in keys.values():
         if isinstance(value, str):
-            secrets.remember_url(value)
+            secret_masking.remember_url(value)
         elif isinstance(value, Mapping):
-            secrets.remember_settings(value)
+            secret_masking.remember_settings(value)
 
 
 def parse_connection(value: Any) -> Connection:
     """Parse a table into a connection; return a Connection object unchanged.
 
-    Raises InvalidTableError (without a draft) if a key is invalid, and InvalidValueError for any other kind of value.
+    Raises InvalidConfigTableError (without a draft) if a key is invalid, and InvalidValueError for any other kind of value.
     """
     if isinstance(value, Connection):
         return value
@@ -244,22 +244,22 @@ def parse_connection(value: Any) -> Connection:
         raise InvalidValueError('a connection (kind = "files", "kafka", …)')
     kind = value.get("kind")
     if isinstance(kind, MissingEnvString):
-        raise InvalidTableError([], None)
+        raise InvalidConfigTableError([], None)
     if not isinstance(kind, str):
         problem = "missing; " if kind is None else f"found {format_value(kind)}, "
-        raise InvalidTableError([f": kind: {problem}expected {_expected_kinds()}"], None)
+        raise InvalidConfigTableError([f": kind: {problem}expected {_expected_kinds()}"], None)
     try:
         connection: type[Connection] = TABLE[kind].connection
     except KeyError:
-        advice = suggest_word_or_list(kind, TABLE.installed_kinds())
-        raise InvalidTableError([f": kind: found {format_value(kind)}{advice}"], None) from None
+        advice = suggest_or_list_words(kind, TABLE.installed_kinds())
+        raise InvalidConfigTableError([f": kind: found {format_value(kind)}{advice}"], None) from None
     except BrokenConnectorError as error:
-        raise InvalidTableError([f": kind: {error}"], None) from None
+        raise InvalidConfigTableError([f": kind: {error}"], None) from None
     problems: list[str] = []
     _register_secrets(value)
     built = connection.parse(value, "", "", problems)
     if built is None:
-        raise InvalidTableError(problems, None)
+        raise InvalidConfigTableError(problems, None)
     return built
 
 
@@ -267,7 +267,7 @@ def parse_connection(value: Any) -> Connection:
 def parse_connections(value: Any) -> dict[str, Connection]:
     """Parse a table of connections by name.
 
-    Raises InvalidTableError if a connection is invalid. The draft in this error has None for such a connection.
+    Raises InvalidConfigTableError if a connection is invalid. The draft in this error has None for such a connection.
     """
     if not isinstance(value, Mapping):
         raise InvalidValueError("a table of connections ([connections.<name>])")
@@ -278,12 +278,12 @@ def parse_connections(value: Any) -> dict[str, Connection]:
             connections[name] = parse_connection(table)
         except InvalidValueError as error:
             connections[name] = None
-            problems.append(f": {format_key(name)}: {value_mismatch(table, error)}")
-        except InvalidTableError as error:
+            problems.append(f": {format_key(name)}: {describe_value_mismatch(table, error)}")
+        except InvalidConfigTableError as error:
             connections[name] = None
             problems += [f": {format_key(name)}.{line.removeprefix(': ')}" for line in error.problems]
     if None in connections.values():
-        raise InvalidTableError(problems, connections)
+        raise InvalidConfigTableError(problems, connections)
     return {name: connection for name, connection in connections.items() if connection is not None}
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from slackwater.config.message_format import format_value
+from slackwater.config.error_text import format_value
 from slackwater.config.spec_base import Problem, Spec, find_duration_keys
 from slackwater.core.connector_registry import TABLE
 from slackwater.core.offset_base import Offsets
@@ -186,7 +186,7 @@ K = TypeVar("K", bound="ConnectorKeys")
 
 
 class ConnectorKeys(Spec):
-    """Base class for the keys that a connector adds to sources or targets, declared with `config.key.declare_key`."""
+    """Base class for the keys that a connector adds to sources or targets, declared with `config.config_key.declare_key`."""
 
     @classmethod
     def spellings(cls) -> set[str]:

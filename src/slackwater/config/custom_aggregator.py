@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from slackwater.config.message_format import suggest_word
+from slackwater.config.error_text import suggest_word
 
 if TYPE_CHECKING:
     import polars as pl

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from slackwater.config.key import Milliseconds, WithUnit, declare_attribute, declare_key, declare_with_unit
+from slackwater.config.config_key import Milliseconds, WithUnit, declare_attribute, declare_key, declare_with_unit
 from slackwater.config.step_base import LATE_ROWS, LATE_ROWS_TEXT, KeyedStep, StepSummary
 from slackwater.config.value_parsers import choice_parser, duration_parser
 from slackwater.core.humanize import format_ms, plural

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from slackwater.config.connection import Connection
-from slackwater.config.message_format import format_value, value_mismatch
+from slackwater.config.error_text import describe_value_mismatch, format_value
 from slackwater.config.spec_base import Problem, Values
 
 if TYPE_CHECKING:
@@ -66,11 +66,14 @@ def check_target_identifiers(values: Values, connections: Mapping[str, Any], pat
         and "topic" not in target._wrong
         and (not _TOPIC.fullmatch(target.topic) or target.topic in (".", ".."))
     ):
-        yield f"{path}.topic", value_mismatch(target.topic, 'at most 249 letters, digits, ".", "_" and "-"')
+        yield f"{path}.topic", describe_value_mismatch(target.topic, 'at most 249 letters, digits, ".", "_" and "-"')
     if connection.kind == "iceberg" and target.table and "table" not in target._wrong:
         parts = target.table.split(".")
         if len(parts) < 2 or not all(parts):
-            yield f"{path}.table", value_mismatch(target.table, 'a table in a namespace, as in "shop.sessions"')
+            yield (
+                f"{path}.table",
+                describe_value_mismatch(target.table, 'a table in a namespace, as in "shop.sessions"'),
+            )
     if target.path and "\0" in target.path:
         yield f"{path}.path", "contains U+0000, which is not allowed in a file name; remove it"
     if window is not None:

@@ -11,8 +11,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
-from slackwater.config.key import Milliseconds, OptionalTexts, Texts, WithUnit, declare_key, declare_with_unit
-from slackwater.config.message_format import format_config_duration, format_value, suggest_word_or_list, value_mismatch
+from slackwater.config.config_key import Milliseconds, OptionalTexts, Texts, WithUnit, declare_key, declare_with_unit
+from slackwater.config.error_text import (
+    describe_value_mismatch,
+    format_config_duration,
+    format_value,
+    suggest_or_list_words,
+)
 from slackwater.config.spec_base import Problem, Values
 from slackwater.config.step_base import StepBase, effective_allowed_lateness_ms
 from slackwater.config.value_parsers import (
@@ -208,7 +213,7 @@ class Join(StepBase):
         if left_keys and right_keys and len(left_keys) != len(right_keys):
             yield (
                 "right_keys",
-                value_mismatch(
+                describe_value_mismatch(
                     right_keys, f"one key for each of left_keys ({format_value(left_keys)}): keys are compared in order"
                 ),
             )
@@ -285,7 +290,7 @@ def joined_column_names(
         chosen.append([c for c in columns if c not in hidden] if listed is None else list(listed))
         problems += [
             f"{Join.CONFIG_PATH}.output_{side}_columns: column {format_value(name)} does not come out of the {side} side"
-            f"{suggest_word_or_list(name, columns)}"
+            f"{suggest_or_list_words(name, columns)}"
             for name in listed or ()
             if name not in columns
         ]

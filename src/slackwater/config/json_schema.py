@@ -15,11 +15,11 @@ from itertools import combinations
 from typing import Any
 
 from slackwater.config.aggregation import AGGREGATES, Aggregation
+from slackwater.config.config_key import ConfigKey
 from slackwater.config.connection import Connection
 from slackwater.config.connector_description import CONNECTORS
 from slackwater.config.custom_aggregator import PATH
 from slackwater.config.join import Join
-from slackwater.config.key import Key
 from slackwater.config.pipeline import LONGEST_NAME, NAME, Pipeline
 from slackwater.config.source import FRAMED, OF_PAYLOADS, Source
 from slackwater.config.spec_base import Spec, find_duration_keys
@@ -80,12 +80,12 @@ def _duration_text(least: int | None) -> Schema:
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
-def table_keys(spec: type[Spec]) -> Mapping[str, Key]:
+def table_keys(spec: type[Spec]) -> Mapping[str, ConfigKey]:
     """Return the keys of a config table, including those that connectors add. A connection has those of all kinds."""
     if spec is not Connection:
         own_keys = {key: declared for key, declared in spec.KEYS.items() if not declared.python_only}
         return own_keys | {key: keys.KEYS[key] for key, keys in _connector_keys(spec).items()}
-    every: dict[str, Key] = {}
+    every: dict[str, ConfigKey] = {}
     for connector in CONNECTORS.values():
         every |= {key: declared for key, declared in connector.connection.KEYS.items() if key not in every}
     return every
@@ -130,7 +130,7 @@ def _table(spec: type[Spec], defs: dict[str, Schema]) -> Schema:
     return schema | ({"allOf": rules} if rules else {})
 
 
-def _description(spec: type[Spec], key: str, declared: Key) -> str:
+def _description(spec: type[Spec], key: str, declared: ConfigKey) -> str:
     if key in _connector_keys(spec):
         return declared.text
     words = [*dict.fromkeys(w for w, meant in spec.SUGGESTIONS.items() if meant == key)]

@@ -7,9 +7,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, ClassVar, TypeVar
 
-from slackwater.config.connection import Connection, parse_connections
-from slackwater.config.identifier_checks import check_state_identifiers, check_target_identifiers
-from slackwater.config.key import (
+from slackwater.config.config_key import (
     Converted,
     Milliseconds,
     Settings,
@@ -19,7 +17,9 @@ from slackwater.config.key import (
     declare_key,
     declare_with_unit,
 )
-from slackwater.config.message_format import format_value, suggest_word_or_list, value_mismatch
+from slackwater.config.connection import Connection, parse_connections
+from slackwater.config.error_text import describe_value_mismatch, format_value, suggest_or_list_words
+from slackwater.config.identifier_checks import check_state_identifiers, check_target_identifiers
 from slackwater.config.pipeline_checks import (
     check_append_only,
     check_connections,
@@ -31,7 +31,7 @@ from slackwater.config.pipeline_checks import (
     check_state_store,
 )
 from slackwater.config.pipeline_checks import resolve_connection as resolve_connection
-from slackwater.config.source import Lookup, Source, StageOutputRef
+from slackwater.config.source import Lookup, Source, StageOutputReference
 from slackwater.config.spec_base import Problem, Spec, Values, table_list_parser, table_parser
 from slackwater.config.sql.select_scope import SEVERAL, GroupableColumns
 from slackwater.config.stage import (
@@ -44,8 +44,7 @@ from slackwater.config.stage import (
     input_paths,
     stage_inputs,
 )
-from slackwater.config.target import StateStore, Target
-from slackwater.config.topology_checks import (
+from slackwater.config.stage_and_target_checks import (
     TARGET_NAME,
     check_stages,
     check_targets,
@@ -53,6 +52,7 @@ from slackwater.config.topology_checks import (
     iterate_targets,
     list_published_stages,
 )
+from slackwater.config.target import StateStore, Target
 from slackwater.config.value_parsers import duration_parser, parse_text, settings_parser
 from slackwater.core.humanize import mismatch
 from slackwater.core.notebook_repr import NotebookRepr
@@ -156,7 +156,7 @@ class Pipeline(Spec, NotebookRepr):
         for stage in self.running_stages:
             paths = input_paths(stage, self.stages, read)
             sources_of_stage = tuple(
-                sources.get(n) or Source(name=n, dataframe=StageOutputRef(find_groupable_columns(steps[n])))
+                sources.get(n) or Source(name=n, dataframe=StageOutputReference(find_groupable_columns(steps[n])))
                 for n in dict.fromkeys(path.origin for path in paths)
             )
             changed = {"transform": stage, "stages": (), "sources": sources_of_stage, "preset_input_paths": paths}
@@ -242,7 +242,7 @@ class Pipeline(Spec, NotebookRepr):
                 Topic.VALUE,
             )
         if name not in pipelines:
-            suggestion = suggest_word_or_list(name, pipelines)
+            suggestion = suggest_or_list_words(name, pipelines)
             raise StartError(
                 f"{self.name}: --target: found {format_value(name)}, which is not a target{suggestion}", Topic.VALUE
             )
@@ -315,12 +315,15 @@ class Pipeline(Spec, NotebookRepr):
             yield "transform", f"missing; {STEP}"
         name = values.get("name")
         if name is not None and not re.fullmatch(NAME, name):
-            yield "name", value_mismatch(name, 'only letters, digits, ".", "_" and "-", as it becomes a directory name')
+            yield (
+                "name",
+                describe_value_mismatch(name, 'only letters, digits, ".", "_" and "-", as it becomes a directory name'),
+            )
         elif name is not None and len(name) > LONGEST_NAME:
             yield "name", mismatch(f"{len(name)} characters", f"at most {LONGEST_NAME}, as it becomes a directory name")
         formerly = values.get("formerly")
         if formerly is not None and (not re.fullmatch(NAME, formerly) or formerly == name):
-            yield "formerly", value_mismatch(formerly, "the previous name of the pipeline")
+            yield "formerly", describe_value_mismatch(formerly, "the previous name of the pipeline")
         if "sources" in values and not values["sources"]:
             yield "sources", "empty; define at least one in [[sources]]"
         yield from check_source_names(values.get("sources", ()))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from slackwater.config.connection import Connection, KafkaConnection
 from slackwater.config.connector_description import CONNECTORS
-from slackwater.config.message_format import format_value, suggest_word_or_list
+from slackwater.config.error_text import format_value, suggest_or_list_words
 from slackwater.config.source import FRAMED, SCHEMA_FILES, Lookup, Source, parse_declared_columns
 from slackwater.config.spec_base import Problem, Values
 from slackwater.config.step_base import ROWS, KeyedStep
@@ -117,7 +117,7 @@ def _with_path(path: str, problems: Iterator[Problem]) -> Iterator[Problem]:
 def _unknown_connection(key: str, reference: object, connections: Mapping[str, Any]) -> Iterator[Problem]:
     if reference not in connections:
         advice = (
-            suggest_word_or_list(str(reference), connections) if connections else "; define it in [connections.<name>]"
+            suggest_or_list_words(str(reference), connections) if connections else "; define it in [connections.<name>]"
         )
         yield key, f"found {format_value(reference)}, which is not a connection{advice}"
 
@@ -250,18 +250,18 @@ def check_dead_letters(values: Values, wrong: set[str]) -> Iterator[Problem]:
     on_error = "dlq" if "dlq" in on_errors else on_errors[0]
     late_data = next((p for p in ("dlq", "reopen") if p in policies), policies[0] if policies else None)
     policy_by_key = (("on_error", on_error), ("late_data", late_data))
-    keys_to_letters = [key for key, value in policy_by_key if value == "dlq"]
+    add_keys_to_dead_letters = [key for key, value in policy_by_key if value == "dlq"]
     has_target = values.get("dead_letter") is not None
     # with "reopen", rows that are too late for a correction are written to [dead_letter] if it is defined
-    if has_target and not keys_to_letters and late_data != "reopen" and not undecided:
+    if has_target and not add_keys_to_dead_letters and late_data != "reopen" and not undecided:
         yield (
             "dead_letter",
             f"unused, because on_error is {format_value(on_error)} and late_data is {format_value(late_data)}; "
             'set one of them to "dlq", or remove [dead_letter]',
         )
-    if keys_to_letters and not has_target:
-        keys = " and ".join(f'{key} = "dlq"' for key in keys_to_letters)
-        needs = "needs" if len(keys_to_letters) == 1 else "need"
+    if add_keys_to_dead_letters and not has_target:
+        keys = " and ".join(f'{key} = "dlq"' for key in add_keys_to_dead_letters)
+        needs = "needs" if len(add_keys_to_dead_letters) == 1 else "need"
         yield "dead_letter", f"missing; {keys} {needs} [dead_letter] with a connection and a path, table or topic"
 
 
@@ -288,7 +288,7 @@ def check_join(values: Values) -> Iterator[Problem]:
         if len(names) == len(sources):
             yield (
                 f"{join.CONFIG_PATH}.{key}",
-                f"found {format_value(name)}, which is not a source{suggest_word_or_list(name, names)}",
+                f"found {format_value(name)}, which is not a source{suggest_or_list_words(name, names)}",
             )
     for i, source in enumerate(sources):
         if not undecided and source.name not in named_sources.values():

@@ -7,7 +7,7 @@ from pathlib import PurePath
 from typing import Any, Self, TypeVar
 
 from slackwater.config.connector_description import CONNECTORS
-from slackwater.config.message_format import EnvString
+from slackwater.config.error_text import EnvString
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.pipeline_checks import resolve_connection
 from slackwater.config.source import SCHEMA_FILES, Lookup, Source

@@ -9,15 +9,7 @@ from importlib.util import find_spec
 from pathlib import PurePath
 from typing import Any, ClassVar
 
-from slackwater.config.connection import Connection, connection_or_name
-from slackwater.config.connector_description import (
-    CONNECTORS,
-    check_connector_keys,
-    is_connector_key,
-    kinds_with_source_key,
-    metadata_columns,
-)
-from slackwater.config.key import (
+from slackwater.config.config_key import (
     Converted,
     Milliseconds,
     Settings,
@@ -26,12 +18,20 @@ from slackwater.config.key import (
     declare_key,
     declare_with_unit,
 )
-from slackwater.config.message_format import EnvString, format_key, format_value, value_mismatch
+from slackwater.config.connection import Connection, connection_or_name
+from slackwater.config.connector_description import (
+    CONNECTORS,
+    check_connector_keys,
+    is_connector_key,
+    kinds_with_source_key,
+    metadata_columns,
+)
+from slackwater.config.error_text import EnvString, describe_value_mismatch, format_key, format_value
 from slackwater.config.spec_base import Problem, Spec, Values
-from slackwater.config.sql import ddl
+from slackwater.config.sql import schema_ddl
 from slackwater.config.sql.select_scope import ROW_BY_ROW, GroupableColumns
 from slackwater.config.value_parsers import (
-    InvalidTableError,
+    InvalidConfigTableError,
     InvalidValueError,
     accept_anything,
     attach_json_schema,
@@ -78,17 +78,17 @@ def parse_offsets(value: Any) -> Any:
     for topic, parts in value.items():
         key = f": {format_key(topic)}"
         if not isinstance(parts, Mapping) or not parts:
-            problems.append(f"{key}: {value_mismatch(parts, 'offsets by partition ({ 0 = 1200 })')}")
+            problems.append(f"{key}: {describe_value_mismatch(parts, 'offsets by partition ({ 0 = 1200 })')}")
             continue
         for part, offset in parts.items():
             if not str(part).isdecimal():
-                problems.append(f"{key}.{format_key(part)}: {value_mismatch(str(part), 'a partition number')}")
+                problems.append(f"{key}.{format_key(part)}: {describe_value_mismatch(str(part), 'a partition number')}")
             elif not isinstance(offset, int) or isinstance(offset, bool) or offset < 0:
-                problems.append(f"{key}.{part}: {value_mismatch(offset, 'a whole number of at least 0')}")
+                problems.append(f"{key}.{part}: {describe_value_mismatch(offset, 'a whole number of at least 0')}")
             else:
                 offsets.setdefault(str(topic), {})[str(part)] = offset
     if problems:
-        raise InvalidTableError(problems, offsets)
+        raise InvalidConfigTableError(problems, offsets)
     return offsets
 
 
@@ -109,7 +109,7 @@ def parse_declared_columns(ddl: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class StageOutputRef:
+class StageOutputReference:
     """Placeholder for the DataFrame of a source that represents the output of a stage.
 
     `groupable_columns`: the columns by which SQL may group the rows.
@@ -225,12 +225,12 @@ class Source(Spec):
     @property
     def groupable_columns(self) -> GroupableColumns:
         """The columns by which SQL may group rows within an epoch; none unless this source is the output of a stage."""
-        return self.dataframe.groupable_columns if isinstance(self.dataframe, StageOutputRef) else ROW_BY_ROW
+        return self.dataframe.groupable_columns if isinstance(self.dataframe, StageOutputReference) else ROW_BY_ROW
 
     @property
     def is_stage_output(self) -> bool:
         """Return whether this source is the output of a stage."""
-        return isinstance(self.dataframe, StageOutputRef)
+        return isinstance(self.dataframe, StageOutputReference)
 
     def derived(self) -> Values:
         return {"name": self.query}
@@ -327,8 +327,8 @@ class Source(Spec):
 
 def _schema_problems(schema: str) -> Iterator[Problem]:
     try:
-        ddl.parse_ddl_columns(schema)
-    except ddl.DdlError as error:
+        schema_ddl.parse_ddl_columns(schema)
+    except schema_ddl.DdlError as error:
         yield (
             "schema",
             'is not a valid Spark schema; expected "name TYPE, name TYPE, …"'

@@ -13,18 +13,18 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr
 
+from slackwater.config.config_key import ConfigKey, SpecMeta
 from slackwater.config.custom_aggregator import Aggregator
-from slackwater.config.key import Key, SpecMeta
-from slackwater.config.message_format import (
+from slackwater.config.error_text import (
     EnvDuration,
     EnvString,
     MissingEnvString,
+    describe_value_mismatch,
     format_key,
+    suggest_or_list_words,
     suggest_word,
-    suggest_word_or_list,
-    value_mismatch,
 )
-from slackwater.config.value_parsers import InvalidTableError, InvalidValueError, ValueParser, attach_json_schema
+from slackwater.config.value_parsers import InvalidConfigTableError, InvalidValueError, ValueParser, attach_json_schema
 from slackwater.errors import ConfigError
 
 Values = dict[str, Any]
@@ -57,7 +57,7 @@ class Spec(BaseModel, metaclass=SpecMeta):
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, populate_by_name=True)
 
-    KEYS: ClassVar[Mapping[str, Key]] = {}  # these four are derived from the declared keys
+    KEYS: ClassVar[Mapping[str, ConfigKey]] = {}  # these four are derived from the declared keys
     ALIASES: ClassVar[Mapping[str, str]] = {}  # older spelling -> key
     SUGGESTIONS: ClassVar[Mapping[str, str]] = {}  # word of another system -> key, for "did you mean"
     REQUIRED: ClassVar[tuple[str, ...]] = ()
@@ -77,7 +77,7 @@ class Spec(BaseModel, metaclass=SpecMeta):
         cls.REQUIRED = tuple(name for name, declared in cls.KEYS.items() if declared.required)
 
     @classmethod
-    def declared_keys(cls) -> Mapping[str, Key]:
+    def declared_keys(cls) -> Mapping[str, ConfigKey]:
         """Return the declared keys by name: first `kind`, then keys that this class declares, then inherited keys.
 
         A key has the name of its attribute. If the name is a Python keyword, the attribute ends with "_".
@@ -86,7 +86,7 @@ class Spec(BaseModel, metaclass=SpecMeta):
             attribute.rstrip("_"): part
             for attribute, info in cls.model_fields.items()
             for part in info.metadata
-            if isinstance(part, Key)
+            if isinstance(part, ConfigKey)
         }
         order = sorted(declared, key=lambda name: (name != "kind", declared[name] is cls.KEYS.get(name)))
         return {name: declared[name] for name in order}
@@ -145,7 +145,7 @@ class Spec(BaseModel, metaclass=SpecMeta):
                 problems.append(f"{prefix}{key}: is available only in Python; {cls.KEYS[key].python_only}")
             values, wrong = cls.read(data, file, path, problems)
         elif not isinstance(data, MissingEnvString):
-            problems.append(f"{file}: {path}: {value_mismatch(data, 'a table')}")
+            problems.append(f"{file}: {path}: {describe_value_mismatch(data, 'a table')}")
         partial = cls.model_construct(**{**blank, **values})
         partial._wrong = frozenset(wrong)
         return partial
@@ -188,7 +188,7 @@ class Spec(BaseModel, metaclass=SpecMeta):
                 ):
                     wrong.add(key)
                     unit = 'a duration with its unit ("30s", "5m", "2h")'
-                    problems.append(f"{at_key}: " + value_mismatch(value, f"{unit}; {key} takes milliseconds"))
+                    problems.append(f"{at_key}: " + describe_value_mismatch(value, f"{unit}; {key} takes milliseconds"))
                     continue
                 if isinstance(value, MissingEnvString):
                     wrong.add(key)
@@ -201,8 +201,8 @@ class Spec(BaseModel, metaclass=SpecMeta):
                     expected = str(error)
                     if written.get(key) in find_duration_keys(cls):
                         expected = expected.replace(" or milliseconds)", ")")
-                    problems.append(f"{at_key}: " + (later or value_mismatch(value, expected)))
-                except InvalidTableError as nested:
+                    problems.append(f"{at_key}: " + (later or describe_value_mismatch(value, expected)))
+                except InvalidConfigTableError as nested:
                     wrong.add(key)
                     values[cls.attribute_of(key)] = nested.draft
                     problems.extend(at_key + _under_key(line) for line in nested.problems)
@@ -216,7 +216,7 @@ class Spec(BaseModel, metaclass=SpecMeta):
                 meant = meant if meant is None else written.get(meant, meant)
                 others = [k for k in cls.KEYS if in_ms or k not in find_duration_keys(cls).values()]
                 key_names = [*others, *find_duration_keys(cls)]
-                close = suggest_word(str(key), [*cls.KEYS, *find_duration_keys(cls)]) or suggest_word_or_list(
+                close = suggest_word(str(key), [*cls.KEYS, *find_duration_keys(cls)]) or suggest_or_list_words(
                     str(key), key_names
                 )
                 hint = f'; did you mean "{meant}"?' if meant else close
@@ -284,7 +284,7 @@ def table_parser(cls: type[Spec], expected: str = "a table") -> ValueParser:
         problems: list[str] = []
         spec = cls.parse_partial(value, "", "", problems)
         if problems or spec._wrong:
-            raise InvalidTableError(problems, spec)
+            raise InvalidConfigTableError(problems, spec)
         return spec
 
     return build
@@ -300,7 +300,7 @@ def table_list_parser(cls: type[Spec], expected: str) -> ValueParser:
         problems: list[str] = []
         specs = tuple(cls.parse_partial(v, "", f"[{i}]", problems) for i, v in enumerate(value))
         if problems or any(m._wrong for m in specs):
-            raise InvalidTableError(problems, specs)
+            raise InvalidConfigTableError(problems, specs)
         return specs
 
     return build

@@ -15,17 +15,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+from slackwater.config.config_key import Converted, declare_key
 from slackwater.config.dedup import Dedup
+from slackwater.config.error_text import describe_value_mismatch, format_key, format_value
 from slackwater.config.join import Join
-from slackwater.config.key import Converted, declare_key
-from slackwater.config.keyed import Keyed
-from slackwater.config.message_format import format_key, format_value, value_mismatch
+from slackwater.config.keyed_step import Keyed
 from slackwater.config.source import Lookup
 from slackwater.config.spec_base import Problem, Spec, Values, table_parser
 from slackwater.config.sql.select_scope import ROW_BY_ROW, GroupableColumns
 from slackwater.config.step_base import ROWS, StepBase
 from slackwater.config.value_parsers import (
-    InvalidTableError,
+    InvalidConfigTableError,
     InvalidValueError,
     attach_json_schema,
     choice_parser,
@@ -56,13 +56,15 @@ def _lookups(value: Any) -> dict[str, Lookup]:
         if name.casefold() == "source":
             problems.append(f": {name}: is reserved for the rows in SQL; choose another name")
         elif not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            problems.append(f": {format_key(name)}: " + value_mismatch(name, 'a name of letters, digits and "_"'))
+            problems.append(
+                f": {format_key(name)}: " + describe_value_mismatch(name, 'a name of letters, digits and "_"')
+            )
         elif seen.setdefault(name.casefold(), name) != name:
             problems.append(
                 f": {name}: is equal to {format_value(seen[name.casefold()])} in SQL, which ignores case; choose another name"
             )
     if problems or any(lookup._wrong for lookup in built.values()):
-        raise InvalidTableError(problems, built)
+        raise InvalidConfigTableError(problems, built)
     return built
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from slackwater.config.message_format import format_config_duration
+from slackwater.config.error_text import format_config_duration
 from slackwater.errors import StateError, Topic
 
 COMPATIBLE, MIGRATED, REBUILD = "compatible", "migrated", "rebuild"

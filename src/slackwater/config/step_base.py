@@ -6,8 +6,15 @@ import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
 
-from slackwater.config.key import Milliseconds, Texts, WithUnit, declare_attribute, declare_key, declare_with_unit
-from slackwater.config.message_format import format_config_duration
+from slackwater.config.config_key import (
+    Milliseconds,
+    Texts,
+    WithUnit,
+    declare_attribute,
+    declare_key,
+    declare_with_unit,
+)
+from slackwater.config.error_text import format_config_duration
 from slackwater.config.spec_base import Problem, Spec, Values
 from slackwater.config.value_parsers import (
     InvalidValueError,

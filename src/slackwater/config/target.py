@@ -6,14 +6,7 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any, ClassVar
 
-from slackwater.config.connection import Connection, connection_or_name
-from slackwater.config.connector_description import (
-    CONNECTORS,
-    check_connector_keys,
-    is_connector_key,
-    kinds_with_target_key,
-)
-from slackwater.config.key import (
+from slackwater.config.config_key import (
     Milliseconds,
     OptionalTexts,
     Settings,
@@ -22,7 +15,14 @@ from slackwater.config.key import (
     declare_key,
     declare_with_unit,
 )
-from slackwater.config.message_format import format_value, value_mismatch
+from slackwater.config.connection import Connection, connection_or_name
+from slackwater.config.connector_description import (
+    CONNECTORS,
+    check_connector_keys,
+    is_connector_key,
+    kinds_with_target_key,
+)
+from slackwater.config.error_text import describe_value_mismatch, format_value
 from slackwater.config.spec_base import Problem, Spec, Values
 from slackwater.config.step_base import StepBase
 from slackwater.config.value_parsers import (
@@ -35,7 +35,7 @@ from slackwater.config.value_parsers import (
     settings_parser,
 )
 from slackwater.config.window import Window
-from slackwater.secrets import remember_settings, remember_url
+from slackwater.secret_masking import remember_settings, remember_url
 
 OBJECTS = ("s3", "gs", "abfss")  # URL schemes of object stores
 
@@ -249,7 +249,7 @@ def _url_problems(path: str, content: str) -> Iterator[Problem]:
     if not is_url or scheme == "file":
         return
     if scheme not in OBJECTS:
-        yield "path", value_mismatch(path, 'a directory, or a URL: "s3://…", "gs://…", "abfss://…"')
+        yield "path", describe_value_mismatch(path, 'a directory, or a URL: "s3://…", "gs://…", "abfss://…"')
     elif find_spec("obstore") is None:
         needs = f"{content} in an object store need{'s' if content == 'state' else ''} the package obstore, which is not installed"
         yield "path", f"{needs}; pip install 'slackwater[objects]'"

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from slackwater.config.connection import Connection
-from slackwater.config.message_format import EnvDuration, EnvString, MissingEnvString, format_key
+from slackwater.config.error_text import EnvDuration, EnvString, MissingEnvString, format_key
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.relative_paths import ResolvedPath, resolve_paths
 from slackwater.config.spec_base import Spec, find_duration_keys
 from slackwater.core.humanize import format_ms, mismatch
 from slackwater.errors import ConfigError
-from slackwater.secrets import remember_secret, remember_url
+from slackwater.secret_masking import remember_secret, remember_url
 
 DEPTH = 32  # maximum depth of tables and lists; a pipeline needs six
 # ${NAME} or ${NAME:-default}; "$${" is an escaped "${"

@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from slackwater.config.message_format import (
+from slackwater.config.error_text import (
     DurationWithoutUnit,
     EnvDuration,
     EnvString,
+    describe_value_mismatch,
     format_key,
     format_value,
     quote_text,
     suggest_word,
-    value_mismatch,
 )
 from slackwater.core.time import parse_duration_ms
 from slackwater.errors import ConfigError
@@ -28,7 +28,7 @@ class InvalidValueError(Exception):
     """A value is invalid. The message describes the valid values."""
 
 
-class InvalidTableError(ConfigError):
+class InvalidConfigTableError(ConfigError):
     """A nested table is invalid. `draft` contains the valid parts of the table, which can still be checked."""
 
     def __init__(self, problems: list[str], draft: Any) -> None:
@@ -171,10 +171,11 @@ def settings_parser(expected: str) -> ValueParser:
             if isinstance(setting, Mapping) and setting:
                 advice = f"; a key with dots needs quotes: {quote_text(_dotted_key(str(key), setting))}"
             problems.append(
-                f": {format_key(key)}: " + value_mismatch(setting, f"a string, a number, true or false{advice}")
+                f": {format_key(key)}: "
+                + describe_value_mismatch(setting, f"a string, a number, true or false{advice}")
             )
         if problems:
-            raise InvalidTableError(problems, settings)
+            raise InvalidConfigTableError(problems, settings)
         return settings
 
     return check

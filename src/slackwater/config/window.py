@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from slackwater.config.aggregation import AGGREGATES, Aggregation
-from slackwater.config.key import Milliseconds, Tables, Texts, WithUnit, declare_key, declare_with_unit
-from slackwater.config.message_format import EnvString, format_config_duration, format_value, value_mismatch
+from slackwater.config.config_key import Milliseconds, Tables, Texts, WithUnit, declare_key, declare_with_unit
+from slackwater.config.error_text import EnvString, describe_value_mismatch, format_config_duration, format_value
 from slackwater.config.spec_base import Problem, Values, table_list_parser
 from slackwater.config.step_base import StepBase, effective_allowed_lateness_ms
 from slackwater.config.value_parsers import (
@@ -265,7 +265,7 @@ class Window(StepBase):
     def _check_names(cls, values: Values, wrong: set[str], kind: str | None) -> Iterator[Problem]:
         start, end = (values.get(f"window_{side}_column", f"window_{side}") for side in ("start", "end"))
         if start.casefold() == end.casefold():
-            yield "window_end_column", value_mismatch(end, "a name other than that of window_start_column")
+            yield "window_end_column", describe_value_mismatch(end, "a name other than that of window_start_column")
         for key, name in (("window_start_column", start), ("window_end_column", end)):
             if name.casefold() == "_event_ts":
                 yield key, '"_event_ts" is reserved for the event time; choose another name'

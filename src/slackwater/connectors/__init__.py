@@ -3,7 +3,7 @@
 In each folder, `__init__.py` describes the connector, and `connector.py` creates and checks sources and targets. Two
 folders serve several systems: `payloads` decodes records, and `lake_tables` contains the code that Delta and Iceberg share.
 
-May import: config, core, errors, logging, pyspark, secrets, state, storage, tunings.
+May import: config, core, errors, logging, pyspark, secret_masking, state, storage, tuning_switches.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from slackwater.config.source import Source
-from slackwater.config.sql import ddl
+from slackwater.config.sql import schema_ddl
 from slackwater.core.schema import INTEGERS, NUMBERS
 from slackwater.core.time import parse_timestamp_us
 
@@ -85,8 +85,8 @@ def parse_json_object(text: str) -> dict[str, Any] | None:
 
 def _types(source: Source) -> dict[str, str]:
     try:
-        return ddl.parse_ddl_columns(source.schema_ or "")
-    except ddl.DdlError:
+        return schema_ddl.parse_ddl_columns(source.schema_ or "")
+    except schema_ddl.DdlError:
         return {}
 
 

@@ -19,12 +19,12 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from slackwater.connectors import spark_connect
+from slackwater.connectors import spark_connect_support
 from slackwater.connectors.source import (
     Batch,
     PlannedBatch,
     Planner,
-    Seekable,
+    SeekableSource,
     SelfPlannedSource,
     SourceBatch,
     SparkPlannedSource,
@@ -58,7 +58,7 @@ class DataFrameSource:
         return self.decode(self.frame).schema
 
 
-AnySource = Seekable | DataFrameSource
+AnySource = SeekableSource | DataFrameSource
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class SourceSet:
                 frame = (
                     planned if len(self.sources) == 1 else planned.where(f"__src = {index}").selectExpr(f"__s{index}.*")
                 )
-                batches[source.name] = SourceBatch(source.decode(rebind_to_session(self.session, frame)), None)
+                batches[source.name] = SourceBatch(source.decode(rebind_to_spark_session(self.session, frame)), None)
                 position += _streaming_leaves(source.frame)
                 continue
             record = state.sources[source.name]
@@ -177,8 +177,8 @@ class SourceSet:
         return combine_batches(BatchId(checkpoint=checkpoint.name, batch=number), batches, began)
 
 
-def _spark_planned(source: Seekable) -> SparkPlannedSource:
-    """Cast a source to `SparkPlannedSource`. `create_planners` has rejected all sources that Spark cannot plan."""
+def _spark_planned(source: SeekableSource) -> SparkPlannedSource:
+    """Cast a source to `SparkPlannedSource`. `create_source_planners` has rejected all sources that Spark cannot plan."""
     assert isinstance(source, SparkPlannedSource)
     return source
 
@@ -189,9 +189,9 @@ def _streaming_leaves(frame: DataFrame) -> int:
     return sum(bool(leaves.apply(i).isStreaming()) for i in range(leaves.size()))
 
 
-def rebind_to_session(session: SparkSession, frame: DataFrame) -> DataFrame:
+def rebind_to_spark_session(session: SparkSession, frame: DataFrame) -> DataFrame:
     """Rebind a DataFrame to the session that has the SQL views. A Connect DataFrame is returned unchanged."""
-    if spark_connect.is_connect(frame):
+    if spark_connect_support.is_connect(frame):
         return frame
     from pyspark.sql import DataFrame
 
@@ -202,7 +202,7 @@ def rebind_to_session(session: SparkSession, frame: DataFrame) -> DataFrame:
 
 
 @dataclass(frozen=True)
-class Planners:
+class SourcePlanners:
     """The planners of all sources of a pipeline, by source name."""
 
     streams: SourceSet
@@ -244,7 +244,9 @@ class Planners:
         return sum(planner.unplanned_files for planner in self.by_source.values())
 
 
-def create_planners(streams: SourceSet, state: Commit, read: Mapping[str, Iterable[Any]]) -> Planners | None:
+def create_source_planners(
+    streams: SourceSet, state: Commit, read: Mapping[str, Iterable[Any]]
+) -> SourcePlanners | None:
     """Return the planners of all sources, or None if one of the sources can be planned only by Spark.
 
     Args:
@@ -259,7 +261,7 @@ def create_planners(streams: SourceSet, state: Commit, read: Mapping[str, Iterab
     if len(ours) < len(streams.sources):
         _check_spark_can(streams.sources)
         return None
-    return Planners(streams, {s.name: s.planner(state.sources[s.name], read.get(s.name, ())) for s in ours})
+    return SourcePlanners(streams, {s.name: s.planner(state.sources[s.name], read.get(s.name, ())) for s in ours})
 
 
 def check_spark_connect_support(pipeline: str, sources: Iterable[AnySource]) -> None:
@@ -298,4 +300,4 @@ def _check_spark_can(sources: Sequence[AnySource]) -> None:
 
 def _can_plan(source: AnySource) -> TypeGuard[SelfPlannedSource]:
     """Return whether the input of a source can be planned without Spark."""
-    return isinstance(source, SelfPlannedSource) and source.plans_itself
+    return isinstance(source, SelfPlannedSource) and source.plans_without_spark

@@ -16,7 +16,7 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
 from slackwater.config.state_comparison import KeyChange
 from slackwater.config.target import Target as TargetSpec
-from slackwater.connectors import spark_connect
+from slackwater.connectors import spark_connect_support
 from slackwater.connectors.batch_planning import AnySource, DataFrameSource, connect_not_supported_error
 from slackwater.connectors.payloads import create_payload
 from slackwater.connectors.payloads.base import RawRecords
@@ -198,7 +198,7 @@ class SparkStreamConnector(Connector[C]):
     def source(
         self, session: SparkSession, pipeline: Pipeline, spec: Source, schema_json: str | None
     ) -> DataFrameSource:
-        if spark_connect.is_connect(session):
+        if spark_connect_support.is_connect(session):
             raise connect_not_supported_error(pipeline.name, spec.name)
         records = self.records(session, spec)
         payload = create_payload(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from slackwater.config.source import Lookup
-from slackwater.connectors import spark_connect
+from slackwater.connectors import spark_connect_support
 from slackwater.connectors.files.source import absolute_query
 from slackwater.connectors.source import spark_error_reason
 from slackwater.connectors.timestamp_parsing import TextTimestampSchema, find_time_zone
@@ -65,7 +65,7 @@ class LookupViews:
     def _read(self, name: str, spec: Lookup) -> None:
         read = self.session.read.format(spec.format).options(**spec.options)
         if spec.schema_ and spec.format in ("json", "csv"):
-            schema = spark_connect.schema_of_ddl(self.session, spec.schema_)
+            schema = spark_connect_support.parse_ddl_schema(self.session, spec.schema_)
             times = TextTimestampSchema(schema, spec.format, find_time_zone(spec.options, None), spec.options)
             frame = times.convert(read.schema(times.reader_schema).load(absolute_query(spec.query)))
         else:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from slackwater.config.relative_paths import SPARK_CONNECTORS
 from slackwater.config.source import Source
-from slackwater.connectors import spark_connect
+from slackwater.connectors import spark_connect_support
 from slackwater.core.offset_base import Offsets
 from slackwater.errors import EpochError, SlackwaterError, StartError, Topic
 from slackwater.state.commit import BatchId, SourceRecord
@@ -127,7 +127,7 @@ class SourceUnavailableError(Exception):
 
 
 @dataclass(frozen=True)
-class Seekable(ABC):
+class SeekableSource(ABC):
     """Source that can resume from the offsets in the state store, without Spark's checkpoint.
 
     Its batches are planned by the run (`SelfPlannedSource`) or by a Spark streaming query (`SparkPlannedSource`). Some
@@ -162,7 +162,7 @@ class Seekable(ABC):
         """Report the offsets to external tools, such as lag monitors. Slackwater never reads them back."""
 
     @abstractmethod
-    def rows_of_letters(self, letters: DataFrame, letter: str, file: str) -> DataFrame:
+    def decode_dead_letter_rows(self, letters: DataFrame, letter: str, file: str) -> DataFrame:
         """Convert dead letters back to rows of this source.
 
         Args:
@@ -207,13 +207,13 @@ class Planner(Protocol):
         ...
 
 
-class SelfPlannedSource(Seekable):
+class SelfPlannedSource(SeekableSource):
     """Source whose input can be planned without Spark. `kind`: the word for the source in messages, such as "table"."""
 
     kind: ClassVar[str] = "source"
 
     @property
-    def plans_itself(self) -> bool:
+    def plans_without_spark(self) -> bool:
         """True if the run plans the source. False if a setting of the source requires Spark to plan it."""
         return True
 
@@ -233,7 +233,7 @@ class SelfPlannedSource(Seekable):
         """
 
 
-class SparkPlannedSource(Seekable):
+class SparkPlannedSource(SeekableSource):
     """Source that a Spark streaming query can plan."""
 
     @abstractmethod
@@ -287,7 +287,7 @@ def declared_schema(session: SparkSession, source: str, text: str) -> StructType
     `source`: the name of the source, for messages. `text`: the columns as DDL.
     """
     try:
-        return spark_connect.schema_of_ddl(session, text)
+        return spark_connect_support.parse_ddl_schema(session, text)
     except Exception as error:
         raise StartError(
             f'source "{source}": schema is not valid DDL ({spark_error_reason(error)}); expected "name TYPE, name TYPE, …"',

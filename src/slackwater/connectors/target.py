@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 
 import polars as pl
 
-from slackwater.core.dead_letter_columns import LetterFilter
+from slackwater.core.dead_letter_columns import DeadLetterFilter
 from slackwater.core.row_format import json_lines
 from slackwater.core.schema import Field
 from slackwater.state.commit import TargetMarker
@@ -113,7 +113,7 @@ class TargetWriter(Protocol):
 
 
 @runtime_checkable
-class HasPreviousOutput(Protocol):
+class PreviousOutputReader(Protocol):
     """Target that can describe the output that another state has written to it."""
 
     def describe_previous_output(self) -> str | None:
@@ -243,7 +243,7 @@ class ResultReader(ABC):
         """
         return RowCount(rows_read)
 
-    def read_letters(self, pipeline: str, letter_filter: LetterFilter) -> Iterator[pl.DataFrame]:
+    def read_dead_letters(self, pipeline: str, letter_filter: DeadLetterFilter) -> Iterator[pl.DataFrame]:
         """Yield the dead letters of a pipeline, one frame at a time. A reader may ignore the filter."""
         rows = self.read()
         if rows is not None:
@@ -254,7 +254,7 @@ class ResultReader(ABC):
         return
 
 
-def none_if_empty(rows: pl.DataFrame) -> pl.DataFrame | None:
+def empty_to_none(rows: pl.DataFrame) -> pl.DataFrame | None:
     return rows if rows.height else None
 
 

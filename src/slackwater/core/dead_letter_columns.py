@@ -42,7 +42,7 @@ SCHEMA = {f.name: f.polars for f in LETTER}
 
 
 @dataclass(frozen=True)
-class LetterFilter:
+class DeadLetterFilter:
     """A selection of dead letters and their columns. A field that is None does not restrict the selection."""
 
     columns: Sequence[str] = tuple(SCHEMA)

@@ -25,7 +25,7 @@ class NotebookRepr:
 
 
 class TerminalRepr:
-    """Mixin that makes `str()` format a value as the commands print it (see `slackwater.cli.terminal_rendering`).
+    """Mixin that makes `str()` format a value as the commands print it (see `slackwater.cli.api_value_format`).
 
     `repr()` shows the fields.
     """

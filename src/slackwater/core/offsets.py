@@ -200,7 +200,7 @@ def _parse_changed_files(stored: Any) -> ChangedFiles:
 
 
 @dataclass(frozen=True)
-class TableOffsets(Offsets):
+class LakeTableOffsets(Offsets):
     """The position up to which a table was read, in the sequence of its versions.
 
     Args:
@@ -218,7 +218,7 @@ class TableOffsets(Offsets):
     content: bool = False
 
     @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> TableOffsets | None:
+    def from_json(cls, stored: Mapping[str, Any]) -> LakeTableOffsets | None:
         if not isinstance(stored.get("table"), str):
             return None
         if unknown := stored.keys() - {"table", "version", "sequence", "files", "content"}:
@@ -239,7 +239,7 @@ class TableOffsets(Offsets):
         return not self.table
 
     @property
-    def fully_read(self) -> TableOffsets:
+    def fully_read(self) -> LakeTableOffsets:
         """Return the offsets after all files of this version are read."""
         return replace(self, files=None, content=False)
 
@@ -254,7 +254,7 @@ class TableOffsets(Offsets):
         return f"after {self}" if self.version >= 0 else f"from {self}"
 
     def changes(self, before: Offsets | None) -> list[OffsetChange]:
-        was = str(before) if isinstance(before, TableOffsets) else "never read"
+        was = str(before) if isinstance(before, LakeTableOffsets) else "never read"
         if not self.is_unread:
             return [OffsetChange("versions", was, f"after {self}", skips_rows=before != self)]
         again = before is not None
@@ -263,7 +263,7 @@ class TableOffsets(Offsets):
     def resolve_reset(self, prefix: str, start: object, lookup: OffsetLookup | None) -> Offsets:
         """Return the offsets for "earliest" (the content at the next run) or "latest" (changes from now on)."""
         if start == "earliest":
-            return TableOffsets(files=0, content=True)
+            return LakeTableOffsets(files=0, content=True)
         if start != "latest":
             raise StartError(
                 f'{prefix}: this source reads a table; expected "earliest" (all rows) or "latest" (new rows only)',
@@ -289,7 +289,7 @@ class TableOffsets(Offsets):
 # -- the stored form ---------------------------------------------------------------------------------------------------
 
 
-KINDS: tuple[type[Offsets], ...] = (TableOffsets, FileOffsets, KafkaOffsets)  # Kafka last: its keys are topic names
+KINDS: tuple[type[Offsets], ...] = (LakeTableOffsets, FileOffsets, KafkaOffsets)  # Kafka last: its keys are topic names
 CONNECTOR = "#connector"  # the key with the name of the connector; no topic has this name
 
 

@@ -21,7 +21,7 @@ def is_local(path: str) -> bool:
     return "://" not in path or path.startswith("file:")
 
 
-def path_dataset(path: str) -> tuple[str, str]:
+def build_openlineage_dataset(path: str) -> tuple[str, str]:
     """Return the OpenLineage dataset (namespace, name) of a path; for a glob, the dataset of its fixed directory."""
     parts = path.split("/")
     fixed = next((i for i, part in enumerate(parts) if _WILD.search(part)), len(parts))

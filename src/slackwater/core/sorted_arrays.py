@@ -61,7 +61,7 @@ def order_by_key(hashes: Int64s, keys: pl.DataFrame, start: Int64s, last: Int64s
 
     The array of key starts ends with the number of rows.
     """
-    from slackwater.core.compiled import sort_intervals
+    from slackwater.core.numba_loops import sort_intervals
 
     order, ordered = sort_intervals(*(np.require(column, requirements="W") for column in (hashes, start, last)))
     changed = np.ones(len(order) + 1, dtype=bool)
@@ -79,7 +79,7 @@ def order_by_key(hashes: Int64s, keys: pl.DataFrame, start: Int64s, last: Int64s
 
 def distinct_hashes(hashes: Int64s) -> Int64s:
     """Return the distinct hashes in ascending order. This compiled loop takes a third of the time of `np.unique`."""
-    from slackwater.core.compiled import distinct_hashes
+    from slackwater.core.numba_loops import distinct_hashes
 
     return distinct_hashes(np.require(hashes, requirements="W"))
 

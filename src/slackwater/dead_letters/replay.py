@@ -6,7 +6,7 @@
 
 Both kinds of epoch are ordinary commits with staged output. Each commit lists the dead letters that it applies. After
 a crash, the next start publishes the output, and no dead letter is applied twice. Dead letters never move a watermark.
-A dead letter that cannot be applied stays pending, and the commit counts the attempt (`dead_letters.letter_reader`).
+A dead letter that cannot be applied stays pending, and the commit counts the attempt (`dead_letters.dead_letter_reader`).
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ import polars as pl
 
 from slackwater.connectors.source import Batch, ReplayRecord
 from slackwater.connectors.target import ReadableTarget, TargetWriter
-from slackwater.dead_letters.corrections import compute_corrections
-from slackwater.dead_letters.letter_reader import AttemptLedger, format_applied_lines
+from slackwater.dead_letters.closed_window_corrections import compute_corrections
+from slackwater.dead_letters.dead_letter_reader import AttemptLedger, format_applied_lines
 from slackwater.engine.epoch_driver import EpochDriver
 from slackwater.errors import StartError, Topic, raise_unregistered
 from slackwater.operators import unstorable_rows
 from slackwater.operators.base import Operator
 from slackwater.operators.dead_letters import BAD_GAP, LATE, ORIGIN_FIELDS, UNPUBLISHED
 from slackwater.operators.interval_join import IntervalJoinOperator
-from slackwater.operators.keyed import KeyedOperator
+from slackwater.operators.keyed_operator_base import KeyedOperator
 from slackwater.operators.stateless import StatelessOperator
-from slackwater.operators.window_operators import PaneOperator, SessionOperator
+from slackwater.operators.window_operators import PaneWindowOperator, SessionWindowOperator
 
 Payload = Callable[[pl.DataFrame], Mapping[str, Any]]  # converts dead letters with `__letter` to rows by source
 
@@ -94,7 +94,7 @@ def _take_oldest(letters: pl.DataFrame, limit: int | None) -> pl.DataFrame:
     return letters.join(letters.head(limit).select(same).unique(), on=same, how="semi", maintain_order="left")
 
 
-def count_replayable_late_letters(letters: pl.DataFrame, ledger: AttemptLedger, limit: int | None) -> int:
+def count_replayable_late_rows(letters: pl.DataFrame, ledger: AttemptLedger, limit: int | None) -> int:
     """Return how many dead letters of late rows a replay of at most `limit` letters would process."""
     return _take_oldest(_pending_letters(letters, ledger)[0], limit).filter(pl.col("reason") == LATE).height
 
@@ -182,7 +182,7 @@ def _split_letters(driver: EpochDriver, letters: pl.DataFrame, payload: Payload)
     Equal letters have the same outcome.
     """
     read, numbers = _number_letters(letters)
-    rows = driver.stage.engine.validate_letters(payload(read), driver.hooks.clock_us())
+    rows = driver.stage.engine.validate_dead_letters(payload(read), driver.hooks.clock_us())
     verdict = rows.group_by("__letter").agg(pl.col("__bad").drop_nulls().first(), pl.len().alias("__rows"))
     no_row = pl.when(pl.col("__rows").is_null()).then(pl.lit(NO_ROW))
     why = no_row.when(pl.col("__bad").is_not_null()).then(pl.format("bad again: {}", "__bad")).alias("__why")
@@ -201,7 +201,7 @@ def _separate_late(driver: EpochDriver, judged: _SplitLetters, payload: Payload)
     """
     if not sum(r.late for r in driver.dry_run(_batch(judged.good, payload)).reports):
         return judged
-    before = driver.stage.operator.late_before(driver.state.watermark_us)
+    before = driver.stage.operator.late_threshold(driver.state.watermark_us)
     read, numbers = _number_letters(judged.good)
     rows = driver.stage.engine.replay_rows(payload(read), driver.hooks.clock_us(), driver.stage.capacity)
     late = numbers.join(rows.filter(pl.col("__ts") < before).select("__letter").unique(), on="__letter", how="semi")
@@ -323,12 +323,12 @@ def _all_late_together(operator: Operator) -> pl.Expr:
 
 
 @_all_late_together.register
-def _(operator: PaneOperator) -> pl.Expr:
+def _(operator: PaneWindowOperator) -> pl.Expr:
     return pl.lit(True)  # the rows of a group have the same event time
 
 
 @_all_late_together.register
-def _(operator: SessionOperator) -> pl.Expr:
+def _(operator: SessionWindowOperator) -> pl.Expr:
     return pl.col("__keys") == 1
 
 
@@ -370,7 +370,7 @@ def _count_copies(all_late: pl.Expr) -> pl.Expr:
     )
 
 
-def replay_letters(
+def replay_filtered_dead_letters(
     driver: EpochDriver, letters: pl.DataFrame, payload: Payload, dry: bool = False, limit: int | None = None
 ) -> ReplayResult:
     """Apply pending dead letters, those with the fewest attempts first.

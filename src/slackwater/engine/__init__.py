@@ -2,14 +2,14 @@
 
 Importing this package masks registered secrets in log lines.
 
-May import: config, connectors, core, errors, evolution, logging, operators, secrets, state, watermark.
+May import: config, connectors, core, errors, evolution, logging, operators, secret_masking, state, watermark.
 """
 
 from __future__ import annotations
 
 import logging
 
-from slackwater.secrets import mask_secrets
+from slackwater.secret_masking import mask_secrets
 
 
 class _SecretFilter(logging.Filter):

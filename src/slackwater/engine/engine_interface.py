@@ -11,7 +11,7 @@ import polars as pl
 from slackwater.connectors.source import Batch
 from slackwater.core.schema import ANYTHING, ValueLimits
 from slackwater.operators.base import ShardCount, ShardTask
-from slackwater.operators.reports import EmitReport, IngestReport, LetterFile
+from slackwater.operators.reports import DeadLetterFile, EmitReport, IngestReport
 from slackwater.watermark import SourceActivity, Span
 
 
@@ -65,12 +65,12 @@ class IngestOutcome:
     sources: Mapping[str, SourceStats]
     bad_samples: Mapping[str, Sequence[str]] = field(default_factory=dict)
     unstorable: Sequence[UnstorableRows] = ()
-    staged: Sequence[LetterFile] = ()  # dead letters in addition to those reported by the shards
+    staged: Sequence[DeadLetterFile] = ()  # dead letters in addition to those reported by the shards
     # returns the spans of a source's newest event times, for a jump limit (µs): by partition, and "" for all rows
     spans: Callable[[str, int], Mapping[str, tuple[Span, ...]]] = lambda source, jump_us: {}
 
     @property
-    def letters(self) -> list[LetterFile]:
+    def letters(self) -> list[DeadLetterFile]:
         """Return all dead-letter files that the epoch staged."""
         return [*self.staged, *(r.letters for r in self.reports if r.letters is not None)]
 
@@ -100,7 +100,7 @@ class Engine(Protocol):
         """
         ...
 
-    def validate_letters(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame:
+    def validate_dead_letters(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame:
         """Read dead-letter rows again. For each row, return `__letter` and `__bad` (why the row is bad, or NULL)."""
         ...
 

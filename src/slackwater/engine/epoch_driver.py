@@ -241,7 +241,7 @@ class EpochDriver:
         if advances and self._uncommitted_us >= 1000 * (store.checkpoint_interval_ms if store else 60_000):
             return True
         return any(
-            stage.becomes_due(before, self.state.epoch + 1, reached[stage.name])
+            stage.has_due_result(before, self.state.epoch + 1, reached[stage.name])
             for stage, before in zip(self.stages, self.state.stages, strict=True)
             if reached[stage.name] != before.watermark_us
         )
@@ -295,7 +295,7 @@ class EpochDriver:
         points: dict[str, int] = {}
         for stage in reversed(self.stages):
             readers = [points[s.name] for s in self.stages if stage.name in s.inputs]
-            back = furthest - stage.operator.hold_us(furthest, ()) if readers else 0
+            back = furthest - stage.operator.watermark_hold_us(furthest, ()) if readers else 0
             points[stage.name] = max(readers, default=furthest) + back
         return points
 
@@ -330,7 +330,7 @@ class EpochDriver:
         stage_input = StageInput(context, self.state.stages[0], self._clocks[stage.name])
         tasks = stage.tasks(stage_input.before, stage_input.clocks, context.epoch)
         dry_tasks = [replace(t, state=DryRunShardState(t.state)) for t in tasks]
-        return stage.engine.ingest(batch, dry_tasks, context.clock_us, stage_input.overtaken)
+        return stage.engine.ingest(batch, dry_tasks, context.clock_us, stage_input.overtaken_by_source)
 
     def _conclude(
         self,

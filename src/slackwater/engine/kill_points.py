@@ -47,7 +47,7 @@ class NoFaultInjector:
 
 
 @dataclass(frozen=True)
-class KillDriver:
+class DriverKilledError:
     """A function that a worker calls at each step, and that kills the worker and the driver at `step`.
 
     Both must run on the same machine.
@@ -62,7 +62,7 @@ class KillDriver:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-class KillAt:
+class KillAtStep:
     """Kills this process at one step of one epoch, or of any epoch if `spec` names none."""
 
     def __init__(self, spec: str) -> None:
@@ -78,13 +78,13 @@ class KillAt:
     def in_worker(self, epoch: int) -> Callable[[str], None] | None:
         if not self.step.startswith("stage.") or self.epoch not in (None, epoch):
             return None
-        return KillDriver(self.step, os.getpid())
+        return DriverKilledError(self.step, os.getpid())
 
 
 def fault_injector_from_environment() -> FaultInjector:
     """Return the fault injector that the environment variable SLACKWATER_CRASH_AT describes."""
     spec = os.environ.get("SLACKWATER_CRASH_AT")
-    return KillAt(spec) if spec else NoFaultInjector()
+    return KillAtStep(spec) if spec else NoFaultInjector()
 
 
 class PhaseTimer:

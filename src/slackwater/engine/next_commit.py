@@ -272,7 +272,7 @@ def apply_emission(
         if r.holds is not None:
             holds[r.shard] = r.holds
     holds = [tuple(h for h in of_shard if h[2] > watermark) for of_shard in holds]
-    hold = operator.hold_us(watermark, (h for of_shard in holds for h in of_shard))
+    hold = operator.watermark_hold_us(watermark, (h for of_shard in holds for h in of_shard))
     counters = {**state.counters, "emitted": dict(reasons)}
     if beyond := sum(r.overflows.count for r in reports):
         counters["overflows"] = counters.get("overflows", 0) + beyond
@@ -358,7 +358,7 @@ def build_status(
 
 def _stage(commit: Commit, state: StageState, operator: Operator, outcome: IngestOutcome | None) -> StageStatus:
     is_join = state.fingerprint.get("kind") == "join"
-    windows, groups = operator.open_counts(read_stage_counts(state))
+    windows, groups = operator.count_open_groups(read_stage_counts(state))
     return StageStatus(
         name=state.name,
         kind=str(state.fingerprint.get("kind", "")),

@@ -23,9 +23,9 @@ from slackwater.core.schema import ANYTHING, ValueLimits, find_value_limits
 from slackwater.engine.kill_points import PhaseTimer
 from slackwater.engine.observer import DriverCallbacks, PendingPublish
 from slackwater.errors import PublishError, StartError, Topic
-from slackwater.evolution import added_columns, target_locations
+from slackwater.evolution import added_columns, target_changes
 from slackwater.operators.base import Operator
-from slackwater.operators.dead_letters import storable_letters
+from slackwater.operators.dead_letters import to_storable_dead_letters
 from slackwater.state.commit import LETTERS, Commit, TargetDestination, TargetMarker
 from slackwater.state.protocol import Publish, StateStore, TransactionalTarget
 
@@ -45,10 +45,10 @@ def split_deletes(
     """
     output = operator.sorted_output(pl.concat(_add_missing_columns(operator, frame) for frame in staged))
     columns = [f.name for f in operator.output]
-    is_gone = (output["__reason"] == SUPERSEDED).to_numpy() & upserts
-    if not is_gone.any():
+    is_expired = (output["__reason"] == SUPERSEDED).to_numpy() & upserts
+    if not is_expired.any():
         return output[columns], output[list(operator.retraction)].clear()
-    return output[np.flatnonzero(~is_gone)][columns], output[np.flatnonzero(is_gone)][list(operator.retraction)]
+    return output[np.flatnonzero(~is_expired)][columns], output[np.flatnonzero(is_expired)][list(operator.retraction)]
 
 
 def _add_missing_columns(operator: Operator, frame: pl.DataFrame) -> pl.DataFrame:
@@ -85,7 +85,7 @@ def bind_targets(
     bindings = {}
     for name, sub_pipeline in pipeline.per_target.items():
         stage = str(sub_pipeline.target.from_)
-        location, writer = target_locations.target_location(sub_pipeline.target), sub_pipeline.writer
+        location, writer = target_changes.target_location(sub_pipeline.target), sub_pipeline.writer
         bindings[name] = TargetBinding(stage, operators[stage], targets[name], location, writer)
     return bindings
 
@@ -101,7 +101,7 @@ class Publisher:
         letters: The target of dead letters, if any.
         hooks: The functions through which the driver reports.
         unavailable: The errors raised when targets could not be opened, by target.
-        held_markers: See `target_locations.with_targets`.
+        held_markers: See `target_changes.with_targets`.
     """
 
     pipeline: Pipeline
@@ -128,8 +128,8 @@ class Publisher:
     def with_targets(self, commit: Commit) -> Commit:
         """Record the destinations of the output in the commit. From then on, the output can be published only there."""
         targets = {name: binding.destination for name, binding in self.bindings.items()}
-        letters = target_locations.dead_letter_location(self.pipeline)
-        return target_locations.with_targets(commit, targets, letters, self.held_markers)
+        letters = target_changes.dead_letter_location(self.pipeline)
+        return target_changes.with_targets(commit, targets, letters, self.held_markers)
 
     # -- startup -------------------------------------------------------------------------------------------------
 
@@ -147,15 +147,13 @@ class Publisher:
             latest.missing(self.store.delivered_targets()),
         )
         growing = added_columns.targets_accepting_columns(self.pipeline)
-        changed = target_locations.changed_pending_targets(
-            latest, stages, now.targets, now.letters_to, missing, growing
-        )
+        changed = target_changes.changed_pending_targets(latest, stages, now.targets, now.letters_to, missing, growing)
         if changed:
             raise StartError(
-                f"{self.pipeline.name}: {target_locations.describe_pending(latest.epoch, changed)}",
+                f"{self.pipeline.name}: {target_changes.describe_pending(latest.epoch, changed)}",
                 Topic.EPOCH_UNPUBLISHED,
             )
-        latest = target_locations.with_current_names(latest, stages, list(self.bindings))
+        latest = target_changes.with_current_names(latest, stages, list(self.bindings))
         self.hooks.on_notice("info", f"publishing epoch {latest.epoch}, which was committed but not yet published")
         self.publish_pending(latest)
         self.check_available()
@@ -250,7 +248,7 @@ class Publisher:
             self.bindings[name].target.publish(commit.epoch, *self._output(commit, name), commit.commit_id)
         elif self.letters is not None:
             letters = pl.concat(self.store.outputs(commit.letters))
-            rows = storable_letters(letters, find_value_limits(self.letters).time_range)
+            rows = to_storable_dead_letters(letters, find_value_limits(self.letters).time_range)
             self.letters.publish(commit.epoch, rows, commit=commit.commit_id)
 
     def _output(self, commit: Commit, name: str) -> tuple[pl.DataFrame, pl.DataFrame]:

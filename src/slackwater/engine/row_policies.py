@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 
 import polars as pl
 
+from slackwater.config.error_text import format_config_duration
 from slackwater.config.join import SIDES
-from slackwater.config.message_format import format_config_duration
 from slackwater.config.pipeline import Pipeline
 from slackwater.connectors.source import Batch
 from slackwater.core.column_names import EVENT_TIME
@@ -225,10 +225,12 @@ def divide_group_limit(limit: int, shards: int, shard: int) -> int:
 def check_group_limit(
     operator: Operator, engine: Engine, before: StageState, after: StageState, tasks: Sequence[ShardTask]
 ) -> None:
-    """Raise CapExceededError if the state has more groups than allowed; see `Operator.check_group_limit`."""
+    """Raise LimitExceededError if the state has more groups than allowed; see `Operator.check_group_limit`."""
 
     def recount(shard_count: ShardCount) -> Mapping[int, int]:
-        return engine.count([replace(t, state=t.state.with_metas(after.segments[t.shard])) for t in tasks], shard_count)
+        return engine.count(
+            [replace(t, state=t.state.with_segments(after.segments[t.shard])) for t in tasks], shard_count
+        )
 
     operator.check_group_limit(next_commit.read_stage_counts(after), before.watermark_us, recount)
 

@@ -20,9 +20,9 @@ from slackwater.engine.engine_interface import NO_STATS, Engine, IngestOutcome, 
 from slackwater.engine.kill_points import PhaseTimer
 from slackwater.engine.publishing import split_deletes
 from slackwater.engine.row_policies import ClockSkewWarnings
-from slackwater.operators.base import EpochWatermark, LateLetterContext, Operator, ShardTask
+from slackwater.operators.base import EpochWatermark, LateDeadLetterContext, Operator, ShardTask
 from slackwater.operators.reports import EmitReport
-from slackwater.state.commit import OutputMeta, StageState
+from slackwater.state.commit import OutputMetadata, StageState
 from slackwater.state.protocol import StateStore
 from slackwater.watermark import (
     SourceClock,
@@ -65,7 +65,7 @@ class EpochContext:
     carried: Mapping[str, int] = field(default_factory=dict)
 
     @property
-    def moves_clocks(self) -> bool:
+    def advances_watermarks(self) -> bool:
         """Return whether watermarks may move. A replay of dead letters never moves them."""
         return self.batch.replayed is None
 
@@ -87,15 +87,15 @@ class StageInput:
     upstream: Mapping[str, StageOutput] = field(default_factory=dict)
 
     @property
-    def overtaken(self) -> dict[str, Sequence[str]]:
+    def overtaken_by_source(self) -> dict[str, Sequence[str]]:
         """Return the partitions that the watermark passed while they were idle and that still lag behind, by source."""
-        overtaken = {n: c.overtaken_partitions(self.before.watermark_us) for n, c in self.clocks.items()}
-        return {n: partitions for n, partitions in overtaken.items() if partitions}
+        overtaken_by_source = {n: c.overtaken_partitions(self.before.watermark_us) for n, c in self.clocks.items()}
+        return {n: partitions for n, partitions in overtaken_by_source.items() if partitions}
 
-    def clocks_after(self, rows: Mapping[str, SourceStats] | None) -> Mapping[str, SourceClock]:
+    def advance_clocks(self, rows: Mapping[str, SourceStats] | None) -> Mapping[str, SourceClock]:
         """Return the clocks after reading rows with these statistics, or after silence if `rows` is None."""
         quiet_us = self.context.quiet_us
-        if rows is not None and self.context.moves_clocks:
+        if rows is not None and self.context.advances_watermarks:
             return {
                 n: advance_clock(c, rows.get(n, NO_STATS).activity, 0 if n in self.upstream else quiet_us or 0)
                 for n, c in self.clocks.items()
@@ -111,8 +111,8 @@ class StageResult:
     """The outcome of an epoch for one stage, not committed yet."""
 
     state: StageState
-    output: tuple[OutputMeta, ...] = ()
-    letters: tuple[OutputMeta, ...] = ()
+    output: tuple[OutputMetadata, ...] = ()
+    letters: tuple[OutputMetadata, ...] = ()
     outcome: IngestOutcome | None = None  # None if there were no rows
     reports: Sequence[EmitReport] = ()
     idle: bool = False
@@ -181,7 +181,7 @@ class StageRunner:
             more = self._emit(before, before.model_copy(update={"watermark_us": watermark}), context, None)
             output, reports = (*done.output, *more.output), (*done.reports, *more.reports)
             done = replace(done, state=more.state, output=output, reports=reports)
-        promised = output_watermark(done.state.promised_us, watermark, self.operator.hold_us(watermark, ()))
+        promised = output_watermark(done.state.promised_us, watermark, self.operator.watermark_hold_us(watermark, ()))
         flushed = {"output_watermark_us": promised, "flushed_us": watermark}
         return replace(done, state=done.state.model_copy(update=flushed))
 
@@ -205,7 +205,7 @@ class StageRunner:
     def _read(self, stage_input: StageInput, batch: Batch, tasks: Sequence[ShardTask]) -> IngestOutcome:
         """Add the rows of a batch to the shards. Apply the policies for unusable rows, and log these rows."""
         before, epoch = stage_input.before, stage_input.context.epoch
-        outcome = self.engine.ingest(batch, tasks, stage_input.context.clock_us, stage_input.overtaken)
+        outcome = self.engine.ingest(batch, tasks, stage_input.context.clock_us, stage_input.overtaken_by_source)
         row_policies.enforce_row_policies(self.pipeline, before, epoch, outcome)
         row_policies.log_losses(self.pipeline, before, epoch, batch, outcome)
         if self.skew_warnings is not None:
@@ -216,16 +216,16 @@ class StageRunner:
         self, stage_input: StageInput, outcome: IngestOutcome | None
     ) -> tuple[Mapping[str, SourceClock], IngestOutcome | None]:
         """Return the clocks after the rows of an epoch, and the outcome with the time spans that the clocks needed."""
-        if outcome is None or not stage_input.context.moves_clocks:
-            return stage_input.clocks_after(None), outcome
+        if outcome is None or not stage_input.context.advances_watermarks:
+            return stage_input.advance_clocks(None), outcome
         outcome = next_commit.add_time_spans(outcome, stage_input.clocks)
-        clocks = stage_input.clocks_after(outcome.sources)
+        clocks = stage_input.advance_clocks(outcome.sources)
         if self.skew_warnings is not None:
             self.skew_warnings.check_jumps(clocks, stage_input.context.epoch, outcome)
         return clocks, outcome
 
     def _watermark(self, stage_input: StageInput, clocks: Mapping[str, SourceClock]) -> int:
-        if not stage_input.context.moves_clocks:
+        if not stage_input.context.advances_watermarks:
             return stage_input.before.watermark_us
         return self.watermark(
             stage_input.before.watermark_us, clocks, stage_input.upstream, stage_input.context.carried.get(self.name)
@@ -260,7 +260,7 @@ class StageRunner:
 
         `since`: the previous output watermark, by default the committed one.
         """
-        hold = self.operator.hold_us(watermark, (h for of_shard in before.holds or () for h in of_shard))
+        hold = self.operator.watermark_hold_us(watermark, (h for of_shard in before.holds or () for h in of_shard))
         return output_watermark(before.promised_us if since is None else since, watermark, hold)
 
     def _watermark_before_read(self, stage_input: StageInput, batch: Batch) -> EpochWatermark | None:
@@ -275,7 +275,7 @@ class StageRunner:
         if any(c.needs_spans(stats.get(n, NO_STATS).activity) for n, c in stage_input.clocks.items()):
             return None
         early = self.operator.updates and self.may_emit_early(stage_input.before, context.clock_us)
-        return EpochWatermark(self._watermark(stage_input, stage_input.clocks_after(stats)), early)
+        return EpochWatermark(self._watermark(stage_input, stage_input.advance_clocks(stats)), early)
 
     def _emit(
         self, before: StageState, state: StageState, context: EpochContext, outcome: IngestOutcome | None
@@ -319,11 +319,11 @@ class StageRunner:
         source_clocks = [
             (i, c) for i, (n, c) in enumerate(clocks.items()) if n not in of_stages and not state.is_flushed
         ]
-        overtaken = (i for i, c in source_clocks if c.was_overtaken(state.watermark_us))
-        idle, late, cap = (*overtaken, *range(count, 2 * count)), None, self.operator.group_limit
+        overtaken_by_source = (i for i, c in source_clocks if c.was_overtaken(state.watermark_us))
+        idle, late, cap = (*overtaken_by_source, *range(count, 2 * count)), None, self.operator.group_limit
         if self.pipeline.keeps_late_rows:
             held_by = watermark_holder(next_commit.input_clocks(self.pipeline, state))
-            late = LateLetterContext(self.pipeline.name, held_by, next_commit.late_cause(state))
+            late = LateDeadLetterContext(self.pipeline.name, held_by, next_commit.late_cause(state))
         return [
             replace(
                 task,
@@ -364,7 +364,7 @@ class StageRunner:
         tasks = self.all_tasks(state, epoch, since, flush, early)
         return [t for t in tasks if self.operator.may_be_due(t.state.metas, since, t.watermark, early)]
 
-    def becomes_due(self, state: StageState, epoch: int, watermark: int) -> bool:
+    def has_due_result(self, state: StageState, epoch: int, watermark: int) -> bool:
         """Return whether a result becomes due as the watermark advances to `watermark`.
 
         This reads the shards that may have due results.
@@ -379,7 +379,7 @@ class StageRunner:
 
         The result is also True if the clock was set back.
         """
-        return not 0 <= clock_us - state.emitted_us < self.operator.early_us
+        return not 0 <= clock_us - state.emitted_us < self.operator.early_emission_interval_us
 
 
 def _split_late(rows: pl.DataFrame, watermark: int) -> tuple[pl.DataFrame, pl.DataFrame]:

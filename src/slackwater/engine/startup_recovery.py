@@ -18,7 +18,7 @@ from slackwater.engine.kill_points import PhaseTimer
 from slackwater.engine.observer import DriverCallbacks
 from slackwater.engine.publishing import Publisher
 from slackwater.engine.stage_runner import StageOutput, StageRunner
-from slackwater.evolution import compare_with_state, state_migration
+from slackwater.evolution import config_state_comparison, state_migration
 from slackwater.evolution.stage_matching import StageMatch, match_stages
 from slackwater.operators.base import Operator
 from slackwater.state.commit import ClockRecord, Commit, SourceRecord, StageState
@@ -67,7 +67,7 @@ class StartupRecovery:
             self.publishing.check_available()
         if latest is not None:
             next_commit.sum_counters(latest)  # raises StateError before anything is published
-            comparison = compare_with_state.compare_config(self.pipeline, latest, steps=operators, shards=shards)
+            comparison = config_state_comparison.compare_config(self.pipeline, latest, steps=operators, shards=shards)
             comparison.check()
             for change in comparison.changes:
                 self.hooks.on_notice(change.level, change.line)
@@ -104,7 +104,9 @@ class StartupRecovery:
         for stage, before in zip(stages, state.stages, strict=True):
             holds = before.holds if stage.is_read else None
             if holds is None and stage.is_read:
-                holds = tuple(stage.operator.read_holds(task) for task in stage.all_tasks(before, state.epoch))
+                holds = tuple(
+                    stage.operator.read_watermark_holds(task) for task in stage.all_tasks(before, state.epoch)
+                )
             updated.append(before if holds == before.holds else before.model_copy(update={"holds": holds}))
         return state.model_copy(update={"stages": tuple(updated)})
 
@@ -205,7 +207,8 @@ def _with_descriptions(stages: Sequence[StageRunner], state: Commit) -> Commit:
             "name": stage.name,
             "described": _step_description(stage.pipeline.transform.step, stage.operator),
             "fingerprint": stage.operator.fingerprint,
-            "texts": compare_with_state.sql_hashes(stage.pipeline) | compare_with_state.query_hashes(stage.pipeline),
+            "texts": config_state_comparison.sql_hashes(stage.pipeline)
+            | config_state_comparison.query_hashes(stage.pipeline),
         }
         described.append(now.model_copy(update=description))
     return state.model_copy(update={"stages": tuple(described)})
@@ -215,7 +218,7 @@ def _step_description(step: StepBase, operator: Operator) -> dict[str, Any]:
     """Return the description of a step for the commit; empty if the step contains values that cannot be stored.
 
     Every commit contains this description, so that a state can be read without a config. The description does not
-    contain SQL, which may contain secrets; see `compare_with_state.sql_hashes`.
+    contain SQL, which may contain secrets; see `config_state_comparison.sql_hashes`.
     """
     data = spec_to_data(step)
     return {} if data is None else operator.description(data)

@@ -18,7 +18,7 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.config.state_comparison import COMPATIBLE, KeyChange
 from slackwater.core.humanize import plural
 from slackwater.errors import StartError, Topic
-from slackwater.evolution import target_locations
+from slackwater.evolution import target_changes
 from slackwater.state.commit import Commit, StageState
 
 ADD = "add"
@@ -68,8 +68,8 @@ def added_target_columns(
     """
     if commit is None or not commit.targets:
         return {}
-    now, added = target_locations.configured_targets(pipeline), {}
-    before = target_locations.with_current_names(commit, pipeline.former_names, list(now)).targets
+    now, added = target_changes.list_configured_targets(pipeline), {}
+    before = target_changes.with_current_names(commit, pipeline.former_names, list(now)).targets
     for name in targets_accepting_columns(pipeline) & now.keys() & before.keys():
         was, columns = before[name], results.get(now[name].stage, {})
         if was.columns is not None and was.place == now[name].place:

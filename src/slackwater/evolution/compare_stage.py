@@ -12,8 +12,8 @@ from typing import Any
 
 from slackwater.config.aggregation import Aggregation
 from slackwater.config.custom_aggregator import AggregatorError, forbid_imports
+from slackwater.config.error_text import format_config_duration
 from slackwater.config.join import Join
-from slackwater.config.message_format import format_config_duration
 from slackwater.config.state_comparison import COMPATIBLE, MIGRATED, REBUILD, KeyChange
 from slackwater.config.step_base import ROWS, effective_allowed_lateness_ms
 from slackwater.config.step_base import StepBase as Spec
@@ -21,7 +21,7 @@ from slackwater.config.window import Window
 from slackwater.core.humanize import format_iso, plural
 from slackwater.core.schema import Field
 from slackwater.evolution import added_columns
-from slackwater.evolution.operator_from_state import (
+from slackwater.evolution.pipeline_from_state import (
     check_description,
     described_window,
     stored_columns,
@@ -30,7 +30,7 @@ from slackwater.evolution.operator_from_state import (
 from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoinOperator
 from slackwater.operators.registry import find_type_by_kind, find_type_by_step
-from slackwater.operators.window_base import WindowOperator
+from slackwater.operators.window_operator_base import WindowOperator
 from slackwater.state.commit import Commit, StageState
 from slackwater.windows.aggregations import bind_aggregation
 from slackwater.windows.aggregations.custom import custom_kind

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from slackwater.config.message_format import suggest_word_or_list
+from slackwater.config.error_text import suggest_or_list_words
 from slackwater.config.pipeline import TRANSFORM
 from slackwater.state.commit import Commit, StageState
 from slackwater.state.migrations import UNNAMED
@@ -55,7 +55,7 @@ def match_stages(former_names: Mapping[str, str | None], commit: Commit) -> Stag
             origins[name] = str(former)
         elif former is not None:
             problems[name] = (
-                f'formerly = "{former}": the state has no such stage; correct or remove it{suggest_word_or_list(former, state)}'
+                f'formerly = "{former}": the state has no such stage; correct or remove it{suggest_or_list_words(former, state)}'
             )
     _pair_unnamed(list(former_names), commit, origins)
     matched = tuple(None if (origin := origins.get(name)) is None else state[origin] for name in former_names)

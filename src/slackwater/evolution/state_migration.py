@@ -4,7 +4,7 @@
     old fingerprint                                                                                    new fingerprint
 
 The old state stays unchanged until commit n + 1, and is not needed afterward. If the process dies during a migration,
-the next start repeats it. `evolution.compare_with_state` decides which changes are allowed.
+the next start repeats it. `evolution.config_state_comparison` decides which changes are allowed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import polars as pl
 
 from slackwater.core.hashing import shard_of
 from slackwater.errors import raise_unregistered
-from slackwater.evolution.operator_from_state import (
+from slackwater.evolution.pipeline_from_state import (
     described_window,
     read_earlier_settings,
     stored_emission,
@@ -28,14 +28,14 @@ from slackwater.joins import match_rows
 from slackwater.joins.join_buffers import BufferChange
 from slackwater.operators.base import NonWindowOperator, Operator
 from slackwater.operators.interval_join import IntervalJoinOperator
-from slackwater.operators.keyed import KeyedOperator, StoredKeyedOperator
+from slackwater.operators.keyed_operator_base import KeyedOperator, StoredKeyedOperator
 from slackwater.operators.reports import StageCounts
 from slackwater.operators.stateless import StatelessOperator
-from slackwater.operators.window_base import WindowOperator
-from slackwater.operators.window_operators import PaneOperator, SessionOperator
-from slackwater.state.commit import SegmentMeta, StageState
+from slackwater.operators.window_operator_base import WindowOperator
+from slackwater.operators.window_operators import PaneWindowOperator, SessionWindowOperator
+from slackwater.state.commit import SegmentMetadata, StageState
 from slackwater.state.protocol import StateStore
-from slackwater.windows import state_conversion
+from slackwater.windows import window_state_conversion
 from slackwater.windows.compiled_session_window import count_open_sessions
 from slackwater.windows.state_layout import EMITTED_FRAGMENT, FRAGMENT
 
@@ -129,7 +129,7 @@ def _(operator: WindowOperator, migration: StageMigration, store: StateStore, sh
         "groups": counts.groups,
         "windows": counts.windows,
         "panes": counts.panes,
-        "holds": tuple(operator.find_shard_holds(rows) for rows in parts),
+        "holds": tuple(operator.find_shard_watermark_holds(rows) for rows in parts),
         **operator.earlier_settings,
     }
 
@@ -159,7 +159,7 @@ def _no_counts(shards: int) -> dict[str, Any]:
 
 def _replace_rows(
     operator: WindowOperator | KeyedOperator, migration: StageMigration, store: StateStore, shards: int
-) -> tuple[tuple[tuple[SegmentMeta, ...], ...], list[pl.DataFrame]]:
+) -> tuple[tuple[tuple[SegmentMetadata, ...], ...], list[pl.DataFrame]]:
     """Stage the rows of each new shard. Return the segments and the rows of each shard."""
     owner, owned = (shard_of(f["__kh"].to_numpy(), shards) for f in (migration.rows, migration.before))
     metas, parts = [], []
@@ -179,7 +179,7 @@ def _count_rows(operator: Operator, parts: Sequence[pl.DataFrame], watermark: in
 
 
 @_count_rows.register
-def _(operator: PaneOperator, parts: Sequence[pl.DataFrame], watermark: int) -> StageCounts:
+def _(operator: PaneWindowOperator, parts: Sequence[pl.DataFrame], watermark: int) -> StageCounts:
     none, panes = (0,) * len(parts), dict[int, list[int]]()
     for shard, rows in enumerate(parts):
         for start, n in rows["__start"].value_counts().iter_rows():
@@ -188,7 +188,7 @@ def _(operator: PaneOperator, parts: Sequence[pl.DataFrame], watermark: int) -> 
 
 
 @_count_rows.register
-def _(operator: SessionOperator, parts: Sequence[pl.DataFrame], watermark: int) -> StageCounts:
+def _(operator: SessionWindowOperator, parts: Sequence[pl.DataFrame], watermark: int) -> StageCounts:
     counts = [count_open_sessions(operator, rows, watermark) for rows in parts]
     return StageCounts(tuple(keys for keys, _ in counts), tuple(open_ for _, open_ in counts))
 
@@ -203,7 +203,7 @@ def _has_pending_output(operator: WindowOperator, migration: StageMigration) -> 
 
 def _write_buffers(
     operator: IntervalJoinOperator, migration: StageMigration, store: StateStore, shards: int
-) -> tuple[tuple[SegmentMeta, ...], ...]:
+) -> tuple[tuple[SegmentMetadata, ...], ...]:
     """Rewrite the join buffers for a different number of shards. Return the segments of each shard.
 
     Rows that have expired under the previous allowed lateness stay expired.
@@ -249,8 +249,8 @@ def _(operator: WindowOperator, store: StateStore, state: StageState, epoch: int
     wrote = _with_common_aggregations(former, state)
     after = operator.continue_from(former, state.watermark_us)
     before = _scan_shards(wrote, store, state, epoch, number)
-    rows = state_conversion.convert_state(former, after, before, state.watermark_us)
-    before = operator.add_revision_columns(state_conversion.complete_accumulators(operator, before))
+    rows = window_state_conversion.convert_window_state(former, after, before, state.watermark_us)
+    before = operator.add_revision_columns(window_state_conversion.complete_accumulators(operator, before))
     before = before.select(operator.state_schema.keys())
     same = rows.height == before.height and rows.equals(before) and wrote.aggs == former.aggs
     return StageMigration(after, number, epoch, state, rows, before, rewritten=not same)

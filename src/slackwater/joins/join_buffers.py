@@ -44,16 +44,16 @@ class BufferChange:
 
     rows: pl.DataFrame  # new rows, sorted by (`__kh`, `__ts`, `__id`)
     # references to buffered rows that got their first partner (outer sides only)
-    matched: pl.DataFrame = field(default_factory=lambda: row_references())
+    matched: pl.DataFrame = field(default_factory=lambda: build_row_references())
     # references to buffered rows that were dropped at the limit on rows per key
-    evicted: pl.DataFrame = field(default_factory=lambda: row_references())
+    evicted: pl.DataFrame = field(default_factory=lambda: build_row_references())
 
     @property
     def is_empty(self) -> bool:
         return not (self.rows.height or self.matched.height or self.evicted.height)
 
 
-def row_references(kh: Int64s = NONE, ts: Int64s = NONE, id_: Int64s = NONE) -> pl.DataFrame:
+def build_row_references(kh: Int64s = NONE, ts: Int64s = NONE, id_: Int64s = NONE) -> pl.DataFrame:
     """Return a frame of references to rows, by key hash, event time and id."""
     return pl.DataFrame({"__kh": kh, "__ts": ts, "__id": id_}, schema=dict.fromkeys(("__kh", "__ts", "__id"), pl.Int64))
 
@@ -97,7 +97,7 @@ class Buffers(Protocol):
         ...
 
 
-class NoBuffers:
+class EmptyBuffers:
     """Empty buffers, for a batch run that reads all rows at once."""
 
     def runs(self, which: int, hashes: Int64s, low: int, high: int) -> Sequence[SortedRows]:
@@ -110,7 +110,7 @@ class NoBuffers:
         return np.zeros(len(kh), dtype=bool)
 
     def due(self, which: int, since: int, watermark: int) -> pl.DataFrame:
-        return row_references()
+        return build_row_references()
 
     def bound(self, which: int) -> int:
         return 0
@@ -119,7 +119,7 @@ class NoBuffers:
         return np.zeros(len(hashes), dtype=np.int64)
 
     def scan(self, which: int, watermark: int) -> pl.DataFrame:
-        return row_references()
+        return build_row_references()
 
     def outline(self, which: int, watermark: int) -> pl.DataFrame:
         return pl.DataFrame(schema=OUTLINE)
@@ -146,7 +146,7 @@ def sort_order(kh: Int64s, ts: Int64s) -> Int64s:
     return order
 
 
-def matching_ranges(run: SortedRows, kh: Int64s, low: Int64s, high: Int64s) -> tuple[Int64s, Int64s]:
+def find_matching_ranges(run: SortedRows, kh: Int64s, low: Int64s, high: Int64s) -> tuple[Int64s, Int64s]:
     """Return, for each query, the positions at which the matching rows of a run begin and end.
 
     Args:
@@ -190,10 +190,10 @@ def bisect_ranges(values: Int64s, begin: Int64s, end: Int64s, thresholds: Int64s
     return low
 
 
-def matching_pairs(begin: Int64s, end: Int64s, most: int) -> Iterator[tuple[Int64s, Int64s]]:
+def find_matching_pairs(begin: Int64s, end: Int64s, most: int) -> Iterator[tuple[Int64s, Int64s]]:
     """Yield the pairs of queries and the positions in their ranges, as arrays of at most `most` elements.
 
-    Because a hot key can have very many pairs, `most` limits the memory. `begin` and `end`: see `matching_ranges`.
+    Because a hot key can have very many pairs, `most` limits the memory. `begin` and `end`: see `find_matching_ranges`.
     """
     counts = end - begin
     upto = np.cumsum(counts)

@@ -22,9 +22,9 @@ from slackwater.joins.join_buffers import (
     Buffers,
     Changes,
     SortedRows,
-    matching_pairs,
-    matching_ranges,
-    row_references,
+    build_row_references,
+    find_matching_pairs,
+    find_matching_ranges,
     sort_order,
 )
 
@@ -164,9 +164,9 @@ class _JoinEpoch:
             matched: A mask of the rows of the run, in which rows with a partner are set; None if the run is buffered.
         """
         logic, other = self.logic, self.logic.sides[1 - query.side.which]
-        begin, end = matching_ranges(run, query.run.kh, low, high)
+        begin, end = find_matching_ranges(run, query.run.kh, low, high)
         count = 0
-        for which, positions in matching_pairs(begin, end, MOST):
+        for which, positions in find_matching_pairs(begin, end, MOST):
             rows, partners = query.rows[which], run.take(positions)
             good = _equal_keys(query.side, other, rows, partners)
             if matched is None:
@@ -207,7 +207,7 @@ class _JoinEpoch:
         """Return references to the buffered rows of a side that got their first partner in this epoch."""
         frames = self.firsts[side.which]
         if not frames:
-            return row_references()
+            return build_row_references()
         rows = pl.concat(frames).unique(["__kh", "__id"], keep="first", maintain_order=True)
         fresh = rows.filter(pl.Series(~self.buffers.matched(side.which, rows)))
         return fresh.select("__kh", "__ts", "__id").sort("__kh", "__id")

@@ -19,13 +19,13 @@ def verify_state(store: StateStore) -> VerifyReport:
 
     Raises StartError or StateError only if nothing can be checked, for example if the database is unreachable.
     """
-    from slackwater.maintenance.verify_files_store import verify_files
+    from slackwater.maintenance.verify_state_files import verify_state_files
     from slackwater.state.files.store import FilesStore
     from slackwater.state.postgres.store import PostgresStore
 
     began = time.monotonic()
     if isinstance(store, FilesStore):
-        report = verify_files(store)
+        report = verify_state_files(store)
     else:
         from slackwater.maintenance.verify_postgres_store import verify_postgres
 

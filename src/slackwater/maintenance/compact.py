@@ -17,8 +17,8 @@ import psycopg
 
 from slackwater.errors import StateError, Topic
 from slackwater.evolution import state_migration
-from slackwater.evolution.operator_from_state import matches_description, restore_operator
-from slackwater.maintenance.sizes import Sizes, measure_sizes
+from slackwater.evolution.pipeline_from_state import matches_description, restore_operator
+from slackwater.maintenance.state_sizes import StateSizes, measure_state_sizes
 from slackwater.operators.base import Operator
 from slackwater.state.commit import Commit, StageState
 from slackwater.state.postgres import client
@@ -30,8 +30,8 @@ from slackwater.state.protocol import StateStore
 class CompactionResult:
     """The sizes of a state before and after compaction."""
 
-    before: Sizes
-    after: Sizes
+    before: StateSizes
+    after: StateSizes
 
 
 def compact_state(store: StateStore) -> CompactionResult:
@@ -40,9 +40,9 @@ def compact_state(store: StateStore) -> CompactionResult:
     Raises LockHeldError while a runner is active, and StartError or StateError if the state cannot be compacted.
     """
     with closing(store):
-        before = measure_sizes(store)
+        before = measure_state_sizes(store)
         latest = store.open()
-        assert latest is not None, "measure_sizes has read the state"
+        assert latest is not None, "measure_state_sizes has read the state"
         if latest.staged and store.published_epoch() < latest.epoch:
             raise StateError(
                 f"{latest.pipeline}: epoch {latest.epoch} is committed but not yet published, and must be published before another commit; "
@@ -61,7 +61,7 @@ def compact_state(store: StateStore) -> CompactionResult:
         store.collect_garbage()
         if isinstance(store, PostgresStore):
             _vacuum(store, len(steps))
-        return CompactionResult(before, measure_sizes(store))
+        return CompactionResult(before, measure_state_sizes(store))
 
 
 def _stage_operator(commit: Commit, number: int) -> Operator:

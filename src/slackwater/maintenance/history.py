@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slackwater.engine import next_commit
-from slackwater.maintenance.sizes import list_kept_commits
+from slackwater.maintenance.state_sizes import list_kept_commits
 from slackwater.state.commit import Commit
 from slackwater.state.protocol import StateStore
 
@@ -29,7 +29,7 @@ class CommitSummary:
     bytes: int
 
 
-def commit_history(store: StateStore) -> list[CommitSummary]:
+def list_commits(store: StateStore) -> list[CommitSummary]:
     """Summarize the stored commits, oldest first, without a lock. Damaged commits are omitted.
 
     Raises StartError or StateError if the state store cannot be read.

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slackwater.config.connector_description import CONNECTORS
-from slackwater.config.message_format import suggest_word_or_list
+from slackwater.config.error_text import suggest_or_list_words
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.core.humanize import mismatch
 from slackwater.core.offset_base import NEEDS_FILE, OffsetLookup, Offsets
@@ -77,7 +77,7 @@ def _parse_arguments(arguments: Sequence[str], names: Sequence[str]) -> list[tup
         for name, position in _parse_argument(text, names).items():
             if name not in names:
                 raise StartError(
-                    f'--offsets: the state has no source "{name}"{suggest_word_or_list(name, names)}', Topic.OFFSETS
+                    f'--offsets: the state has no source "{name}"{suggest_or_list_words(name, names)}', Topic.OFFSETS
                 )
             if name in positions:
                 raise StartError(f'--offsets: source "{name}" is named twice', Topic.OFFSETS)
@@ -186,7 +186,7 @@ def _check_partitions(
     for topic, parts in offsets.items():
         if topic not in topics:
             raise StartError(
-                f'{where}: this source does not read topic "{topic}"{suggest_word_or_list(topic, list(topics))}',
+                f'{where}: this source does not read topic "{topic}"{suggest_or_list_words(topic, list(topics))}',
                 Topic.OFFSETS,
             )
         for part in parts:

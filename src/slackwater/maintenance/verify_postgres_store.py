@@ -23,23 +23,23 @@ import pyarrow as pa
 
 from slackwater.core.humanize import plural
 from slackwater.errors import EpochError, SlackwaterError, StateError, raise_unregistered
-from slackwater.evolution.operator_from_state import find_contradiction, matches_description, restore_operator
+from slackwater.evolution.pipeline_from_state import find_contradiction, matches_description, restore_operator
 from slackwater.maintenance import verify_rows
 from slackwater.maintenance.verify_rows import Problem, VerifyReport
 from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoinOperator
-from slackwater.operators.keyed import KeyedOperator
+from slackwater.operators.keyed_operator_base import KeyedOperator
 from slackwater.operators.stateless import StatelessOperator
-from slackwater.operators.window_base import WindowOperator
+from slackwater.operators.window_operator_base import WindowOperator
 from slackwater.state.commit import Commit, StageState
 from slackwater.state.postgres import client, table_ownership
-from slackwater.state.postgres.commit_log import latest_commit
+from slackwater.state.postgres.commit_log import read_latest_commit
 from slackwater.state.postgres.commit_transaction import offset_rows
+from slackwater.state.postgres.pipeline_tables import PipelineTables
 from slackwater.state.postgres.schema_setup import column_types
-from slackwater.state.postgres.shard_rows import PostgresShard
+from slackwater.state.postgres.shard import PostgresShard
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.state.postgres.table_integrity import row_difference
-from slackwater.state.postgres.table_names import TableNames
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows.state_layout import KeyedStateLayout
 
@@ -52,7 +52,7 @@ class _TablesCheck:
 
     db: psycopg.Connection[Any]
     url: str
-    tables: TableNames
+    tables: PipelineTables
     report: VerifyReport
     snapshot: str = ""
 
@@ -152,7 +152,7 @@ class _TablesCheck:
         except (pl.exceptions.PolarsError, pa.ArrowException, TypeError, ValueError) as error:
             self.add_problem(table.state, f"cannot be read as the record describes it ({type(error).__name__})")
 
-    def _check_staged(self, table: TableNames, state: StageState) -> None:
+    def _check_staged(self, table: PipelineTables, state: StageState) -> None:
         """Check that the staged rows that the commit references exist."""
         expected = {m.file: m.rows for m in state.metas if m.file}
         if not expected:
@@ -167,7 +167,7 @@ class _TablesCheck:
                 problem = f"holds {plural(counts.get(token, 0), 'row')} under {token}, but the record says {count:,}"
                 self.add_problem(table.staged, problem)
 
-    def _column_problems(self, table: TableNames, expected_types: dict[str, str]) -> Iterator[str]:
+    def _column_problems(self, table: PipelineTables, expected_types: dict[str, str]) -> Iterator[str]:
         types = client.types_of(self.db, table.state)
         for name, type_ in expected_types.items():
             expected = type_.removesuffix(" NOT NULL")
@@ -176,7 +176,7 @@ class _TablesCheck:
                 self.add_problem(table.state, problem)
                 yield problem
 
-    def _row_problems(self, table: TableNames, operator: Operator, stage: StageState, epoch: int) -> Iterator[str]:
+    def _row_problems(self, table: PipelineTables, operator: Operator, stage: StageState, epoch: int) -> Iterator[str]:
         exact = matches_description(operator, stage)
         if isinstance(operator, KeyedStateLayout):  # the rows of other operators have no units
             yield from self._count_bad_ordinals(table)
@@ -228,7 +228,7 @@ class _TablesCheck:
     def _(self, operator: StatelessOperator, state: PostgresShard, stage: StageState, exact: bool) -> Iterator[str]:
         yield from ()  # `check_stage` reports rows in the table of a stateless stage
 
-    def _count_bad_ordinals(self, table: TableNames) -> Iterator[str]:
+    def _count_bad_ordinals(self, table: PipelineTables) -> Iterator[str]:
         broken = self.fetch_value(
             f"SELECT count(*) FROM (SELECT 1 FROM {table.state} GROUP BY unit HAVING min(ordinal) <> 0"
             " OR max(ordinal) <> count(*) - 1) x"
@@ -260,7 +260,7 @@ def verify_postgres(store: PostgresStore) -> VerifyReport:
             return report
         report.files = len(shared_tables)
         try:
-            latest = latest_commit(db, tables, location)
+            latest = read_latest_commit(db, tables, location)
         except StateError as error:
             fact, _, remedy = str(error).partition("; ")
             check.add_problem(tables.pipelines, fact, remedy)

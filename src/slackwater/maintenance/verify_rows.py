@@ -19,14 +19,14 @@ from slackwater.core.humanize import mismatch, plural
 from slackwater.core.schema import Field
 from slackwater.errors import raise_unregistered
 from slackwater.joins.compiled_join import JoinSide
-from slackwater.joins.join_buffers import row_references
+from slackwater.joins.join_buffers import build_row_references
 from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoinOperator
-from slackwater.operators.keyed import KeyedOperator
+from slackwater.operators.keyed_operator_base import KeyedOperator
 from slackwater.operators.stateless import StatelessOperator
-from slackwater.operators.window_base import WindowOperator
-from slackwater.operators.window_operators import PaneOperator, SessionOperator
-from slackwater.state.commit import SegmentMeta, StageState
+from slackwater.operators.window_operator_base import WindowOperator
+from slackwater.operators.window_operators import PaneWindowOperator, SessionWindowOperator
+from slackwater.state.commit import SegmentMetadata, StageState
 from slackwater.state.files.join_buffers import describe_segment
 from slackwater.windows import pane_windows
 from slackwater.windows.compiled_session_window import count_open_sessions
@@ -166,7 +166,7 @@ def _check_units(operator: Operator, rows: pl.DataFrame, exact: bool) -> Iterato
 
 
 @_check_units.register
-def _(operator: PaneOperator, rows: pl.DataFrame, exact: bool) -> Iterator[str]:
+def _(operator: PaneWindowOperator, rows: pl.DataFrame, exact: bool) -> Iterator[str]:
     h, kh, kind, start, due = (rows[c].to_numpy() for c in ("__h", "__kh", "__kind", "__start", "__due"))
     is_known, alive = np.isin(kind, _PANE_KINDS), kind != TOMBSTONE
     yield from _count_problem(h != mix_bits(kh, start), "in the unit of another key or pane")
@@ -179,7 +179,7 @@ def _(operator: PaneOperator, rows: pl.DataFrame, exact: bool) -> Iterator[str]:
 
 
 @_check_units.register
-def _(operator: SessionOperator, rows: pl.DataFrame, exact: bool) -> Iterator[str]:
+def _(operator: SessionWindowOperator, rows: pl.DataFrame, exact: bool) -> Iterator[str]:
     h, kh, kind, last, due = (rows[c].to_numpy() for c in ("__h", "__kh", "__kind", "__last", "__due"))
     is_known, alive = np.isin(kind, _SESSION_KINDS), kind != TOMBSTONE
     yield from _count_problem(h != kh, "in the unit of another key or pane")
@@ -213,7 +213,7 @@ def check_row_counts(operator: Operator, rows: pl.DataFrame, state: StageState, 
 
 
 @check_row_counts.register
-def _(operator: PaneOperator, rows: pl.DataFrame, state: StageState, shard: int) -> Iterator[str]:
+def _(operator: PaneWindowOperator, rows: pl.DataFrame, state: StageState, shard: int) -> Iterator[str]:
     groups_by_start = dict(rows["__start"].value_counts().iter_rows())
     for start, groups in state.panes.items():
         if (count := groups_by_start.get(start, 0)) != groups[shard]:
@@ -221,7 +221,7 @@ def _(operator: PaneOperator, rows: pl.DataFrame, state: StageState, shard: int)
 
 
 @check_row_counts.register
-def _(operator: SessionOperator, rows: pl.DataFrame, state: StageState, shard: int) -> Iterator[str]:
+def _(operator: SessionWindowOperator, rows: pl.DataFrame, state: StageState, shard: int) -> Iterator[str]:
     counts = count_open_sessions(operator, rows, state.watermark_us)
     recorded = (state.groups[shard], state.windows[shard])
     if counts != recorded:
@@ -250,7 +250,7 @@ def _(
         yield f"rows of an unknown kind: {kind!r}"
         return
     rows = rows if suffix else side.add_missing_columns(rows)
-    misfits = list(_schema_problems(rows, dict(row_references().schema) if suffix else side.schema))
+    misfits = list(_schema_problems(rows, dict(build_row_references().schema) if suffix else side.schema))
     yield from misfits
     if misfits:
         return
@@ -286,7 +286,7 @@ def _shared_keys(operator: IntervalJoinOperator) -> list[Field]:
     return [a if a.type == b.type else Field(a.name, "bigint") for a, b in pairs]
 
 
-def check_segment_times(operator: Operator, rows: pl.DataFrame, meta: SegmentMeta) -> Iterator[str]:
+def check_segment_times(operator: Operator, rows: pl.DataFrame, meta: SegmentMetadata) -> Iterator[str]:
     """Describe how the rows of a segment differ from its metadata."""
     if isinstance(operator, IntervalJoinOperator):
         side, suffix = _parse_side(operator, meta.kind)

@@ -5,7 +5,7 @@
 The observers need the extras `otel` and `openlineage`, respectively. They send from separate threads. An unreachable
 system causes one warning, and never stops or slows down a run.
 
-May import: config, core, engine, errors, logging, metrics, openlineage, opentelemetry, secrets.
+May import: config, core, engine, errors, logging, metrics, openlineage, opentelemetry, secret_masking.
 """
 
 from __future__ import annotations

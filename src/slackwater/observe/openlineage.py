@@ -43,7 +43,7 @@ from slackwater.core.schema import Field
 from slackwater.engine.observer import Observer, RunSchema, Status
 from slackwater.errors import StartError, Topic
 from slackwater.observe.outage_reporter import OutageReporter, error_reason
-from slackwater.secrets import mask_secrets, remember_secret, remember_url
+from slackwater.secret_masking import mask_secrets, remember_secret, remember_url
 
 PRODUCER = f"urn:slackwater:{version('slackwater')}"
 PAUSE_SECONDS = 1.0  # minimum time between two events of a run

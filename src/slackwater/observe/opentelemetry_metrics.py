@@ -28,7 +28,7 @@ from slackwater.engine.observer import Observer, PendingPublish, Status
 from slackwater.errors import StartError, Topic
 from slackwater.metrics import BUCKETS, PREFIX, Metrics
 from slackwater.observe.outage_reporter import OutageReporter
-from slackwater.secrets import mask_secrets, remember_secret, remember_url
+from slackwater.secret_masking import mask_secrets, remember_secret, remember_url
 
 LAST_SECONDS = 3.0  # time limit for the last export
 AWAY_SECONDS = 0.2  # time limit for the last export if the latest attempt failed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from slackwater.secrets import mask_secrets
+from slackwater.secret_masking import mask_secrets
 
 
 class OutageReporter:

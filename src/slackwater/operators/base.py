@@ -1,10 +1,10 @@
 """The interface of an operator, which runs one stage on one shard for the driver and the engines.
 
-    PaneOperator(CompiledPaneWindow, WindowOperator)        window_operators.py   tumbling and hopping windows
-    SessionOperator(CompiledSessionWindow, WindowOperator)  window_operators.py   session windows
+    PaneWindowOperator(CompiledPaneWindow, WindowOperator)        window_operators.py   tumbling and hopping windows
+    SessionWindowOperator(CompiledSessionWindow, WindowOperator)  window_operators.py   session windows
     IntervalJoinOperator(CompiledJoin, NonWindowOperator)   interval_join.py      stream-stream joins
-    KeyedOperator(TimedStateLayout, StateRowOperator, …)    keyed.py              base of operators with rows of state
-    KeyedFunctionOperator(KeyedOperator)                    keyed_function.py     a user's class
+    KeyedOperator(TimerStateLayout, StateRowOperator, …)    keyed.py              base of operators with rows of state
+    UserKeyedOperator(KeyedOperator)                    keyed_function.py     a user's class
     DedupOperator(KeyedOperator)                            dedup.py              dropping duplicates
     StatelessOperator(NoState, NonWindowOperator)           stateless.py          SQL alone
 
@@ -25,7 +25,7 @@ import polars as pl
 
 from slackwater.core.schema import ANYTHING, Field, ValueLimits
 from slackwater.operators.reports import EmitReport, IngestReport, StageCounts, to_report_value
-from slackwater.state.commit import Hold, SegmentMeta
+from slackwater.state.commit import Hold, SegmentMetadata
 from slackwater.state.protocol import ShardState
 from slackwater.windows.state_layout import KeyedStateLayout
 
@@ -69,7 +69,7 @@ class Operator(ABC):
         return False
 
     @property
-    def early_us(self) -> int:
+    def early_emission_interval_us(self) -> int:
         """Return the minimum time (µs) between two emissions of open windows."""
         return 0
 
@@ -90,7 +90,7 @@ class Operator(ABC):
         return False
 
     @abstractmethod
-    def late_before(self, watermark: int) -> int:
+    def late_threshold(self, watermark: int) -> int:
         """Return the time before which rows may be late at this watermark.
 
         If rows are pre-aggregated, every row before this time is late for at least one of its windows.
@@ -113,7 +113,7 @@ class Operator(ABC):
         """Convert results to rows for the next stage."""
         return results
 
-    def hold_us(self, watermark: int, holds: Iterable[Hold]) -> int:
+    def watermark_hold_us(self, watermark: int, holds: Iterable[Hold]) -> int:
         """Return the lowest event time that future results may have at this watermark.
 
         `holds`: the watermark holds of all shards.
@@ -125,7 +125,7 @@ class Operator(ABC):
         """Return whether the operator emits rows behind the watermark. The next stages decide whether they are late."""
         return False
 
-    def read_holds(self, task: ShardTask) -> tuple[Hold, ...]:
+    def read_watermark_holds(self, task: ShardTask) -> tuple[Hold, ...]:
         """Read a shard and return its watermark holds, one for each result that it may emit behind the watermark."""
         return ()
 
@@ -140,7 +140,7 @@ class Operator(ABC):
         """
 
     @abstractmethod
-    def may_be_due(self, metas: Sequence[SegmentMeta], since: int, watermark: int, early: bool) -> bool:
+    def may_be_due(self, metas: Sequence[SegmentMetadata], since: int, watermark: int, early: bool) -> bool:
         """Return whether a shard may have results to emit between two watermarks, judging by its segments alone."""
 
     @abstractmethod
@@ -152,7 +152,7 @@ class Operator(ABC):
         """Stage the results that a shard emits between two watermarks, and the changes to its state."""
 
     @abstractmethod
-    def late_letters(self, task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:
+    def late_dead_letters(self, task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:
         """Return the dead letters for late rows.
 
         `rows` has `__start` (event time), `_origin`, the keys, and `__idle` if sources may be idle.
@@ -192,19 +192,19 @@ class Operator(ABC):
         """Return the counts of the stage after the shards have emitted results, without expired windows."""
         return before.add(reports)
 
-    def open_counts(self, counts: StageCounts) -> tuple[int, int]:
+    def count_open_groups(self, counts: StageCounts) -> tuple[int, int]:
         """Return the number of open windows, and the number of groups. Rows in join buffers do not count."""
         return 0, 0
 
     @abstractmethod
-    def live_segments(self, metas: tuple[SegmentMeta, ...], since: int) -> tuple[SegmentMeta, ...]:
+    def live_segments(self, metas: tuple[SegmentMetadata, ...], since: int) -> tuple[SegmentMetadata, ...]:
         """Return the segments of a shard that are still needed at the watermark `since` of the previous epoch.
 
         This method is also called for shards without new rows.
         """
 
     def check_group_limit(self, counts: StageCounts, watermark: int, recount: Recount) -> None:
-        """Raise CapExceededError if the number of groups exceeds its limit after an epoch's rows were added.
+        """Raise LimitExceededError if the number of groups exceeds its limit after an epoch's rows were added.
 
         Args:
             counts: The counts after the rows were added.
@@ -225,9 +225,9 @@ class NonWindowOperator(Operator):
 class StateRowOperator(KeyedStateLayout, Operator):
     """Base class of window and keyed operators, whose state consists of state rows (see `windows.state_layout`)."""
 
-    def may_be_due(self, metas: Sequence[SegmentMeta], since: int, watermark: int, early: bool) -> bool:
+    def may_be_due(self, metas: Sequence[SegmentMetadata], since: int, watermark: int, early: bool) -> bool:
         due = self.due_between(since, watermark, early)
-        return any(due.may_select(m.first_due, m.last_due) for m in metas)
+        return any(due.may_match_segment(m.first_due, m.last_due) for m in metas)
 
     def is_due(self, task: ShardTask) -> bool:
         return not self.read_due_units(task).is_empty()
@@ -236,7 +236,7 @@ class StateRowOperator(KeyedStateLayout, Operator):
         """Return all state rows of the units that are due between the two watermarks of a task."""
         return task.state.reader(self).due(self.due_between(task.since, task.watermark, task.early))
 
-    def live_segments(self, metas: tuple[SegmentMeta, ...], since: int) -> tuple[SegmentMeta, ...]:
+    def live_segments(self, metas: tuple[SegmentMetadata, ...], since: int) -> tuple[SegmentMetadata, ...]:
         """Drop the expired segments before the first unexpired one. Later segments may hide older versions of rows."""
         return tuple(dropwhile(lambda meta: is_segment_expired(meta, since), metas))
 
@@ -246,7 +246,7 @@ class StateRowOperator(KeyedStateLayout, Operator):
 
 
 @dataclass(frozen=True)
-class LateLetterContext:
+class LateDeadLetterContext:
     """Facts about an epoch to record in the dead letters of its late rows (`late_data = "dlq"`)."""
 
     pipeline: str
@@ -277,7 +277,7 @@ class ShardTask:
     pane_groups: Mapping[int, int] | None = None  # panes: current number of groups per pane
     flush: bool = False
     early: bool = False  # emit = "updates": emit changed open windows now
-    late: LateLetterContext | None = None  # set if late rows become dead letters
+    late: LateDeadLetterContext | None = None  # set if late rows become dead letters
     keeps_bad: bool = False  # whether rows without a usable gap become dead letters
     capacity: ValueLimits = ANYTHING  # the values that both the target and the state can store
     epoch_watermark: EpochWatermark | None = None  # ingest: also emit the results that are due at this watermark
@@ -302,7 +302,7 @@ def ingest_and_emit(task: ShardTask, rows: pl.DataFrame, origins: pl.Series | No
     watermark, early = known_watermark.watermark, known_watermark.early
     emitted = EmitReport(shard=task.shard, segments=report.segments)
     if task.operator.may_be_due(report.segments, task.since, watermark, early):
-        state, holds = task.state.with_metas(report.segments), task.holds if report.holds is None else report.holds
+        state, holds = task.state.with_segments(report.segments), task.holds if report.holds is None else report.holds
         due = ShardTask(task.operator, state, task.shard, watermark, task.since, early=early, holds=holds)
         emitted = task.operator.emit(due)
     return report.model_copy(update={"emitted": emitted})
@@ -329,7 +329,7 @@ def sample_rows(rows: pl.DataFrame, time: str, names: Mapping[str, str]) -> tupl
     return tuple({k: to_report_value(v) for k, v in row.items()} for row in some.iter_rows(named=True))
 
 
-def is_segment_expired(meta: SegmentMeta, since: int) -> bool:
+def is_segment_expired(meta: SegmentMetadata, since: int) -> bool:
     """Return whether all rows of a segment have expired at the watermark `since`.
 
     The result is always False for Postgres, where each commit deletes expired rows.

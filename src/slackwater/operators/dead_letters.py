@@ -3,7 +3,7 @@
 Bad rows become dead letters immediately. Late rows are detected only after the SQL and the shuffle. An additional
 struct column, `_origin`, carries the origin of each row to this point:
 
-    source ─▶ view `source` with _origin ─▶ SQL (see `spark.analysis.row_origin_sql`) ─▶ late? ─▶ letter
+    source ─▶ view `source` with _origin ─▶ SQL (see `spark.analysis.row_origin_propagation`) ─▶ late? ─▶ letter
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from slackwater.core.dead_letter_columns import LETTER
 from slackwater.core.row_format import value_to_json
 from slackwater.core.schema import Field
 from slackwater.operators.base import ShardTask, flag_idle_sources
-from slackwater.operators.reports import LetterFile
+from slackwater.operators.reports import DeadLetterFile
 
 LATE, BAD_GAP = "late", "no gap"
 OUTSIDE = "event time outside of the years 1 to 9999"
@@ -29,7 +29,7 @@ ORIGIN_FIELDS = tuple(_FIELDS[n] for n in ("source", "topic", "partition", "offs
 ORIGIN_TYPE = f"struct<{','.join(f'{f.name}:{f.type}' for f in ORIGIN_FIELDS)}>"
 
 
-def letter_columns(columns: Mapping[str, str], pipeline: str, source: str, epoch: int) -> list[str]:
+def dead_letter_columns_sql(columns: Mapping[str, str], pipeline: str, source: str, epoch: int) -> list[str]:
     """Return Spark SQL for the dead-letter columns of bad rows.
 
     Args:
@@ -70,7 +70,7 @@ def unstorable_columns(columns: Sequence[str], pipeline: str, source: str, epoch
     return [f"CAST({sql_by_field.get(f.name, 'NULL')} AS {f.type}) AS {quote_identifier(f.name)}" for f in LETTER]
 
 
-def build_bad_row_letters(rows: pl.DataFrame, reason: pl.Expr, epoch: int, pipeline: str) -> pl.DataFrame:
+def build_bad_row_dead_letters(rows: pl.DataFrame, reason: pl.Expr, epoch: int, pipeline: str) -> pl.DataFrame:
     """Build the dead letters of bad rows. `rows` has `__start` (event time, µs) and `_origin`."""
     computed = {
         "reason": reason,
@@ -82,7 +82,7 @@ def build_bad_row_letters(rows: pl.DataFrame, reason: pl.Expr, epoch: int, pipel
     return rows.select(exprs.get(f.name, pl.lit(None)).cast(f.polars).alias(f.name) for f in LETTER)
 
 
-def storable_letters(letters: pl.DataFrame, times: tuple[int, int] | None) -> pl.DataFrame:
+def to_storable_dead_letters(letters: pl.DataFrame, times: tuple[int, int] | None) -> pl.DataFrame:
     """Convert staged dead letters to a form that their target can store.
 
     Times outside `times`, the range that the target can store (µs, inclusive), become NULL. The original bytes of the
@@ -150,22 +150,22 @@ def _headers(kind: str) -> str:
     return f"to_json(transform({pairs}, h -> named_struct('key', h.key, 'value', CAST(h.value AS BINARY))))"
 
 
-def write_late_letters(task: ShardTask, rows: pl.DataFrame) -> LetterFile:
+def write_late_dead_letters(task: ShardTask, rows: pl.DataFrame) -> DeadLetterFile:
     """Stage the dead letters for late rows that the engine found in a second pass over the batch.
 
-    `rows`: as in `Operator.late_letters`, but with `__src` instead of `__idle`.
+    `rows`: as in `Operator.late_dead_letters`, but with `__src` instead of `__idle`.
     """
-    letters = task.operator.late_letters(task, flag_idle_sources(task, rows))
-    return LetterFile(output=task.state.write_output(letters), reasons={LATE: letters.height})
+    letters = task.operator.late_dead_letters(task, flag_idle_sources(task, rows))
+    return DeadLetterFile(output=task.state.write_output(letters), reasons={LATE: letters.height})
 
 
-def stage_letters(task: ShardTask, letters: Mapping[str, Sequence[pl.DataFrame]]) -> LetterFile | None:
+def stage_dead_letters(task: ShardTask, letters: Mapping[str, Sequence[pl.DataFrame]]) -> DeadLetterFile | None:
     """Stage the dead letters of a shard. Return None if there are none. `letters`: frames of dead letters by reason."""
     reasons = {reason: sum(frame.height for frame in frames) for reason, frames in letters.items()}
     if not any(reasons.values()):
         return None
     every = pl.concat(frame for frames in letters.values() for frame in frames)
-    return LetterFile(output=task.state.write_output(every), reasons={k: n for k, n in reasons.items() if n})
+    return DeadLetterFile(output=task.state.write_output(every), reasons={k: n for k, n in reasons.items() if n})
 
 
 def tag_rows(task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None) -> pl.DataFrame:
@@ -174,7 +174,7 @@ def tag_rows(task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None) -> 
     return rows if origins is None else rows.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("__row"))
 
 
-def find_late_letters(
+def find_late_dead_letters(
     task: ShardTask, late: pl.DataFrame, origins: pl.Series | None, time: str = "__start"
 ) -> list[pl.DataFrame]:
     """Return the dead letters for late rows, as a list of one frame. Empty if late rows do not become dead letters.
@@ -188,10 +188,10 @@ def find_late_letters(
     if task.late is None or origins is None or late.is_empty():
         return []
     rows = late.with_columns(pl.col(time).alias("__start"), origins[late["__row"]].alias(ORIGIN))
-    return [task.operator.late_letters(task, rows)]
+    return [task.operator.late_dead_letters(task, rows)]
 
 
-def build_late_letters(
+def build_late_dead_letters(
     task: ShardTask,
     rows: pl.DataFrame,
     missed: pl.Series | None = None,

@@ -23,11 +23,11 @@ import polars as pl
 from numpy.typing import NDArray
 
 from slackwater.config.dedup import Dedup
-from slackwater.config.keyed import KEY, TIME, TIMER, KeyedResult
+from slackwater.config.keyed_step import KEY, TIME, TIMER, KeyedResult
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.schema import Field
 from slackwater.core.sorted_arrays import Int64s, find_run_starts
-from slackwater.operators.keyed import KeyedOperator, bind_keyed_step
+from slackwater.operators.keyed_operator_base import KeyedOperator, bind_keyed_step
 
 _EMITTED, _FIRST, _LAST = "__emitted_at", "__first_at", "__last_at"  # columns of state; users cannot use these names
 _END = "__end"  # hidden column: the end of the range in which a row has duplicates

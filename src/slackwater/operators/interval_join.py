@@ -13,13 +13,19 @@ from slackwater.config.join import SIDES
 from slackwater.core.humanize import plural
 from slackwater.core.lateness_histogram import build_lateness_histogram
 from slackwater.core.schema import parse_field
-from slackwater.errors import CapExceededError
+from slackwater.errors import LimitExceededError
 from slackwater.joins import match_rows
 from slackwater.joins.compiled_join import MATCH, UNMATCHED, CompiledJoin, JoinSide, ShuffleColumns, build_join_side
 from slackwater.operators.base import SAMPLE, NonWindowOperator, ShardTask, is_segment_expired, sample_rows
-from slackwater.operators.dead_letters import LATE, build_late_letters, find_late_letters, stage_letters, tag_rows
+from slackwater.operators.dead_letters import (
+    LATE,
+    build_late_dead_letters,
+    find_late_dead_letters,
+    stage_dead_letters,
+    tag_rows,
+)
 from slackwater.operators.reports import EmitReport, IngestReport, SideReport, StageCounts
-from slackwater.state.commit import Hold, OutputMeta, SegmentMeta, StageState
+from slackwater.state.commit import Hold, OutputMetadata, SegmentMetadata, StageState
 from slackwater.watermark import NO_WATERMARK
 
 PLAIN = ("__kh", "__ts")
@@ -30,7 +36,7 @@ class _JoinOutput:
 
     def __init__(self, task: ShardTask) -> None:
         self._state, self._held, self._rows = task.state, list[pl.DataFrame](), 0
-        self.outputs: list[OutputMeta] = []
+        self.outputs: list[OutputMetadata] = []
 
     def take(self, frame: pl.DataFrame) -> None:
         self._held.append(frame)
@@ -38,7 +44,7 @@ class _JoinOutput:
         if self._rows >= match_rows.MOST:
             self.flush()
 
-    def flush(self) -> tuple[OutputMeta, ...]:
+    def flush(self) -> tuple[OutputMetadata, ...]:
         if self._held:
             self.outputs.append(self._state.write_output(pl.concat(self._held)))
             self._held, self._rows = [], 0
@@ -49,10 +55,10 @@ class _JoinOutput:
 class IntervalJoinOperator(CompiledJoin, NonWindowOperator):
     """Matches the rows of two inputs on one shard, and stages pairs and changed buffers."""
 
-    def late_before(self, watermark: int) -> int:
+    def late_threshold(self, watermark: int) -> int:
         return watermark - self.allowed_us
 
-    def hold_us(self, watermark: int, holds: Iterable[Hold]) -> int:
+    def watermark_hold_us(self, watermark: int, holds: Iterable[Hold]) -> int:
         return watermark if watermark <= NO_WATERMARK else watermark - self.lag_us
 
     @property
@@ -76,7 +82,7 @@ class IntervalJoinOperator(CompiledJoin, NonWindowOperator):
         try:
             done = match_rows.ingest_rows(self, new, task.state.buffers(self), task.watermark, epoch, outbox.take)
         except match_rows.RowsPerKeyExceededError as error:
-            raise CapExceededError(
+            raise LimitExceededError(
                 f"{self.pipeline}: {plural(error.rows, 'row')} of the {error.side.name} side wait for partners with "
                 f"{error.key}, but max_rows_per_key is {self.max_rows_per_key:,}; raise it, or set "
                 'on_state_cap = "drop_oldest"; this epoch was not committed'
@@ -84,8 +90,8 @@ class IntervalJoinOperator(CompiledJoin, NonWindowOperator):
         task.staging("before")
         segments = task.state.write_changes(self, done.changes, task.watermark)
         outputs = outbox.flush()
-        frames = [find_late_letters(task, side_rows, origins, "__ts") for side_rows in done.late.values()]
-        letters = stage_letters(task, {LATE: [frame for side_frames in frames for frame in side_frames]})
+        frames = [find_late_dead_letters(task, side_rows, origins, "__ts") for side_rows in done.late.values()]
+        letters = stage_dead_letters(task, {LATE: [frame for side_frames in frames for frame in side_frames]})
         task.staging("after")
         tallies = [done.tallies.get(side.which, match_rows.SideCounts()) for side in self.sides]
         late = sum(t.late for t in tallies)
@@ -128,12 +134,12 @@ class IntervalJoinOperator(CompiledJoin, NonWindowOperator):
     def _count_late_by_step(self, times: pl.Series, watermark: int) -> Counter[str]:
         return Counter(build_lateness_histogram(watermark - self.allowed_us - times.to_numpy()))
 
-    def late_letters(self, task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:
-        return build_late_letters(task, rows)
+    def late_dead_letters(self, task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:
+        return build_late_dead_letters(task, rows)
 
     # -- emission ------------------------------------------------------------------------------------------------
 
-    def may_be_due(self, metas: Sequence[SegmentMeta], since: int, watermark: int, early: bool) -> bool:
+    def may_be_due(self, metas: Sequence[SegmentMetadata], since: int, watermark: int, early: bool) -> bool:
         """Return whether a row of an outer side may expire between two watermarks, without reading the shard."""
         return any(m.first_due <= watermark and m.last_due > since for m in metas)
 
@@ -194,7 +200,7 @@ class IntervalJoinOperator(CompiledJoin, NonWindowOperator):
                 sides[name]["unmatched"] += count
         return replace(before, sides={name: dict(counts) for name, counts in sides.items()})
 
-    def live_segments(self, metas: tuple[SegmentMeta, ...], since: int) -> tuple[SegmentMeta, ...]:
+    def live_segments(self, metas: tuple[SegmentMetadata, ...], since: int) -> tuple[SegmentMetadata, ...]:
         """Drop all expired segments. The segments of a join do not depend on each other."""
         return tuple(m for m in metas if not is_segment_expired(m, since))
 

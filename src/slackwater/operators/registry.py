@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from slackwater.config.connector_description import metadata_columns
 from slackwater.config.dedup import Dedup
+from slackwater.config.error_text import suggest_or_list_words
 from slackwater.config.join import SIDES, Join, joined_column_names
-from slackwater.config.keyed import Keyed
-from slackwater.config.message_format import suggest_word_or_list
+from slackwater.config.keyed_step import Keyed
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.step_base import StatelessStep, StepBase, effective_allowed_lateness_ms
 from slackwater.config.window import KINDS_OF_WINDOW, Window
@@ -23,12 +23,12 @@ from slackwater.joins.compiled_join import build_join_side
 from slackwater.operators.base import Operator
 from slackwater.operators.dedup import DedupOperator
 from slackwater.operators.interval_join import IntervalJoinOperator
-from slackwater.operators.keyed import StoredKeyedOperator, find_result_problem, find_scalar_problem
-from slackwater.operators.keyed_function import KeyedFunctionOperator
+from slackwater.operators.keyed_operator_base import StoredKeyedOperator, find_result_problem, find_scalar_problem
 from slackwater.operators.stateless import StatelessOperator
-from slackwater.operators.window_operators import PaneOperator, SessionOperator
+from slackwater.operators.user_keyed_operator import UserKeyedOperator
+from slackwater.operators.window_operators import PaneWindowOperator, SessionWindowOperator
 from slackwater.state.commit import StageState
-from slackwater.windows.aggregations import AggregationKind, bind_aggregation
+from slackwater.windows.aggregations import AggregateFunction, bind_aggregation
 
 Columns = Mapping[str, Mapping[str, Field]]  # the output columns of each source's SQL, in order
 
@@ -38,7 +38,7 @@ class OperatorType:
     """Operator type that implements one kind of config step.
 
     `from_state` restores an operator from the name of a pipeline and the state of a stage. It may raise KeyError,
-    TypeError, ValueError or IndexError. It is None for windows, which `evolution.operator_from_state` restores.
+    TypeError, ValueError or IndexError. It is None for windows, which `evolution.pipeline_from_state` restores.
     """
 
     name: str  # shown to users
@@ -54,7 +54,7 @@ OPERATOR_TYPES: list[OperatorType] = [
         "window",
         KINDS_OF_WINDOW,
         Window,
-        (PaneOperator, SessionOperator),
+        (PaneWindowOperator, SessionWindowOperator),
         lambda pipeline, columns: compile_window(pipeline, next(iter(columns.values()))),
     ),
     OperatorType(
@@ -80,8 +80,8 @@ OPERATOR_TYPES: list[OperatorType] = [
         "keyed stage",
         ("keyed",),
         Keyed,
-        (KeyedFunctionOperator,),
-        KeyedFunctionOperator.from_config,
+        (UserKeyedOperator,),
+        UserKeyedOperator.from_config,
         StoredKeyedOperator.from_state,
     ),
 ]
@@ -108,14 +108,16 @@ def compile_step(pipeline: Pipeline, columns: Columns) -> Operator:
 # -- compilation ------------------------------------------------------------------------------------------------------
 
 
-def compile_window(pipeline: Pipeline, columns: Mapping[str, Field]) -> PaneOperator | SessionOperator:
+def compile_window(pipeline: Pipeline, columns: Mapping[str, Field]) -> PaneWindowOperator | SessionWindowOperator:
     """Bind a pipeline's window to the output columns of the SQL. Raises StartError, with one line per problem."""
     window = pipeline.transform.window
     assert window is not None
     return bind_window(pipeline.name, window, columns)
 
 
-def bind_window(pipeline: str, window: Window, columns: Mapping[str, Field]) -> PaneOperator | SessionOperator:
+def bind_window(
+    pipeline: str, window: Window, columns: Mapping[str, Field]
+) -> PaneWindowOperator | SessionWindowOperator:
     """Bind the keys and aggregations of a window to columns. `pipeline`: the name of the pipeline, for messages.
 
     Raises StartError, with one line per problem.
@@ -130,7 +132,7 @@ def bind_window(pipeline: str, window: Window, columns: Mapping[str, Field]) -> 
         return None
 
     keys = [find(k, "transform.window.group_by") for k in window.group_by]
-    aggs: list[AggregationKind] = []
+    aggs: list[AggregateFunction] = []
     for spec in window.aggregations:
         where = f'aggregation "{spec.as_}"'
         column = find(spec.column, where) if spec.column else None
@@ -151,7 +153,7 @@ def bind_window(pipeline: str, window: Window, columns: Mapping[str, Field]) -> 
     ]
     if problems:
         raise StartError("\n".join(problems))
-    kind = SessionOperator if window.kind == "session" else PaneOperator
+    kind = SessionWindowOperator if window.kind == "session" else PaneWindowOperator
     return kind(pipeline, window, tuple(k for k in keys if k is not None), tuple(aggs))
 
 
@@ -164,7 +166,7 @@ def compile_join(pipeline: Pipeline, columns: Sequence[Mapping[str, Field]]) -> 
         side += [available[name] for name in listed if name in available]
         problems += [
             f'{where}.{which}_keys: column "{name}" does not come out of the {which} side'
-            f"{suggest_word_or_list(name, available)}"
+            f"{suggest_or_list_words(name, available)}"
             for name in listed
             if name not in available
         ]

@@ -8,14 +8,14 @@ from typing import Any
 
 from pydantic import Field
 
-from slackwater.state.commit import Hold, OutputMeta, SegmentMeta
+from slackwater.state.commit import Hold, OutputMetadata, SegmentMetadata
 from slackwater.state.commit_record_fields import CommitModel
 
 
-class LetterFile(CommitModel):
+class DeadLetterFile(CommitModel):
     """A staged file of dead letters, with the number of letters by reason."""
 
-    output: OutputMeta
+    output: OutputMetadata
     reasons: Mapping[str, int]
 
 
@@ -43,8 +43,8 @@ class EmitReport(CommitModel):
     """Report of a shard about the results that it emitted in an epoch."""
 
     shard: int
-    segments: tuple[SegmentMeta, ...]
-    outputs: tuple[OutputMeta, ...] = ()
+    segments: tuple[SegmentMetadata, ...]
+    outputs: tuple[OutputMetadata, ...] = ()
     reasons: Mapping[str, int] = Field(default_factory=dict)
     groups: int = 0  # change in the number of groups
     windows: int = 0  # change in the number of open windows
@@ -58,7 +58,7 @@ class IngestReport(CommitModel):
     """Report of a shard about the rows that it read in an epoch."""
 
     shard: int
-    segments: tuple[SegmentMeta, ...]
+    segments: tuple[SegmentMetadata, ...]
     rows: int = 0
     panes: int = 0  # number of lifted panes into which these rows were aggregated
     used: int = 0
@@ -73,11 +73,11 @@ class IngestReport(CommitModel):
     windows: int = 0  # change in the number of open windows
     new_groups: Mapping[int, int] = Field(default_factory=dict)  # number of new groups by the start of the pane
     late_sample: tuple[dict[str, Any], ...] = ()
-    outputs: tuple[OutputMeta, ...] = ()  # late rows as separate results, or the pairs of a join
+    outputs: tuple[OutputMetadata, ...] = ()  # late rows as separate results, or the pairs of a join
     reasons: Mapping[str, int] = Field(default_factory=dict)  # number of output rows by reason
     bad: int = 0  # rows without a usable gap
     bad_sample: tuple[dict[str, Any], ...] = ()
-    letters: LetterFile | None = None
+    letters: DeadLetterFile | None = None
     sides: tuple[SideReport, ...] = ()  # joins: left, right
     overflows: OverflowCounts = OverflowCounts()
     holds: tuple[Hold, ...] | None = None  # the new watermark holds of the shard; None if unchanged

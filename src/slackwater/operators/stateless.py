@@ -13,9 +13,9 @@ import polars as pl
 
 from slackwater.core.schema import Field
 from slackwater.operators.base import NonWindowOperator, ShardTask
-from slackwater.operators.dead_letters import build_late_letters
+from slackwater.operators.dead_letters import build_late_dead_letters
 from slackwater.operators.reports import EmitReport, IngestReport, StageCounts
-from slackwater.state.commit import SegmentMeta, StageState
+from slackwater.state.commit import SegmentMetadata, StageState
 from slackwater.state.protocol import NoState
 from slackwater.watermark import NO_WATERMARK
 
@@ -42,7 +42,7 @@ class StatelessOperator(NoState, NonWindowOperator):
     def reasons(self) -> Sequence[str]:
         return (ROW,)
 
-    def late_before(self, watermark: int) -> int:
+    def late_threshold(self, watermark: int) -> int:
         return NO_WATERMARK
 
     @property
@@ -70,7 +70,7 @@ class StatelessOperator(NoState, NonWindowOperator):
             shard=task.shard, segments=(), rows=count, used=count, outputs=outputs, reasons={ROW: count}
         )
 
-    def may_be_due(self, metas: Sequence[SegmentMeta], since: int, watermark: int, early: bool) -> bool:
+    def may_be_due(self, metas: Sequence[SegmentMetadata], since: int, watermark: int, early: bool) -> bool:
         return False
 
     def is_due(self, task: ShardTask) -> bool:
@@ -79,8 +79,8 @@ class StatelessOperator(NoState, NonWindowOperator):
     def emit(self, task: ShardTask) -> EmitReport:
         return EmitReport(shard=task.shard, segments=())
 
-    def late_letters(self, task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:
-        return build_late_letters(task, rows)
+    def late_dead_letters(self, task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:
+        return build_late_dead_letters(task, rows)
 
     def state_text(self, counts: StageCounts) -> str:
         """Describe the size of the state in a short phrase for users."""
@@ -99,5 +99,5 @@ class StatelessOperator(NoState, NonWindowOperator):
     def from_state(cls, pipeline: str, state: StageState) -> Self:
         return cls(pipeline, tuple(Field(n, t) for n, t in state.described.get("columns", {}).items()))
 
-    def live_segments(self, metas: tuple[SegmentMeta, ...], since: int) -> tuple[SegmentMeta, ...]:
+    def live_segments(self, metas: tuple[SegmentMetadata, ...], since: int) -> tuple[SegmentMetadata, ...]:
         return ()

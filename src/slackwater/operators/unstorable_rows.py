@@ -19,10 +19,10 @@ from slackwater.core.schema import YEARS, Field, ValueLimits
 from slackwater.errors import raise_unregistered
 from slackwater.operators.base import NonWindowOperator, Operator
 from slackwater.operators.interval_join import IntervalJoinOperator
-from slackwater.operators.keyed import KeyedOperator
+from slackwater.operators.keyed_operator_base import KeyedOperator
 from slackwater.operators.stateless import StatelessOperator
-from slackwater.operators.window_base import WindowOperator
-from slackwater.operators.window_operators import PaneOperator, SessionOperator
+from slackwater.operators.window_operator_base import WindowOperator
+from slackwater.operators.window_operators import PaneWindowOperator, SessionWindowOperator
 
 ZERO, RANGE, KEY = "U+0000", "time out of range", "key too large"
 REASONS = {
@@ -152,12 +152,12 @@ def storable_event_times(operator: Operator) -> tuple[int, int]:
 
 
 @storable_event_times.register
-def _(operator: PaneOperator) -> tuple[int, int]:
+def _(operator: PaneWindowOperator) -> tuple[int, int]:
     return YEARS[0] + operator.duration_us, YEARS[1] - operator.duration_us - operator.allowed_us
 
 
 @storable_event_times.register
-def _(operator: SessionOperator) -> tuple[int, int]:
+def _(operator: SessionWindowOperator) -> tuple[int, int]:
     return YEARS[0], YEARS[1] - operator.cap_us - operator.reach_us - operator.allowed_us
 
 

@@ -13,20 +13,20 @@ from slackwater.core.hashing import mix_bits
 from slackwater.core.humanize import format_iso, plural
 from slackwater.core.lateness_histogram import NEVER, build_lateness_histogram
 from slackwater.core.sorted_arrays import distinct_hashes, distinct_values, is_in_sorted, repeat_positions
-from slackwater.errors import CapExceededError
+from slackwater.errors import LimitExceededError
 from slackwater.operators.base import Recount, ShardTask, flag_idle_sources
 from slackwater.operators.dead_letters import (
     BAD_GAP,
     LATE,
     ORIGIN,
-    build_bad_row_letters,
-    build_late_letters,
-    find_late_letters,
-    stage_letters,
+    build_bad_row_dead_letters,
+    build_late_dead_letters,
+    find_late_dead_letters,
+    stage_dead_letters,
     tag_rows,
 )
 from slackwater.operators.reports import EmitReport, IngestReport, StageCounts
-from slackwater.operators.window_base import WindowOperator
+from slackwater.operators.window_operator_base import WindowOperator
 from slackwater.state.commit import Hold
 from slackwater.windows import pane_emission, pane_windows, session_emission
 from slackwater.windows.compiled_session_window import CompiledSessionWindow
@@ -37,7 +37,7 @@ WINDOWS_SHOWN = 100  # the number of missed windows that a dead letter lists
 
 
 @dataclass(frozen=True)
-class PaneOperator(CompiledPaneWindow, WindowOperator):
+class PaneWindowOperator(CompiledPaneWindow, WindowOperator):
     """Merges panes into the state of a shard, and emits windows when they close or change."""
 
     @property
@@ -48,9 +48,9 @@ class PaneOperator(CompiledPaneWindow, WindowOperator):
     def last_instant_us(self) -> int:
         return 1  # the end is not part of a window
 
-    def late_before(self, watermark: int) -> int:
+    def late_threshold(self, watermark: int) -> int:
         """Return the time (µs) before which a row is late for at least one of its windows."""
-        return pane_windows.last_closed(self, self.horizon(watermark)) + self.duration_us
+        return pane_windows.last_closed_window(self, self.horizon(watermark)) + self.duration_us
 
     def ingest(self, task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport:
         """Merge an epoch's panes (see `windows.pane_windows.lift_rows`) into the state.
@@ -62,7 +62,7 @@ class PaneOperator(CompiledPaneWindow, WindowOperator):
         units = mix_bits(rows["__kh"].to_numpy(), rows["__start"].to_numpy())
         rows = flag_idle_sources(task, rows).with_columns(pl.Series("__h", units))
         total, lifted = int(rows["__n"].sum()), rows.height
-        behind = int(rows["__n"].filter(rows["__start"] < self.late_before(task.watermark)).sum())
+        behind = int(rows["__n"].filter(rows["__start"] < self.late_threshold(task.watermark)).sum())
         reader, refused = task.state.reader(self), 0
         if task.group_limit is not None and self._may_exceed(task, rows):
             live_panes = self.drop_expired(reader.scan(), task.watermark)
@@ -89,9 +89,11 @@ class PaneOperator(CompiledPaneWindow, WindowOperator):
         done = pane_emission.emit_windows(self, due, task.since, task.watermark, task.early)
         return self.emit_report(task, done, due)
 
-    def late_letters(self, task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:
-        first, count = pane_windows.missed_windows(self, rows["__start"].to_numpy(), task.watermark)
-        return build_late_letters(task, rows, pl.Series(count), _window_lists(first, count, self.hop_us), self.keys)
+    def late_dead_letters(self, task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:
+        first, count = pane_windows.find_missed_windows(self, rows["__start"].to_numpy(), task.watermark)
+        return build_late_dead_letters(
+            task, rows, pl.Series(count), _window_lists(first, count, self.hop_us), self.keys
+        )
 
     def count_late_by_step(self, late: pl.DataFrame, watermark: int) -> dict[str, int]:
         """Count late rows by the additional lateness that they would have needed.
@@ -101,7 +103,7 @@ class PaneOperator(CompiledPaneWindow, WindowOperator):
         start, rows = late["__start"].to_numpy(), late["__n"].to_numpy()
         if self.has_forgotten(watermark):
             return {NEVER: int(rows.sum())}
-        last = pane_windows.last_window(self, start) + self.duration_us
+        last = pane_windows.last_window_of_pane(self, start) + self.duration_us
         return build_lateness_histogram(self.horizon(watermark) - last + 1, rows)
 
     # -- in the commit -------------------------------------------------------------------------------------------
@@ -115,16 +117,18 @@ class PaneOperator(CompiledPaneWindow, WindowOperator):
 
     def counts_after_emit(self, before: StageCounts, reports: Sequence[EmitReport], watermark: int) -> StageCounts:
         living = {
-            p: groups for p, groups in before.panes.items() if pane_windows.window_totals(self, {p: 1}, watermark)
+            p: groups
+            for p, groups in before.panes.items()
+            if pane_windows.count_groups_by_window(self, {p: 1}, watermark)
         }
         return replace(before, panes=living)
 
-    def open_counts(self, counts: StageCounts) -> tuple[int, int]:
+    def count_open_groups(self, counts: StageCounts) -> tuple[int, int]:
         groups = sum(sum(of_shards) for of_shards in counts.panes.values())
         return groups, groups
 
     def check_group_limit(self, counts: StageCounts, watermark: int, recount: Recount) -> None:
-        """Raise CapExceededError if a window has too many groups.
+        """Raise LimitExceededError if a window has too many groups.
 
         The sum over the panes of a hopping window may count a group more than once. If the sum exceeds the limit, the
         groups are counted exactly in the state.
@@ -132,21 +136,23 @@ class PaneOperator(CompiledPaneWindow, WindowOperator):
         bound = self.fails_above
         if bound is None:
             return
-        totals = pane_windows.window_totals(self, {p: sum(groups) for p, groups in counts.panes.items()}, watermark)
+        totals = pane_windows.count_groups_by_window(
+            self, {p: sum(groups) for p, groups in counts.panes.items()}, watermark
+        )
         suspects = sorted(w for w, groups in totals.items() if groups > bound)
         if suspects and pane_windows.is_overlapping(self):
-            exact = recount(partial(self.groups_in, tuple(suspects)))
+            exact = recount(partial(self.count_groups_in, tuple(suspects)))
             totals = {w: exact.get(w, 0) for w in suspects}
             suspects = [w for w in suspects if totals[w] > bound]
         if suspects:
             window = suspects[0]
-            raise CapExceededError(
+            raise LimitExceededError(
                 f"{self.pipeline}: window {format_iso(window)} to {format_iso(window + self.duration_us)} holds "
                 f"{totals[window]} groups, but max_groups_per_window is {bound}; raise it, or set "
                 'on_state_cap = "drop_new_groups"; this epoch was not committed'
             )
 
-    def groups_in(self, windows: Sequence[int], task: ShardTask) -> Mapping[int, int]:
+    def count_groups_in(self, windows: Sequence[int], task: ShardTask) -> Mapping[int, int]:
         """Return the exact number of groups in a shard by window start. `windows`: the starts of the windows."""
         state, keys, start = task.state.reader(self).scan(), ["__kh", *self.key_names], pl.col("__start")
         panes = (state.filter(start.is_between(w, w + self.duration_us, closed="left")) for w in windows)
@@ -157,37 +163,37 @@ class PaneOperator(CompiledPaneWindow, WindowOperator):
         counts = dict(task.pane_groups or {})
         for start, n in rows["__start"].value_counts().iter_rows():
             counts[start] = counts.get(start, 0) + n
-        totals = pane_windows.window_totals(self, counts, task.watermark)
+        totals = pane_windows.count_groups_by_window(self, counts, task.watermark)
         return max(totals.values(), default=0) > (task.group_limit or 0)
 
 
 @dataclass(frozen=True)
-class SessionOperator(CompiledSessionWindow, WindowOperator):
+class SessionWindowOperator(CompiledSessionWindow, WindowOperator):
     """Merges rows into the sessions of a shard, and emits sessions when they close, are cut, or change."""
 
     @property
     def last_instant_us(self) -> int:
         return 0  # an event exactly one gap after the last event still joins the session
 
-    def hold_us(self, watermark: int, holds: Iterable[Hold]) -> int:
-        return session_emission.find_lowest_hold(holds, watermark, self.reach_us)
+    def watermark_hold_us(self, watermark: int, holds: Iterable[Hold]) -> int:
+        return session_emission.find_lowest_watermark_hold(holds, watermark, self.reach_us)
 
-    def read_holds(self, task: ShardTask) -> tuple[Hold, ...]:
-        return self.find_shard_holds(task.state.reader(self).scan().sort("__h", maintain_order=True))
+    def read_watermark_holds(self, task: ShardTask) -> tuple[Hold, ...]:
+        return self.find_shard_watermark_holds(task.state.reader(self).scan().sort("__h", maintain_order=True))
 
-    def find_shard_holds(self, rows: pl.DataFrame) -> tuple[Hold, ...]:
-        return session_emission.bound_holds(session_emission.find_holds(self, rows))
+    def find_shard_watermark_holds(self, rows: pl.DataFrame) -> tuple[Hold, ...]:
+        return session_emission.limit_watermark_holds(session_emission.find_watermark_holds(self, rows))
 
-    def find_changed_holds(self, task: ShardTask, state: pl.DataFrame) -> tuple[Hold, ...] | None:
+    def find_changed_watermark_holds(self, task: ShardTask, state: pl.DataFrame) -> tuple[Hold, ...] | None:
         if task.holds is None or state.is_empty():
             return None
-        return session_emission.replace_holds(self, task.holds, state)
+        return session_emission.replace_watermark_holds(self, task.holds, state)
 
     @property
     def reasons(self) -> Sequence[str]:
         return (*super().reasons, "cap")
 
-    def late_before(self, watermark: int) -> int:
+    def late_threshold(self, watermark: int) -> int:
         return watermark
 
     def ingest(self, task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport:
@@ -212,17 +218,17 @@ class SessionOperator(CompiledSessionWindow, WindowOperator):
             alone = session_emission.emit_late_rows_as_sessions(self, done.late)
         task.staging("before")
         report = self.ingest_report(task, done, before, alone)
-        letters = {LATE: find_late_letters(task, done.late, origins)}
+        letters = {LATE: find_late_dead_letters(task, done.late, origins)}
         if task.keeps_bad and origins is not None and bad.height:
             bad_rows = bad.with_columns(pl.col("__ts").alias("__start"), origins[bad["__row"]].alias(ORIGIN))
-            letters[BAD_GAP] = [build_bad_row_letters(bad_rows, pl.lit(BAD_GAP), task.state.epoch, self.pipeline)]
-        report |= {"rows": rows.height, "letters": stage_letters(task, letters)}
+            letters[BAD_GAP] = [build_bad_row_dead_letters(bad_rows, pl.lit(BAD_GAP), task.state.epoch, self.pipeline)]
+        report |= {"rows": rows.height, "letters": stage_dead_letters(task, letters)}
         task.staging("after")
         return IngestReport(**report, bad=bad.height, bad_sample=self.sample(bad, "__ts"))
 
-    def late_letters(self, task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:
+    def late_dead_letters(self, task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:
         missed = pl.Series(np.ones(rows.height, dtype=np.int64))  # each row missed one session
-        return build_late_letters(task, rows, missed, keys=self.keys)
+        return build_late_dead_letters(task, rows, missed, keys=self.keys)
 
     def emit(self, task: ShardTask) -> EmitReport:
         due = self.read_due_units(task)
@@ -243,14 +249,14 @@ class SessionOperator(CompiledSessionWindow, WindowOperator):
 
     # -- in the commit -------------------------------------------------------------------------------------------
 
-    def open_counts(self, counts: StageCounts) -> tuple[int, int]:
+    def count_open_groups(self, counts: StageCounts) -> tuple[int, int]:
         return sum(counts.windows), sum(counts.groups)
 
     def check_group_limit(self, counts: StageCounts, watermark: int, recount: Recount) -> None:
-        """Raise CapExceededError if too many keys have open sessions. The counts are exact."""
+        """Raise LimitExceededError if too many keys have open sessions. The counts are exact."""
         bound, open_keys = self.fails_above, sum(counts.groups)
         if bound is not None and open_keys > bound:
-            raise CapExceededError(
+            raise LimitExceededError(
                 f"{self.pipeline}: {plural(open_keys, 'key has open sessions', 'keys have open sessions')}, but "
                 f'max_groups_per_window is {bound}; raise it, or set on_state_cap = "drop_new_groups"; this epoch was '
                 "not committed"
@@ -289,12 +295,12 @@ def _admit_groups(
     """
     names = logic.key_names
     members: dict[int, set[tuple[object, ...]]] = {}
-    first_open = pane_windows.last_closed(logic, logic.horizon(watermark)) + logic.hop_us
+    first_open = pane_windows.last_closed_window(logic, logic.horizon(watermark)) + logic.hop_us
 
     def windows_of(pane: int) -> range:
         starts = np.array([pane])
-        low = max(int(pane_windows.first_window(logic, starts)[0]), first_open)
-        return range(low, int(pane_windows.last_window(logic, starts)[0]) + 1, logic.hop_us)
+        low = max(int(pane_windows.first_window_of_pane(logic, starts)[0]), first_open)
+        return range(low, int(pane_windows.last_window_of_pane(logic, starts)[0]) + 1, logic.hop_us)
 
     for *key, pane in existing.select(*names, "__start").iter_rows():
         for window in windows_of(pane):

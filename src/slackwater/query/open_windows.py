@@ -15,10 +15,10 @@ import polars as pl
 from slackwater.core.sorted_arrays import sorted_by_key
 from slackwater.errors import raise_unregistered
 from slackwater.operators.base import Operator
-from slackwater.operators.keyed import KeyedOperator
-from slackwater.operators.timed_state_layout import NO_TIMER
-from slackwater.operators.window_base import WindowOperator
-from slackwater.operators.window_operators import PaneOperator, SessionOperator
+from slackwater.operators.keyed_operator_base import KeyedOperator
+from slackwater.operators.timer_state_layout import NO_TIMER
+from slackwater.operators.window_operator_base import WindowOperator
+from slackwater.operators.window_operators import PaneWindowOperator, SessionWindowOperator
 from slackwater.windows import pane_emission, session_emission
 from slackwater.windows.compiled_window import METADATA, CompiledWindow, EmitResult
 from slackwater.windows.state_layout import DIRTY, EMITTED, EMITTED_FRAGMENT, FAR, FRAGMENT, WHOLE, Int64s
@@ -100,7 +100,7 @@ def _assemble(operator: Operator, rows: pl.DataFrame, watermark: int) -> pl.Data
 
 
 @_assemble.register
-def _(logic: PaneOperator, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
+def _(logic: PaneWindowOperator, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
     """Merge panes into windows."""
     if logic.updates:
         no_output = pl.lit([], pl.List(pl.Int64)).alias("__out")  # otherwise only changed windows are emitted
@@ -110,7 +110,7 @@ def _(logic: PaneOperator, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
 
 
 @_assemble.register
-def _(logic: SessionOperator, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
+def _(logic: SessionWindowOperator, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
     """Merge fragments into sessions. Whole sessions are not merged."""
     kind = rows["__kind"].to_numpy()
     whole_sessions = _whole_sessions(logic, _select_rows(rows, (kind == WHOLE) | (kind == EMITTED)))
@@ -128,7 +128,7 @@ def _(logic: SessionOperator, rows: pl.DataFrame, watermark: int) -> pl.DataFram
     return pl.concat([whole_sessions, sessions.select(whole_sessions.columns)])
 
 
-def _whole_sessions(logic: SessionOperator, rows: pl.DataFrame) -> pl.DataFrame:
+def _whole_sessions(logic: SessionWindowOperator, rows: pl.DataFrame) -> pl.DataFrame:
     """Return the sessions of rows that each contain a whole session, with `__closes` and `__last`."""
     end = pl.col("__end") if logic.dynamic else pl.col("__last") + logic.gap_us
     return rows.select(
@@ -149,7 +149,7 @@ def _select_rows(rows: pl.DataFrame, mask: np.ndarray[tuple[int], np.dtype[np.bo
     return rows if mask.all() else rows[np.flatnonzero(mask)]
 
 
-def _last_events(logic: SessionOperator, sessions: pl.DataFrame, fragments: pl.DataFrame) -> Int64s:
+def _last_events(logic: SessionWindowOperator, sessions: pl.DataFrame, fragments: pl.DataFrame) -> Int64s:
     """Return the time of the last event of each session (µs), from the fragments that were merged into the session.
 
     In the order of key and start, the fragments of a session come directly after the session.

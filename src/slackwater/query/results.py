@@ -48,8 +48,8 @@ from slackwater.connectors.files.target import json_columns
 from slackwater.connectors.target import LabeledRows, ResultReader
 from slackwater.core.row_format import is_nested
 from slackwater.errors import StartError, Topic
-from slackwater.evolution.operator_from_state import restore_window
-from slackwater.query.locate_state import locate_store
+from slackwater.evolution.pipeline_from_state import restore_window
+from slackwater.query.state_locator import locate_store
 from slackwater.query.state_view import StateView
 
 TIMES = ("window_start", "window_end")

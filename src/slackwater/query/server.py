@@ -9,7 +9,7 @@ Every path accepts `at=EPOCH` to read an earlier commit. `Accept: application/vn
 selects Arrow.
 
 Requests run on a few threads, and each request reads one commit. The duration of a scan, the rows and bytes of a
-response, and the content of `where` (`query/condition.py`) are limited. `build_routes` returns routes for any ASGI
+response, and the content of `where` (`query/where_condition.py`) are limited. `build_routes` returns routes for any ASGI
 application.
 """
 
@@ -33,11 +33,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from slackwater.config.message_format import format_value, value_mismatch
+from slackwater.config.error_text import describe_value_mismatch, format_value
 from slackwater.core.humanize import plural
 from slackwater.core.row_format import json_lines
 from slackwater.core.schema import polars_to_spark_type
-from slackwater.errors import ExhaustedError, SlackwaterError, StartError, StateError, Topic
+from slackwater.errors import ResourceExhaustedError, SlackwaterError, StartError, StateError, Topic
 from slackwater.query.state_view import StateView, to_arrow
 from slackwater.watermark import NO_WATERMARK
 from slackwater.web.server import LOOPBACK, HttpServer, start_server
@@ -123,7 +123,7 @@ def _answer_request(
         return _rows_response(answer_body, wants_arrow or parameters.get("format") == "arrow")
     except _TooLargeError as error:
         return _error_response(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, str(error))
-    except (StateError, ExhaustedError) as error:
+    except (StateError, ResourceExhaustedError) as error:
         return _error_response(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
     except SlackwaterError as error:
         return _error_response(HTTPStatus.BAD_REQUEST, str(error))
@@ -196,7 +196,7 @@ def _view_at_epoch(view: StateView, parameters: Query) -> StateView:
 
 def _parse_number(parameters: Query, name: str, most: int = 10**18) -> int:
     if not re.fullmatch("[0-9]{1,19}", parameters[name]) or int(parameters[name]) > most:
-        problem = value_mismatch(parameters[name], f"a whole number from 0 to {most}")
+        problem = describe_value_mismatch(parameters[name], f"a whole number from 0 to {most}")
         raise StartError(f"{name}: {problem}", Topic.VALUE)
     return int(parameters[name])
 

@@ -15,23 +15,23 @@ from slackwater.engine import next_commit
 from slackwater.errors import StartError, Topic, raise_unregistered
 from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoinOperator
-from slackwater.operators.keyed import KeyedOperator
+from slackwater.operators.keyed_operator_base import KeyedOperator
 from slackwater.operators.stateless import StatelessOperator
-from slackwater.operators.window_base import WindowOperator
-from slackwater.operators.window_operators import PaneOperator, SessionOperator
+from slackwater.operators.window_operator_base import WindowOperator
+from slackwater.operators.window_operators import PaneWindowOperator, SessionWindowOperator
 from slackwater.query import state_inspection
-from slackwater.query.locate_state import narrow_snapshot
 from slackwater.query.state_inspection import to_plain_key
+from slackwater.query.state_locator import narrow_snapshot
 from slackwater.query.why_report import (
-    ClockReport,
     JoinSideReport,
     KeyReport,
     OpenWindow,
     RequiredEvent,
     StageReport,
-    report_clocks,
-    slowest_clock,
-    time_or_none,
+    WatermarkReport,
+    find_slowest_watermark,
+    report_watermarks,
+    watermark_or_none,
 )
 from slackwater.state.commit import StageState
 from slackwater.state.protocol import Snapshot
@@ -68,16 +68,16 @@ class StageInspector:
     def report(self) -> StageReport:
         """Return the report on this stage as of the commit, without `read_by` and `key`."""
         idle_close_ms = self.pipeline.transform.step.idle_close_ms
-        holder_clock, through = self.find_holder()
+        holder_clock, through = self.find_watermark_holder()
         histogram = self.state.counters.get("lateness", {})
         report = StageReport(
             stage=self.name,
             reads=(*self.clocks, *self.read),
             read_by=(),
             kind=self.operator.fingerprint["kind"],
-            watermark_us=time_or_none(self.state.watermark_us),
+            watermark_us=watermark_or_none(self.state.watermark_us),
             clocks=(
-                *(c for name, clock in self.clocks.items() for c in report_clocks(name, clock)),
+                *(c for name, clock in self.clocks.items() for c in report_watermarks(name, clock)),
                 *(self._stage_clock(name) for name in self.read),
             ),
             holder=holder_clock,
@@ -105,14 +105,14 @@ class StageInspector:
     def _delay_us(self, name: str) -> int:
         return 1000 * self.read[name].pipeline.watermark_delay_ms
 
-    def _stage_clock(self, name: str) -> ClockReport:
+    def _stage_clock(self, name: str) -> WatermarkReport:
         """Return the clock of an input stage."""
         record = self.state.clocks.get(self.read[name].name)
         newest = None if record is None else record.max_event_us
-        watermark = time_or_none(self._output_watermark(name))
-        return ClockReport(name, None, newest, self._hold_us(name), watermark, False, 0, None, of_stage=True)
+        watermark = watermark_or_none(self._output_watermark(name))
+        return WatermarkReport(name, None, newest, self._hold_us(name), watermark, False, 0, None, of_stage=True)
 
-    def find_holder(self) -> tuple[ClockReport | None, tuple[str, ...]]:
+    def find_watermark_holder(self) -> tuple[WatermarkReport | None, tuple[str, ...]]:
         """Return the clock that holds back the watermark, and the stages on the way to it.
 
         The clock is None if all sources are idle. The stages are the input stages between this stage and the source of
@@ -129,11 +129,11 @@ class StageInspector:
                 or self._output_watermark(slowest) < least
                 or (source is None and self._output_watermark(slowest) <= least)
             ):
-                clock, through = self.read[slowest].find_holder()
+                clock, through = self.read[slowest].find_watermark_holder()
                 return clock, (slowest, *through)
         if source is None:
             return None, ()
-        return slowest_clock(report_clocks(source, self.clocks[source])), ()
+        return find_slowest_watermark(report_watermarks(source, self.clocks[source])), ()
 
     # -- open windows --------------------------------------------------------------------------------------------
 
@@ -143,10 +143,10 @@ class StageInspector:
         raise_unregistered(operator, "slackwater.query.stage_inspector")
 
     @_with_open_state.register
-    def _(self, operator: PaneOperator, report: StageReport) -> StageReport:
+    def _(self, operator: PaneWindowOperator, report: StageReport) -> StageReport:
         """Count the open windows, based on the group counts per pane in the commit."""
         groups = {pane: sum(of_shards) for pane, of_shards in self.state.panes.items()}
-        totals = pane_windows.window_totals(operator, groups, self.state.watermark_us)
+        totals = pane_windows.count_groups_by_window(operator, groups, self.state.watermark_us)
         windows = [(s, n) for s, n in sorted(totals.items()) if n]
         next_windows = (
             self._open_window(None, s, None, s + operator.duration_us, "close", None, n) for s, n in windows[:NEXT]
@@ -154,7 +154,7 @@ class StageInspector:
         return replace(report, open_windows=len(windows), next=tuple(next_windows))
 
     @_with_open_state.register
-    def _(self, operator: SessionOperator, report: StageReport) -> StageReport:
+    def _(self, operator: SessionWindowOperator, report: StageReport) -> StageReport:
         rows = state_inspection.find_next_sessions(self.snapshot, operator, NEXT)
         count = rows.height if rows.height < NEXT else sum(self.state.windows)
         next_windows = self._sessions(operator, rows.head(NEXT))
@@ -181,7 +181,9 @@ class StageInspector:
     @_with_open_state.register
     def _(self, operator: StatelessOperator, report: StageReport) -> StageReport:
         counts = next_commit.read_stage_counts(self.state)
-        return replace(report, open_keys=operator.open_counts(counts)[1] or None, kept=operator.state_text(counts))
+        return replace(
+            report, open_keys=operator.count_open_groups(counts)[1] or None, kept=operator.state_text(counts)
+        )
 
     # -- one key -------------------------------------------------------------------------------------------------
 
@@ -222,27 +224,31 @@ class StageInspector:
         raise_unregistered(operator, "slackwater.query.stage_inspector")
 
     @_key_report.register
-    def _(self, operator: PaneOperator, key: dict[str, Any], rows: pl.DataFrame, windows: pl.DataFrame) -> KeyReport:
+    def _(
+        self, operator: PaneWindowOperator, key: dict[str, Any], rows: pl.DataFrame, windows: pl.DataFrame
+    ) -> KeyReport:
         before, watermark = None, self.state.watermark_us
         if watermark > NO_WATERMARK:
-            before = pane_windows.last_closed(operator, operator.horizon(watermark)) + operator.hop_us
+            before = pane_windows.last_closed_window(operator, operator.horizon(watermark)) + operator.hop_us
         return KeyReport(key, self._windows_of(operator, windows), None, before)
 
     @_key_report.register
-    def _(self, operator: SessionOperator, key: dict[str, Any], rows: pl.DataFrame, windows: pl.DataFrame) -> KeyReport:
+    def _(
+        self, operator: SessionWindowOperator, key: dict[str, Any], rows: pl.DataFrame, windows: pl.DataFrame
+    ) -> KeyReport:
         unit, horizon = IntervalBatch.from_frame(operator, rows), operator.horizon(self.state.watermark_us)
-        floor = time_or_none(int(unit.floors(operator.reach_us, horizon)[0])) if unit.keys else None
+        floor = watermark_or_none(int(unit.floors(operator.reach_us, horizon)[0])) if unit.keys else None
         before = None if self.state.watermark_us <= NO_WATERMARK else horizon - operator.gap_us
         return KeyReport(key, self._sessions(operator, windows, rows), floor, before)
 
     @_key_report.register
     def _(self, operator: KeyedOperator, key: dict[str, Any], rows: pl.DataFrame, windows: pl.DataFrame) -> KeyReport:
         refuses_late_rows = "late_data" in self.pipeline.transform.step.KEYS
-        before = time_or_none(self.state.watermark_us) if refuses_late_rows else None
+        before = watermark_or_none(self.state.watermark_us) if refuses_late_rows else None
         return KeyReport(key, self._timers(operator, windows), None, before)
 
     def _sessions(
-        self, logic: SessionOperator, sessions: pl.DataFrame, state: pl.DataFrame | None = None
+        self, logic: SessionWindowOperator, sessions: pl.DataFrame, state: pl.DataFrame | None = None
     ) -> tuple[OpenWindow, ...]:
         """Return reports on open sessions. `state`: all state rows of the key, if all sessions have the same key."""
         return self._windows_of(logic, sessions, lambda row: self._last_event_us(logic, row, state))
@@ -267,7 +273,9 @@ class StageInspector:
             windows.append(self._open_window(key, row["__start"], last_us, row["__closes"], row["__reason"], n, None))
         return tuple(windows)
 
-    def _last_event_us(self, logic: SessionOperator, row: Mapping[str, Any], state: pl.DataFrame | None) -> int | None:
+    def _last_event_us(
+        self, logic: SessionWindowOperator, row: Mapping[str, Any], state: pl.DataFrame | None
+    ) -> int | None:
         """Return the last event time of a session (µs); None if it is unknown because `state` is missing."""
         if row["__reason"] == "close" and not logic.dynamic:
             return int(row["__end"]) - logic.gap_us
@@ -287,12 +295,12 @@ class StageInspector:
         rows: int | None,
         groups: int | None,
     ) -> OpenWindow:
-        needs, silence_us = self.required_events(closes), self.closing_silence(closes)
+        needs, silence_us = self.find_required_events(closes), self.compute_closing_silence(closes)
         return OpenWindow(key, start, last, closes, reason, rows, groups, needs, silence_us)
 
     # -- what a window waits for ---------------------------------------------------------------------------------------
 
-    def required_events(self, closes: int) -> tuple[RequiredEvent, ...]:
+    def find_required_events(self, closes: int) -> tuple[RequiredEvent, ...]:
         """Return the events that would move the watermark to `closes` (µs).
 
         Each source whose watermark is lower must return an event, including the sources of input stages. If all sources
@@ -301,7 +309,7 @@ class StageInspector:
         events = list(self._required_of_sources(closes))
         for name in self.read:
             if self._output_watermark(name) < closes:
-                events += self.read[name].required_events(closes + self._delay_us(name))
+                events += self.read[name].find_required_events(closes + self._delay_us(name))
         latest: dict[tuple[str, int | None], RequiredEvent] = {}
         for need in events:
             other = latest.setdefault((need.source, need.choice), need)
@@ -320,13 +328,13 @@ class StageInspector:
                 events.append(RequiredEvent(name, parts, closes + clock.lateness_us, choice))
         return events
 
-    def closing_silence(self, closes: int) -> int | None:
+    def compute_closing_silence(self, closes: int) -> int | None:
         """Return how much longer all sources must be silent until `idle_close_ms` moves the watermark to `closes` (µs).
 
         None means that silence never moves the watermark that far.
         """
         behind = [n for n in self.read if self._output_watermark(n) < closes]
-        silences = [self.read[n].closing_silence(closes + self._delay_us(n)) for n in behind]
+        silences = [self.read[n].compute_closing_silence(closes + self._delay_us(n)) for n in behind]
         if self.clocks:
             silences.append(self._closing_silence_of_sources(closes))
         finite = [us for us in silences if us is not None]

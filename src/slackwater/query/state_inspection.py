@@ -13,20 +13,20 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from slackwater.config.message_format import suggest_word_or_list
+from slackwater.config.error_text import suggest_or_list_words
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.hashing import key_hash, mix_bits, shard_of
 from slackwater.core.humanize import mismatch
 from slackwater.core.schema import INTEGERS, Field
 from slackwater.core.sorted_arrays import Int64s, distinct_values
 from slackwater.errors import StartError, StateError, Topic, raise_unregistered
-from slackwater.evolution.operator_from_state import restore_operator, stored_columns, with_stored_accumulators
+from slackwater.evolution.pipeline_from_state import restore_operator, stored_columns, with_stored_accumulators
 from slackwater.operators.base import Operator
-from slackwater.operators.keyed import KeyedOperator
+from slackwater.operators.keyed_operator_base import KeyedOperator
 from slackwater.operators.registry import compile_window
-from slackwater.operators.timed_state_layout import NO_TIMER
-from slackwater.operators.window_base import WindowOperator
-from slackwater.operators.window_operators import PaneOperator, SessionOperator
+from slackwater.operators.timer_state_layout import NO_TIMER
+from slackwater.operators.window_operator_base import WindowOperator
+from slackwater.operators.window_operators import PaneWindowOperator, SessionWindowOperator
 from slackwater.state.commit import Commit, StageState
 from slackwater.state.protocol import Snapshot
 from slackwater.windows import pane_emission, session_emission
@@ -45,7 +45,7 @@ from slackwater.windows.state_layout import (
 
 
 def rebuild_operator(pipeline: Pipeline, commit: Commit) -> Operator:
-    """Return the operator that wrote a commit of one stage (see `query.locate_state.narrow_commit`).
+    """Return the operator that wrote a commit of one stage (see `query.state_locator.narrow_commit`).
 
     If the state does not describe its window, the window from the config is used, with the column types from the
     fingerprint. Raises StateError if one of these types is unknown.
@@ -95,7 +95,7 @@ def parse_key(logic: KeyedStateLayout, texts: Texts, option: str = "key") -> pl.
         parts = [p.partition("=") for text in texts for p in re.split(following, text)]
     for name, is_value, value in parts:
         if name not in names:
-            problem = f'"{name}" is not a key of this window{suggest_word_or_list(name, names)}'
+            problem = f'"{name}" is not a key of this window{suggest_or_list_words(name, names)}'
             if not is_value and not isinstance(texts, Mapping):  # a value without its column
                 form = ",".join(f"{n}={name if i == 0 else '…'}" for i, n in enumerate(names))
                 problem = mismatch(f'"{name}"', f"a column name and a value: {form}")
@@ -213,12 +213,12 @@ def _unit_hashes(operator: Operator, key: Int64s, state: StageState) -> Int64s:
 
 
 @_unit_hashes.register
-def _(operator: PaneOperator, key: Int64s, state: StageState) -> Int64s:
+def _(operator: PaneWindowOperator, key: Int64s, state: StageState) -> Int64s:
     starts = np.array(sorted(state.panes), dtype=np.int64)
     return distinct_values(mix_bits(np.repeat(key, len(starts)), starts))
 
 
-@_unit_hashes.register(SessionOperator)
+@_unit_hashes.register(SessionWindowOperator)
 @_unit_hashes.register(KeyedOperator)
 def _(operator: Operator, key: Int64s, state: StageState) -> Int64s:
     return key
@@ -238,7 +238,7 @@ def list_open_windows(operator: Operator, rows: pl.DataFrame, watermark: int) ->
 
 
 @list_open_windows.register
-def _(operator: PaneOperator, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
+def _(operator: PaneWindowOperator, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
     if operator.updates:
         no_output = pl.lit([], pl.List(pl.Int64)).alias("__out")  # otherwise only changed windows are emitted
         rows = _as_not_emitted(rows, {CLEAN: DIRTY}).with_columns(no_output)
@@ -247,7 +247,7 @@ def _(operator: PaneOperator, rows: pl.DataFrame, watermark: int) -> pl.DataFram
 
 
 @list_open_windows.register
-def _(operator: SessionOperator, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
+def _(operator: SessionWindowOperator, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
     rows = _as_not_emitted(rows, {EMITTED: WHOLE, EMITTED_FRAGMENT: FRAGMENT})
     windows = session_emission.emit_sessions(operator, rows, watermark, FAR, True).rows
     cut, cut_us = pl.col("__reason") == "cap", pl.col("__start") + operator.cap_us
@@ -271,7 +271,7 @@ def _sort_by_close(logic: KeyedStateLayout, windows: pl.DataFrame, closes: pl.Ex
     return windows.with_columns(closes.alias("__closes")).sort("__closes", "__start", *logic.key_names)
 
 
-def find_next_sessions(snapshot: Snapshot, logic: SessionOperator | KeyedOperator, count: int) -> pl.DataFrame:
+def find_next_sessions(snapshot: Snapshot, logic: SessionWindowOperator | KeyedOperator, count: int) -> pl.DataFrame:
     """Return the open sessions that close first, or the timers that are due first: at least `count` if enough exist.
 
     The columns are the columns of `list_open_windows`.
@@ -303,7 +303,7 @@ def find_next_sessions(snapshot: Snapshot, logic: SessionOperator | KeyedOperato
         step, row_count = step * 16, row_count * 16
 
 
-def _closing_between(logic: SessionOperator | KeyedOperator, since: int, upto: int) -> DueRowFilter:
+def _closing_between(logic: SessionWindowOperator | KeyedOperator, since: int, upto: int) -> DueRowFilter:
     """Return the filter for the rows of sessions that close within a range of watermarks (µs).
 
     It also selects sessions that were emitted early, and all fragments that may be cut before the end of the range.

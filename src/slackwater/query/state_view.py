@@ -26,13 +26,13 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.core.humanize import mismatch
 from slackwater.core.notebook_repr import NotebookRepr
 from slackwater.errors import StartError, StateError, Topic
-from slackwater.evolution.operator_from_state import restore_operator, restore_window
-from slackwater.operators.keyed import KeyedOperator
-from slackwater.operators.window_base import WindowOperator
+from slackwater.evolution.pipeline_from_state import restore_operator, restore_window
+from slackwater.operators.keyed_operator_base import KeyedOperator
+from slackwater.operators.window_operator_base import WindowOperator
 from slackwater.query import state_inspection
-from slackwater.query.condition import filter_frame, parse_condition
-from slackwater.query.locate_state import locate_store
 from slackwater.query.open_windows import compute_current_windows, compute_rows_of_state, state_column_names
+from slackwater.query.state_locator import locate_store
+from slackwater.query.where_condition import filter_frame, parse_condition
 from slackwater.state.commit import Commit
 from slackwater.state.files.store import FilesStore
 from slackwater.state.protocol import Snapshot, StateStore
@@ -134,7 +134,7 @@ class StateView(NotebookRepr):
 
         Args:
             where: A condition over the columns, as a Polars expression or as SQL ("events > 100 AND _status = 'open'").
-                The module `slackwater.query.condition` lists what the SQL may contain.
+                The module `slackwater.query.where_condition` lists what the SQL may contain.
             limit: The maximum number of windows.
             timeout_s: The maximum number of seconds that the scan may take.
 

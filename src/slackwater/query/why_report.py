@@ -14,7 +14,7 @@ from slackwater.watermark import NO_WATERMARK, SourceClock
 
 
 @dataclass(frozen=True)
-class ClockReport:
+class WatermarkReport:
     """The clock of a source, of one of its partitions, or of an input stage, as of a commit.
 
     Args:
@@ -213,8 +213,8 @@ class StageReport:
     read_by: tuple[str, ...]
     kind: str
     watermark_us: int | None
-    clocks: tuple[ClockReport, ...]
-    holder: ClockReport | None
+    clocks: tuple[WatermarkReport, ...]
+    holder: WatermarkReport | None
     through: tuple[str, ...]
     idle_close_us: int | None
     open_windows: int
@@ -262,29 +262,36 @@ class WhyReport(TerminalRepr, StageReport, NotebookRepr):
         return self.stages or (self,)
 
 
-def start_text(file: str | None) -> str:
+def format_start_command(file: str | None) -> str:
     """Return the command that starts a pipeline, or the Python call if there is no config file."""
     return "slackwater.run(pipeline)" if file is None else f"slackwater run {file}"
 
 
-def time_or_none(us: int) -> int | None:
+def watermark_or_none(us: int) -> int | None:
     """Return a watermark (µs), or None if it is not set yet."""
     return None if us <= NO_WATERMARK else us
 
 
-def report_clocks(name: str, clock: SourceClock) -> list[ClockReport]:
+def report_watermarks(name: str, clock: SourceClock) -> list[WatermarkReport]:
     """Return the report of a source, followed by the reports of its partitions."""
     return [_clock_report(name, None, clock), *(_clock_report(name, p, c) for p, c in clock.partitions.items())]
 
 
-def _clock_report(name: str, partition: str | None, c: SourceClock) -> ClockReport:
+def _clock_report(name: str, partition: str | None, c: SourceClock) -> WatermarkReport:
     idle_in_us = None if c.idle else max(c.idleness_us - c.quiet_us, 0)
-    return ClockReport(
-        name, partition, c.max_event_us, c.lateness_us, time_or_none(c.watermark_us), c.idle, c.quiet_us, idle_in_us
+    return WatermarkReport(
+        name,
+        partition,
+        c.max_event_us,
+        c.lateness_us,
+        watermark_or_none(c.watermark_us),
+        c.idle,
+        c.quiet_us,
+        idle_in_us,
     )
 
 
-def slowest_clock(clocks: Sequence[ClockReport]) -> ClockReport:
+def find_slowest_watermark(clocks: Sequence[WatermarkReport]) -> WatermarkReport:
     """Return the slowest partition that is not idle, or the source if it has no partitions or all of them are idle.
 
     `clocks`: the clock of the source, followed by the clocks of its partitions.
@@ -306,7 +313,7 @@ def describe_watermark_wait(w: StageReport) -> str:
     if w.held_back_us:
         length = format_duration(max(w.held_back_us // 1000, 1))
         hold_text = f"; it holds its results back by {length}, since sessions may still be cut at their cap"
-    return _blocked_text(name_clock(w.holder), w.through) + hold_text
+    return _blocked_text(describe_watermark_owner(w.holder), w.through) + hold_text
 
 
 def _blocked_text(end: str, through: Sequence[str]) -> str:
@@ -321,7 +328,7 @@ def _blocked_text(end: str, through: Sequence[str]) -> str:
     )
 
 
-def name_clock(c: ClockReport) -> str:
+def describe_watermark_owner(c: WatermarkReport) -> str:
     """Return the name of a source, a partition or a stage, for use in a sentence."""
     return f'{"stage" if c.of_stage else "source"} "{c.source}"' + (
         f", partition {c.partition}" if c.partition is not None else ""
@@ -329,7 +336,6 @@ def name_clock(c: ClockReport) -> str:
 
 
 __all__ = [
-    "ClockReport",
     "JoinSideReport",
     "KeyHistory",
     "KeyReport",
@@ -338,9 +344,10 @@ __all__ = [
     "PublishedResults",
     "RequiredEvent",
     "StageReport",
+    "WatermarkReport",
     "WhyReport",
+    "describe_watermark_owner",
     "describe_watermark_wait",
-    "name_clock",
+    "format_start_command",
     "quote_stage",
-    "start_text",
 ]

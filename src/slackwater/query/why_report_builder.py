@@ -18,20 +18,20 @@ import polars as pl
 
 from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline
-from slackwater.core.dead_letter_columns import LetterFilter
+from slackwater.core.dead_letter_columns import DeadLetterFilter
 from slackwater.core.paths import file_uri_to_path
 from slackwater.core.schema import Field
-from slackwater.dead_letters.letter_reader import add_attempts, read_newest
+from slackwater.dead_letters.dead_letter_reader import add_attempts, read_newest
 from slackwater.errors import ConfigError, SlackwaterError, StartError, StateError, Topic
-from slackwater.evolution import compare_with_state
+from slackwater.evolution import config_state_comparison
 from slackwater.evolution.stage_matching import match_stages
 from slackwater.operators.dead_letters import LATE, group_key_json
-from slackwater.operators.window_base import WindowOperator
+from slackwater.operators.window_operator_base import WindowOperator
 from slackwater.query import state_inspection
-from slackwater.query.locate_state import find_stage_index, locate_store, narrow_commit
 from slackwater.query.results import result_reader, sort_by_start
 from slackwater.query.stage_inspector import StageInspector
 from slackwater.query.state_inspection import Texts
+from slackwater.query.state_locator import find_stage_index, locate_store, narrow_commit
 from slackwater.query.why_report import (
     KeyHistory,
     KeyReport,
@@ -39,7 +39,7 @@ from slackwater.query.why_report import (
     PublishedResults,
     StageReport,
     WhyReport,
-    start_text,
+    format_start_command,
 )
 from slackwater.state.commit import Commit
 from slackwater.state.protocol import Snapshot, StateStore
@@ -70,7 +70,7 @@ def build_why_report(
     with store.peek() as snapshot:
         if snapshot is None:
             waiting = f"{runner} runs and has not committed its first epoch"
-            hint = waiting if runner else f"start it with: {start_text(file)}"
+            hint = waiting if runner else f"start it with: {format_start_command(file)}"
             raise StateError(f"{pipeline.name}: there is no state yet; {hint}", Topic.NO_STATE)
         return replace(build_why_report_from_snapshot(pipeline, snapshot, runner, now_us, key, stage), file=file)
 
@@ -115,7 +115,7 @@ def _inspect_stages(pipeline: Pipeline, snapshot: Snapshot) -> list[StageInspect
     Raises StateError if the config cannot continue the state.
     """
     commit = snapshot.commit
-    compare_with_state.compare_config(pipeline, commit).check()
+    config_state_comparison.compare_config(pipeline, commit).check()
     names, inspectors = [s.name for s in commit.stages], dict[str, StageInspector]()
     stage_pipelines = pipeline.stage_pipelines
     matched = match_stages(pipeline.former_names, commit).matched
@@ -287,7 +287,7 @@ def _late_rows(
         how = "not kept" if late_data == "drop" else "used"
         return (), False, f'late rows are {how} (late_data = "{late_data}"); late_data = "dlq" keeps them'
     try:
-        letter_filter = LetterFilter(reason=LATE, group_keys={key}, limit=limit + 1)
+        letter_filter = DeadLetterFilter(reason=LATE, group_keys={key}, limit=limit + 1)
         letters = add_attempts(pipeline, read_newest(pipeline, letter_filter))
     except (SlackwaterError, OSError) as error:
         return (), False, str(error)

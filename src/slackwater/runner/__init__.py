@@ -3,5 +3,5 @@
 This package does not depend on the command line.
 
 May import: config, connectors, core, dead_letters, engine, errors, evolution, explain, logging, operators, pyspark,
-query, secrets, spark, state, windows.
+query, secret_masking, spark, state, windows.
 """

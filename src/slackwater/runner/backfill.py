@@ -38,7 +38,7 @@ from slackwater.engine.observer import Status
 from slackwater.errors import EpochError, SlackwaterError
 from slackwater.operators.base import Operator
 from slackwater.runner.backfill_plan import BackfillRange, backfill_pipeline, reach_us
-from slackwater.runner.components import create_target_writers
+from slackwater.runner.component_factory import create_target_writers
 from slackwater.runner.pipeline_runner import PipelineRunner, RunComponents
 from slackwater.runner.run_log import RunNotifier
 from slackwater.state.commit import BatchId, Commit, SourceRecord
@@ -114,7 +114,7 @@ def run_backfill(
     ) -> dict[str, TargetWriter]:
         now = time.time_ns() // 1000
         targets = create_target_writers(pipeline, operators, state_id, latest)
-        return {name: RangeFilterTarget(inner, window, span, now, partial, written) for name, inner in targets.items()}
+        return {name: BackfillTarget(inner, window, span, now, partial, written) for name, inner in targets.items()}
 
     runner = PipelineRunner(backfill, spark, RunNotifier(on_notice or (lambda level, line: None), on_status), stop)
     with runner.error_boundary():
@@ -223,7 +223,7 @@ class RangeCounts:
 
 
 @dataclass
-class RangeFilterTarget:
+class BackfillTarget:
     """A target writer that passes on only the windows in the range.
 
     Args:

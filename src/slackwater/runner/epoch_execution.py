@@ -20,15 +20,15 @@ from slackwater.connectors.files.planner import (
 )
 from slackwater.connectors.files.planner import changed_files_text as changed_text
 from slackwater.connectors.files.source import FileEntry, FilesSource
-from slackwater.connectors.source import Batch, Seekable, spark_error_reason
+from slackwater.connectors.source import Batch, SeekableSource, spark_error_reason
 from slackwater.core.offset_base import Offsets
 from slackwater.core.offsets import FileOffsets
 from slackwater.core.paths import file_uri_to_path
-from slackwater.errors import EpochError, ExhaustedError, SlackwaterError
+from slackwater.errors import EpochError, ResourceExhaustedError, SlackwaterError
 from slackwater.runner import error_boundary
 from slackwater.runner.pipeline_runner import PipelineRunner, RunComponents
 from slackwater.runner.run_log import RunNotifier
-from slackwater.secrets import has_secrets
+from slackwater.secret_masking import has_secrets
 
 log = logging.getLogger("slackwater")
 
@@ -82,14 +82,14 @@ class EpochExecutor:
     def _advertise(self, batch: Batch) -> None:
         for source in self.components.streams.sources:
             offsets = batch.offsets.get(source.name)
-            if offsets is not None and isinstance(source, Seekable):
+            if offsets is not None and isinstance(source, SeekableSource):
                 source.advertise(offsets)
 
     def raise_failure(self, failure: BaseException) -> None:
         """Raise the failure of an epoch as a one-line error that says whether the epoch was committed."""
         if isinstance(failure, SlackwaterError):
             raise failure
-        if exhausted := ExhaustedError.from_error(failure):
+        if exhausted := ResourceExhaustedError.from_error(failure):
             raise exhausted from None
         committed = self.driver.state.epoch >= self._epoch
         outcome = (

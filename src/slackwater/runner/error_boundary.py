@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from slackwater.connectors import spark_connect
+from slackwater.connectors import spark_connect_support
 from slackwater.connectors.source import spark_error_reason
 from slackwater.errors import EpochError, SlackwaterError, SparkEndedError
 
@@ -120,11 +120,11 @@ def _postgres_server(error: Exception) -> str | None:
 
 def _spark_exit(spark: SparkSession, seconds: float = _SECONDS) -> str | None:
     """Describe how Spark's process ended; None while it runs. `seconds`: how long to wait for its exit code."""
-    if spark_connect.is_connect(spark):
+    if spark_connect_support.is_connect(spark):
         return (
             None
-            if spark_connect.server_answers(spark)
-            else f"({spark_connect.describe_session(spark)}) no longer answers"
+            if spark_connect_support.is_server_reachable(spark)
+            else f"({spark_connect_support.describe_session(spark)}) no longer answers"
         )
     gateway: Any = getattr(spark.sparkContext, "_gateway", None)
     if gateway is None:
@@ -143,8 +143,8 @@ def _spark_exit(spark: SparkSession, seconds: float = _SECONDS) -> str | None:
 
 def has_spark_ended(spark: SparkSession) -> bool:
     """Return whether Spark's process has ended, using the cheapest check: an idle run calls this every second."""
-    if spark_connect.is_connect(spark):
-        return not spark_connect.server_answers(spark)
+    if spark_connect_support.is_connect(spark):
+        return not spark_connect_support.is_server_reachable(spark)
     gateway: Any = getattr(spark.sparkContext, "_gateway", None)
     process = getattr(gateway, "proc", None)
     if process is not None:
@@ -211,7 +211,9 @@ def hide_stack_traces(spark: SparkSession) -> Callable[[], None]:
     """
     from pyspark.logger import PySparkLogger
 
-    counters: Any = None if spark_connect.is_connect(spark) else getattr(spark.sparkContext, "_accumulatorServer", None)
+    counters: Any = (
+        None if spark_connect_support.is_connect(spark) else getattr(spark.sparkContext, "_accumulatorServer", None)
+    )
     if counters is not None:
         counters.handle_error = lambda request, address: log.debug("Spark's counters: the connection is gone")
     logger_of: Callable[[str], logging.Logger] = PySparkLogger.getLogger

@@ -18,16 +18,16 @@ from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.target import Target as TargetSpec
 from slackwater.connectors.connector import connector_for
 from slackwater.connectors.files.target import FilesTarget
-from slackwater.connectors.target import HasPreviousOutput, TargetTable, TargetWithMarker
+from slackwater.connectors.target import PreviousOutputReader, TargetTable, TargetWithMarker
 from slackwater.errors import StartError, StateError, Topic
-from slackwater.evolution import target_locations
-from slackwater.evolution.target_locations import (
+from slackwater.evolution import target_changes
+from slackwater.evolution.target_changes import (
     AHEAD,
     BEHIND,
     ExpectedMarkers,
-    expected_markers,
-    find_mismatch,
-    start_branch,
+    begin_branch,
+    compute_expected_markers,
+    find_marker_mismatch,
 )
 from slackwater.state.commit import LETTERS, Commit, TargetMarker
 from slackwater.state.protocol import Snapshot, StateStore
@@ -64,7 +64,7 @@ class MarkerMismatch:
 
     Args:
         checked: The target with the expected markers.
-        kind: AHEAD, BEHIND or FOREIGN, as defined in `evolution.target_locations`.
+        kind: AHEAD, BEHIND or FOREIGN, as defined in `evolution.target_changes`.
         marker: The marker in the target; None if it has none.
     """
 
@@ -78,7 +78,7 @@ class MarkerMismatch:
         target = self.checked.target
         if self.kind == BEHIND or not isinstance(target, FilesTarget):
             return False
-        return target.can_put_newer_aside(self.checked.expected.rollback)
+        return target.can_set_newer_epochs_aside(self.checked.expected.rollback)
 
     def text(self, commit: Commit) -> str:
         """Return a sentence about what the target holds and what the state wrote."""
@@ -110,11 +110,11 @@ def _list_checked_targets(
         missing: Names of targets that may lack the output of the commit.
         exact: False if a target does not receive every epoch, as in a backfill.
     """
-    current = target_locations.with_current_names(commit, pipeline.former_names, list(pipeline.per_target))
+    current = target_changes.with_current_names(commit, pipeline.former_names, list(pipeline.per_target))
     current_names = dict(zip(commit.targets, current.targets, strict=True))
     missing_names = {current_names.get(name, name) for name in missing}
     for name, title, spec, own_writer, stage in _target_specs(pipeline):
-        location, record = target_locations.target_location(spec), current.targets.get(name)
+        location, record = target_changes.target_location(spec), current.targets.get(name)
         # after a rename, the target has the marker of the previous name until it receives rows
         previous_writer = own_writer if record is None or record.place != location else record.writer
         for writer in dict.fromkeys((own_writer, previous_writer)):
@@ -123,7 +123,7 @@ def _list_checked_targets(
                 continue
             connection = resolve_connection(spec.connection, pipeline.connections)
             assert connection is not None, "it stores a marker"
-            expected = expected_markers(current, name, location, writer, name in missing_names)
+            expected = compute_expected_markers(current, name, location, writer, name in missing_names)
             if not exact:
                 expected = ExpectedMarkers(expected.rollback)
             upserts = stage is not None and spec.upserts(connection.kind, stage.transform.window)
@@ -165,11 +165,11 @@ def read_unrecorded_markers(pipeline: Pipeline, commit: Commit | None) -> dict[s
     current = (
         None
         if commit is None
-        else target_locations.with_current_names(commit, pipeline.former_names, list(pipeline.per_target))
+        else target_changes.with_current_names(commit, pipeline.former_names, list(pipeline.per_target))
     )
     markers: dict[str, TargetMarker | None] = {}
     for name, _, spec, writer, _ in _target_specs(pipeline):
-        location = target_locations.target_location(spec)
+        location = target_changes.target_location(spec)
         if current is not None:
             record = current.targets.get(name)
             is_named = record is not None and (record.writer, record.place) == (writer, location)
@@ -205,7 +205,7 @@ def find_mismatches(
             continue
         if checked.expected.was_target or not exact:
             markers[checked.name] = marker
-        kind = find_mismatch(commit, checked.expected, marker)
+        kind = find_marker_mismatch(commit, checked.expected, marker)
         if kind is not None:
             mismatches.append(MarkerMismatch(checked, kind, marker))
     return mismatches, markers, unreadable
@@ -275,13 +275,13 @@ def resolve_mismatches(
             )
     else:
         raise refusal
-    return start_branch(commit, uuid.uuid4().hex, markers, missing), lines
+    return begin_branch(commit, uuid.uuid4().hex, markers, missing), lines
 
 
 def _put_newer_aside(mismatch: MarkerMismatch) -> str:
     target, marker = mismatch.checked.target, mismatch.checked.expected.rollback
     assert isinstance(target, FilesTarget), "is_movable"
-    location = target.put_newer_aside(marker)
+    location = target.set_newer_epochs_aside(marker)
     files = f"the files written after epoch {marker.epoch}"
     return f"{mismatch.checked.title}: {files} are now in {location}; remove them when you no longer need them"
 
@@ -289,9 +289,9 @@ def _put_newer_aside(mismatch: MarkerMismatch) -> str:
 # -- startup without a state -------------------------------------------------------------------------------------------
 
 
-def _previous_outputs(pipeline: Pipeline) -> list[tuple[str, HasPreviousOutput]]:
+def _previous_outputs(pipeline: Pipeline) -> list[tuple[str, PreviousOutputReader]]:
     """Return (title, target) for each target in which a new state would add rows to the output of an earlier state."""
-    targets: list[tuple[str, HasPreviousOutput]] = []
+    targets: list[tuple[str, PreviousOutputReader]] = []
     if pipeline.formerly is not None:  # the output under the pipeline's previous name
         targets += _previous_outputs(pipeline.model_copy(update={"name": pipeline.formerly, "formerly": None}))
     for _, title, spec, writer, stage in _target_specs(pipeline):
@@ -300,7 +300,7 @@ def _previous_outputs(pipeline: Pipeline) -> list[tuple[str, HasPreviousOutput]]
         if stage is not None and spec.upserts(kind, stage.transform.window):
             continue  # an upsert replaces rows
         target = target_with_marker(pipeline, spec, writer)
-        if isinstance(target, HasPreviousOutput):
+        if isinstance(target, PreviousOutputReader):
             targets.append((title.removeprefix("the "), target))
     return targets
 

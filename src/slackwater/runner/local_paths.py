@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from slackwater.config.message_format import EnvString, format_value
+from slackwater.config.error_text import EnvString, format_value
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.relative_paths import list_written_directories, restore_written_path
 from slackwater.core.paths import OUTPUT_FOLDER, STATE_FOLDERS, is_local

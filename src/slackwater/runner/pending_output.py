@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import polars as pl
 
 from slackwater.config.pipeline import Pipeline
-from slackwater.connectors.kafka.rows import json_objects
+from slackwater.connectors.kafka.message_encoding import json_objects
 from slackwater.core.dead_letter_columns import LETTER
 from slackwater.core.humanize import plural
 from slackwater.core.schema import find_value_limits
 from slackwater.errors import StartError, Topic
-from slackwater.evolution.target_locations import with_skipped_targets
-from slackwater.operators.dead_letters import UNPUBLISHED, storable_letters
+from slackwater.evolution.target_changes import with_skipped_targets
+from slackwater.operators.dead_letters import UNPUBLISHED, to_storable_dead_letters
 from slackwater.runner import existing_output, run_log
-from slackwater.runner.components import create_letter_writer
+from slackwater.runner.component_factory import create_dead_letter_writer
 from slackwater.runner.pipeline_runner import PipelineRunner
 from slackwater.runner.run_log import RunNotifier
 from slackwater.state.commit import LETTERS, Commit
@@ -138,7 +138,7 @@ def lock_pending_epoch(pipeline: Pipeline, epoch: int) -> Iterator[tuple[StateSt
     Raises StartError or LockHeldError.
     """
     store = create_store(pipeline)
-    if store.stored_record() is None:
+    if store.read_commit_record() is None:
         raise missing_state_error()
     latest = store.open()
     try:
@@ -173,20 +173,20 @@ def _results_as_letters(rows: pl.DataFrame, pipeline: str, epoch: int) -> pl.Dat
     time_column = next(
         (c for c in rows.columns if c == "window_start" and isinstance(rows.schema[c], pl.Datetime)), None
     )
-    letter_columns = {
+    dead_letter_columns = {
         "reason": pl.lit(UNPUBLISHED),
         "pipeline": pl.lit(pipeline),
         "epoch": pl.lit(epoch),
         "value": pl.lit(pl.Series(json_objects(rows), dtype=pl.Binary)),
         "event_time": pl.lit(None) if time_column is None else pl.col(time_column),
     }
-    return rows.select(letter_columns.get(f.name, pl.lit(None)).cast(f.polars).alias(f.name) for f in LETTER)
+    return rows.select(dead_letter_columns.get(f.name, pl.lit(None)).cast(f.polars).alias(f.name) for f in LETTER)
 
 
 def _write_letters(pipeline: Pipeline, commit: Commit, pending: PendingOutput, letters: pl.DataFrame | None) -> str:
     """Write rows and dead letters under separate markers, so that a retry after a crash writes nothing twice."""
-    of_letters = create_letter_writer(pipeline, commit.state_id)
-    of_rows = create_letter_writer(pipeline, commit.state_id, "letters-aside")
+    of_letters = create_dead_letter_writer(pipeline, commit.state_id)
+    of_rows = create_dead_letter_writer(pipeline, commit.state_id, "letters-aside")
     assert of_rows is not None and of_letters is not None, "checked by skip_publish"
     rows = [
         _results_as_letters(stage_rows, pipeline.name, commit.epoch)
@@ -198,7 +198,9 @@ def _write_letters(pipeline: Pipeline, commit: Commit, pending: PendingOutput, l
             target.open()
             try:
                 target.publish(
-                    commit.epoch, storable_letters(frame, find_value_limits(target).time_range), commit=commit.commit_id
+                    commit.epoch,
+                    to_storable_dead_letters(frame, find_value_limits(target).time_range),
+                    commit=commit.commit_id,
                 )
             finally:
                 target.close()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from slackwater.config import config_warnings
 from slackwater.config.pipeline import Pipeline
-from slackwater.connectors import batch_planning, spark_connect
+from slackwater.connectors import batch_planning, spark_connect_support
 from slackwater.connectors.batch_planning import SourceSet
 from slackwater.connectors.lookup_views import LookupViews
 from slackwater.connectors.target import TargetWriter
@@ -30,9 +30,9 @@ from slackwater.errors import StartError
 from slackwater.evolution import added_columns
 from slackwater.operators.base import Operator
 from slackwater.runner import existing_output, run_log
-from slackwater.runner.components import (
+from slackwater.runner.component_factory import (
     bind_stages,
-    create_letter_writer,
+    create_dead_letter_writer,
     create_source,
     create_stage_runners,
     create_target_writers,
@@ -82,7 +82,7 @@ class PipelineRunner:
         self._opened = ExitStack()
         self._opened.callback(self.store.close)
 
-    def new_runner(self) -> PipelineRunner:
+    def create_runner(self) -> PipelineRunner:
         """Return a runner that starts the pipeline again on the same Spark session. Close this one first."""
         return PipelineRunner(self.pipeline, self.spark, self.reporter, self.stop)
 
@@ -128,7 +128,7 @@ class PipelineRunner:
         if spark is None:
             return None
         store = pipeline.state_store
-        shards = (store.shards if store else None) or spark_connect.task_slots(spark)
+        shards = (store.shards if store else None) or spark_connect_support.count_task_slots(spark)
         private_session = spark_session.private_session(spark, shards)
         warm_up_thread = threading.Thread(
             target=_warm_up_workers, args=(private_session, shards, pipeline), daemon=True
@@ -141,7 +141,7 @@ class PipelineRunner:
             create_source(private_session, pipeline, i, stored_columns.get(s.name))
             for i, s in enumerate(pipeline.sources)
         ]
-        if spark_connect.is_connect(private_session):
+        if spark_connect_support.is_connect(private_session):
             batch_planning.check_spark_connect_support(pipeline.name, sources)
         streams = SourceSet(private_session, sources, self.store)
         steps = bind_stages(pipeline, private_session, sources)
@@ -162,7 +162,10 @@ class PipelineRunner:
             n: operators[str(target_pipeline.target.from_)].output for n, target_pipeline in pipeline.per_target.items()
         }
         self.reporter.observers.on_schema(RunSchema({s.name: _fields(s.schema) for s in sources}, output))
-        letters, targets = create_letter_writer(pipeline, state_id), make_targets(pipeline, operators, state_id, latest)
+        letters, targets = (
+            create_dead_letter_writer(pipeline, state_id),
+            make_targets(pipeline, operators, state_id, latest),
+        )
         open_errors = self._open_targets(targets, letters)
         driver = self._driver = EpochDriver(
             pipeline, stages, self.store, targets, hooks, letters, open_errors, held_markers

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.errors import StartError, StateError, Topic
-from slackwater.evolution import target_locations
+from slackwater.evolution import target_changes
 from slackwater.runner import existing_output
 from slackwater.state.commit import TargetMarker
 from slackwater.state.migrations import with_targets
@@ -25,10 +25,10 @@ _BACKFILL = "-backfill-"
 
 def pipeline_under_former_name(pipeline: Pipeline, store: StateStore) -> Pipeline | None:
     """Return the pipeline under its previous name if the next start would take over its state; otherwise None."""
-    if pipeline.formerly is None or not _is_durable(pipeline) or store.stored_record() is not None:
+    if pipeline.formerly is None or not _is_durable(pipeline) or store.read_commit_record() is not None:
         return None
     previous = pipeline.model_copy(update={"name": pipeline.formerly})
-    return None if create_store(previous).stored_record() is None else previous
+    return None if create_store(previous).read_commit_record() is None else previous
 
 
 def take_over_renamed_state(pipeline: Pipeline, store: StateStore) -> str | None:
@@ -86,17 +86,17 @@ def _is_durable(pipeline: Pipeline) -> bool:
 def _states_with_same_target(pipeline: Pipeline, store: StateStore) -> Iterator[tuple[str, str]]:
     """Yield (pipeline, target) for each other pipeline in this store that writes to a target of this pipeline."""
     locations = {
-        target_locations.target_location(target_pipeline.target) for target_pipeline in pipeline.per_target.values()
+        target_changes.target_location(target_pipeline.target) for target_pipeline in pipeline.per_target.values()
     }
     for other in store.pipelines():
         if other == pipeline.name or _BACKFILL in other:
             continue
-        written = create_store(pipeline.model_copy(update={"name": other})).stored_record()
+        written = create_store(pipeline.model_copy(update={"name": other})).read_commit_record()
         targets = {} if written is None else with_targets(written.record).get("targets", {})
         for target in targets.values():
             location = tuple(target.get("place", ()))
             if location in locations and any(location):
-                yield other, f'"{target_locations.location_name(location)}"'
+                yield other, f'"{target_changes.format_location(location)}"'
                 break
 
 

@@ -16,21 +16,21 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from slackwater import explain
 from slackwater.config.pipeline import Pipeline
-from slackwater.connectors.batch_planning import create_planners
-from slackwater.connectors.source import Seekable
+from slackwater.connectors.batch_planning import create_source_planners
+from slackwater.connectors.source import SeekableSource
 from slackwater.core.offset_base import Offsets
 from slackwater.engine.observer import Observer, PendingPublish, Status
 from slackwater.errors import EpochError, NewColumnsError, SlackwaterError, Topic
-from slackwater.runner import background_run, existing_output, main_loop, renamed_pipeline, run_log, run_options
+from slackwater.runner import background_run, existing_output, renamed_pipeline, run_log, run_loops, run_options
 from slackwater.runner.background_run import Handle
-from slackwater.runner.components import create_targets
+from slackwater.runner.component_factory import create_targets
 from slackwater.runner.epoch_execution import ChangedFileReporter, EpochExecutor
 from slackwater.runner.local_paths import check_moved_directories
-from slackwater.runner.main_loop import PollingLoop
 from slackwater.runner.pipeline_runner import PipelineRunner, RunComponents
 from slackwater.runner.run_log import RunNotifier
+from slackwater.runner.run_loops import PollingLoop
 from slackwater.runner.run_options import RunOptions
-from slackwater.secrets import mask_secrets
+from slackwater.secret_masking import mask_secrets
 from slackwater.spark.sessions import spark_session
 from slackwater.state.commit import Commit
 from slackwater.state.protocol import StateStore
@@ -191,7 +191,7 @@ def _run(runner: PipelineRunner, options: RunOptions) -> Status | None:
                     ) from None
                 previous_failure, options = failure, replace(options, rebuild=None, former_output=None)
                 reporter.notice("info", f"{pipeline.name} restarts with new columns: {error}")
-                runner = runner.new_runner()
+                runner = runner.create_runner()
 
 
 def _run_once(runner: PipelineRunner, options: RunOptions) -> Status | None:
@@ -283,7 +283,7 @@ def run_to_end(runner: PipelineRunner, components: RunComponents, *, available_n
     _commit_start_offsets(components, offsets_given)
     files = ChangedFileReporter(runner.pipeline.name, components, runner.reporter)
     epochs = EpochExecutor(runner, components, files)
-    planners = create_planners(components.streams, components.driver.state, files.read)
+    planners = create_source_planners(components.streams, components.driver.state, files.read)
     if available_now:
         if planners is not None:
             planners.stop_at_current_end()
@@ -291,7 +291,7 @@ def run_to_end(runner: PipelineRunner, components: RunComponents, *, available_n
     files.report_changes(None)
     runner.reporter.observers.on_running()
     if planners is None:
-        main_loop.run_streaming_query(epochs, available_now)
+        run_loops.run_streaming_query(epochs, available_now)
     else:
         _forget_checkpoints(components)
         spark_session.list_files_locally(components.session)
@@ -299,7 +299,7 @@ def run_to_end(runner: PipelineRunner, components: RunComponents, *, available_n
     if available_now:
         files.report_changes(None)
         for engine in components.engines:
-            engine.hints.warn_missing()
+            engine.hints.warn_about_empty_columns()
 
 
 def _commit_start_offsets(components: RunComponents, offsets_given: bool) -> None:
@@ -309,7 +309,7 @@ def _commit_start_offsets(components: RunComponents, offsets_given: bool) -> Non
     """
     start_offsets: dict[str, Offsets] = {}
     for source in components.streams.sources:
-        if not isinstance(source, Seekable) or components.driver.state.sources[source.name].offsets is not None:
+        if not isinstance(source, SeekableSource) or components.driver.state.sources[source.name].offsets is not None:
             continue
         latest = source.spec.starting_offsets == "latest"
         # specified offsets stay valid even if this run dies before its first epoch

@@ -28,7 +28,7 @@ from slackwater.config.window import KINDS_OF_WINDOW
 from slackwater.core.humanize import format_duration, format_stamp, plural
 from slackwater.engine.observer import BufferCounts, Observer, ObserverGroup, StageStatus, Status
 from slackwater.runner import run_options
-from slackwater.secrets import mask_secrets
+from slackwater.secret_masking import mask_secrets
 from slackwater.state.commit import Commit
 
 log = logging.getLogger("slackwater")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from slackwater.config.connector_description import CONNECTORS, StartPosition
-from slackwater.config.message_format import suggest_word_or_list
+from slackwater.config.error_text import suggest_or_list_words
 from slackwater.config.pipeline import Pipeline, check_run_flags, resolve_connection
 from slackwater.config.source import Source
 from slackwater.core.humanize import mismatch
@@ -98,7 +98,9 @@ def set_starting_offsets(pipeline: Pipeline, positions: Mapping[str, Any]) -> Pi
     """
     names = [s.name for s in pipeline.sources]
     problems = [
-        f'--from: there is no source "{n}"{suggest_word_or_list(n, names)}' for n in positions if n not in (*names, "*")
+        f'--from: there is no source "{n}"{suggest_or_list_words(n, names)}'
+        for n in positions
+        if n not in (*names, "*")
     ]
     sources = [
         _with_position(pipeline, s, positions.get(s.name, positions.get("*")), problems) for s in pipeline.sources

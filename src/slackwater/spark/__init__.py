@@ -1,5 +1,5 @@
 """The engine that runs the shard tasks of each epoch as Spark jobs.
 
-May import: config, connectors, core, engine, errors, joins, logging, operators, pyspark, state, tunings, watermark,
+May import: config, connectors, core, engine, errors, joins, logging, operators, pyspark, state, tuning_switches, watermark,
 windows.
 """

@@ -24,7 +24,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from slackwater.config.pipeline import Pipeline
-from slackwater.connectors import spark_connect
+from slackwater.connectors import spark_connect_support
 from slackwater.connectors.source import Batch, spark_error_reason
 from slackwater.core.column_names import CORRUPT, quote_identifier
 from slackwater.core.schema import ANYTHING, ValueLimits
@@ -37,28 +37,28 @@ from slackwater.operators.dead_letters import (
     numbered_origin,
 )
 from slackwater.operators.reports import EmitReport, IngestReport
-from slackwater.spark import operator_rows
+from slackwater.spark import operator_input
 from slackwater.spark.analysis import sql_analysis
-from slackwater.spark.first_row_hints import FirstRowHints
+from slackwater.spark.first_rows_check import FirstRowsCheck
 from slackwater.spark.rejected_rows import RejectedRowHandler
 from slackwater.spark.row_query_builder import LETTER_NUMBER, RowQueryBuilder, TimedRows
-from slackwater.spark.tuning.row_transfer import ArrowBatchSizer, PreaggregationPolicy
+from slackwater.spark.tuning.shuffle_tuning import ArrowBatchSizer, PreaggregationPolicy
 from slackwater.spark.tuning.source_statistics import (
     FILE,
     FINGERPRINT,
     Facts,
     PendingStatistics,
     SourceStatisticsCollector,
-    count_unstorable,
-    find_newest_spans,
+    build_statistics_columns,
+    count_unstorable_rows,
+    derive_statistics_from_footers,
+    locate_newest_event_times,
     needs_separate_job,
-    newest_by_partition,
+    newest_times_by_partition,
     source_stats,
-    statistics_columns,
-    statistics_from_footers,
 )
 from slackwater.spark.worker_tasks import Task, count_task, emit_task, ingest_task, run_on_partitions
-from slackwater.tunings import is_enabled
+from slackwater.tuning_switches import is_enabled
 from slackwater.watermark import Span
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class SparkEngine:
 
     rows: RowQueryBuilder
     refresh: Callable[[], None] = field(default=lambda: None)
-    hints: FirstRowHints = field(init=False)
+    hints: FirstRowsCheck = field(init=False)
     statistics: SourceStatisticsCollector = field(default_factory=SourceStatisticsCollector)
     batch_sizer: ArrowBatchSizer = field(default_factory=ArrowBatchSizer)
     preaggregation: PreaggregationPolicy = field(default_factory=PreaggregationPolicy)
@@ -92,8 +92,8 @@ class SparkEngine:
         """Make Spark pickle the modules of user-defined aggregations by value, since workers may not have them."""
         from pyspark import cloudpickle
 
-        self.hints = FirstRowHints(self.session, self.pipeline, self.rows.times)
-        for agg in operator_rows.worker_aggregations(self.logic):
+        self.hints = FirstRowsCheck(self.session, self.pipeline, self.rows.times)
+        for agg in operator_input.worker_aggregations(self.logic):
             if agg.module not in (None, "__main__"):
                 top = sys.modules[agg.module.partition(".")[0]]
                 cloudpickle.register_pickle_by_value(top)  # type: ignore[no-untyped-call]
@@ -113,7 +113,7 @@ class SparkEngine:
     # -- ingest -------------------------------------------------------------------------------------------------
 
     def statistics_before_read(self, batch: Batch, clock_us: int) -> Mapping[str, SourceStats]:
-        self.hints.begin_sources(batch.payload)
+        self.hints.start_counting(batch.payload)
         return {
             name: source_stats(facts, {}, lambda fingerprint: None)
             for name, facts in self._facts_before_read(batch, clock_us).items()
@@ -135,7 +135,7 @@ class SparkEngine:
             idle: The names of the idle partitions, by source.
         """
         self.refresh()
-        self.hints.begin_sources(batch.payload)
+        self.hints.start_counting(batch.payload)
         latest = self.rows.latest_allowed_us(clock_us)
         tagged = 0 in tasks[0].idle_sources  # the late rows of a single idle source are counted separately
         read = self._timed_rows(batch, clock_us, None, idle, tagged)
@@ -144,8 +144,8 @@ class SparkEngine:
         if any(us is not None and us > latest for us in newest):
             read = self._timed_rows(batch, clock_us, latest, idle, tagged)
             outcome = self._ingest(read, batch, tasks, {})
-        outcome = self.hints.with_unit_hints(outcome, batch, clock_us)
-        return RejectedRowHandler(self.rows).with_letters(read, outcome, tasks)
+        outcome = self.hints.add_time_unit_hints(outcome, batch, clock_us)
+        return RejectedRowHandler(self.rows).with_dead_letters(read, outcome, tasks)
 
     def _timed_rows(
         self, batch: Batch, clock_us: int, latest: int | None, idle: Mapping[str, Sequence[str]], tagged: bool
@@ -163,15 +163,15 @@ class SparkEngine:
         frames: list[DataFrame] = []
         # Aggregated rows have no origin, so `RejectedRowHandler` reads the rows again to find the late rows.
         keeps_late_origin = self.pipeline.tracks_origin and not self.logic.is_preaggregated
-        before = tasks[0].operator.late_before(tasks[0].watermark) if keeps_late_origin else None
+        before = tasks[0].operator.late_threshold(tasks[0].watermark) if keeps_late_origin else None
         unfit: dict[str, list[Any]] = {}
         for name, timed in read.timed.items():
             aggregates = [*self._statistics(name, batch.partitions.get(name, {}), timed), *self.hints.aggregates(name)]
             passing, pending[name] = self.statistics.attach(name, timed, aggregates, known_facts.get(name))
             for input_path, tag, out in self.rows.outputs(read, name, timed, passing):
                 if (marked := self.rows.with_unstorable_reason(input_path, out, tasks[0].capacity)) is not None:
-                    unfit.setdefault(name, []).append(spark_connect.new_observation(marked))
-                    out = marked.observe(unfit[name][-1], count_unstorable(marked)).where(
+                    unfit.setdefault(name, []).append(spark_connect_support.new_observation(marked))
+                    out = marked.observe(unfit[name][-1], count_unstorable_rows(marked)).where(
                         f"{unstorable_rows.UNFIT} IS NULL"
                     )
                 frames.append(
@@ -180,8 +180,8 @@ class SparkEngine:
                     )
                 )
         operator = self.preaggregation.operator_for_epoch(tasks[0].operator)
-        lifted = operator_rows.lift_rows(operator, reduce(lambda a, b: a.unionByName(b), frames), read.tagged)
-        owned = operator_rows.repartition_to_shards(operator, lifted, len(tasks))
+        lifted = operator_input.lift_rows(operator, reduce(lambda a, b: a.unionByName(b), frames), read.tagged)
+        owned = operator_input.repartition_to_shards(operator, lifted, len(tasks))
         task = ingest_task([replace(t, operator=operator) for t in tasks])
         reports = [
             IngestReport.model_validate_json(r)
@@ -194,10 +194,10 @@ class SparkEngine:
             counts = batch.partitions.get(name, {})
             self.hints.add_statistics(name, statistics)
             if statistics["bad"] and "undecodable" not in statistics:
-                again = statistics_columns(read.timed[name], counts, True)
+                again = build_statistics_columns(read.timed[name], counts, True)
                 statistics = read.timed[name].agg(*again).collect()[0].asDict()
             newest = (
-                newest_by_partition(read.timed[name], name, statistics["newest"], self._busy_tasks)
+                newest_times_by_partition(read.timed[name], name, statistics["newest"], self._busy_tasks)
                 if needs_separate_job(counts)
                 else None
             )
@@ -206,7 +206,7 @@ class SparkEngine:
         counts_of = {name: sum(o.get["unfit"] or 0 for o in observations) for name, observations in unfit.items()}
 
         def spans(source: str, jump_us: int) -> Mapping[str, tuple[Span, ...]]:
-            return find_newest_spans(read.timed[source], jump_us, bool(batch.partitions.get(source)))
+            return locate_newest_event_times(read.timed[source], jump_us, bool(batch.partitions.get(source)))
 
         return IngestOutcome(
             reports,
@@ -229,7 +229,7 @@ class SparkEngine:
             if ask is None or plain is None or self.hints.aggregates(name):
                 continue
             column, unit_us = plain
-            facts = statistics_from_footers(
+            facts = derive_statistics_from_footers(
                 ask(column), unit_us, first, min(last, self.rows.latest_allowed_us(clock_us))
             )
             if facts is not None:
@@ -238,12 +238,14 @@ class SparkEngine:
 
     def _statistics(self, name: str, partitions: Mapping[str, int], timed: DataFrame) -> list[Any]:
         key = ("statistics", name, tuple(partitions), needs_separate_job(partitions), tuple(timed.columns))
-        return self.rows.expressions.get_or_create(key, lambda: statistics_columns(timed, partitions, False))
+        return self.rows.expressions.get_or_create(key, lambda: build_statistics_columns(timed, partitions, False))
 
     @property
     def _busy_tasks(self) -> int:
         """The number of tasks that a job needs to keep the cluster busy."""
-        return 2 * self.rows.expressions.get_or_create("parallelism", lambda: spark_connect.task_slots(self.session))
+        return 2 * self.rows.expressions.get_or_create(
+            "parallelism", lambda: spark_connect_support.count_task_slots(self.session)
+        )
 
     def payload(self, rows: pl.DataFrame) -> DataFrame:
         import polars as pl
@@ -286,9 +288,9 @@ class SparkEngine:
                 frames.append(
                     out.selectExpr(*self.rows.columns(input_path, None, None), f"{ORIGIN}.offset AS {LETTER_NUMBER}")
                 )
-        return operator_rows.to_letter_rows(self.logic, _read_letters(frames), LETTER_NUMBER)
+        return operator_input.to_dead_letter_rows(self.logic, _read_letters(frames), LETTER_NUMBER)
 
-    def validate_letters(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame:
+    def validate_dead_letters(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame:
         import polars as pl
 
         latest = self.rows.latest_allowed_us(clock_us)
@@ -299,7 +301,7 @@ class SparkEngine:
     # -- emit ----------------------------------------------------------------------------------------------------
 
     def emit(self, tasks: Sequence[ShardTask]) -> Sequence[EmitReport]:
-        if spark_connect.is_on_this_machine(self.session):  # threads of this process, without the overhead of a job
+        if spark_connect_support.is_local_spark(self.session):  # threads of this process, without the overhead of a job
             with ThreadPoolExecutor(len(tasks)) as pool:
                 return list(pool.map(lambda task: task.operator.emit(task), tasks))
         return [EmitReport.model_validate_json(r) for r in self._over_shards(tasks, emit_task(tasks))]

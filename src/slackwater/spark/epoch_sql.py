@@ -11,7 +11,7 @@ from slackwater.core.schema import Field
 from slackwater.errors import StartError, Topic
 from slackwater.joins.compiled_join import CompiledJoin, ShuffleColumns
 from slackwater.operators.dead_letters import ORIGIN
-from slackwater.operators.keyed import KeyedOperator
+from slackwater.operators.keyed_operator_base import KeyedOperator
 from slackwater.windows.aggregations import normalization_sql
 from slackwater.windows.compiled_window import CompiledWindow
 from slackwater.windows.pane_windows import CompiledPaneWindow, pane_us

@@ -24,13 +24,13 @@ from slackwater.engine.engine_interface import IngestOutcome, UnstorableRows
 from slackwater.errors import EpochError, Topic
 from slackwater.operators import unstorable_rows
 from slackwater.operators.base import ShardTask
-from slackwater.operators.dead_letters import ORIGIN, letter_columns, unstorable_columns
-from slackwater.operators.reports import LetterFile
-from slackwater.operators.window_base import WindowOperator
+from slackwater.operators.dead_letters import ORIGIN, dead_letter_columns_sql, unstorable_columns
+from slackwater.operators.reports import DeadLetterFile
+from slackwater.operators.window_operator_base import WindowOperator
 from slackwater.spark import epoch_sql
 from slackwater.spark.row_query_builder import RowQueryBuilder, TimedRows
 from slackwater.spark.tuning.source_statistics import FILE, FINGERPRINT
-from slackwater.spark.worker_tasks import late_task, letters_task, run_on_partitions
+from slackwater.spark.worker_tasks import dead_letters_task, late_task, run_on_partitions
 from slackwater.state.protocol import ShardState
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class RejectedRowHandler:
 
     rows: RowQueryBuilder
 
-    def with_letters(self, read: TimedRows, outcome: IngestOutcome, tasks: Sequence[ShardTask]) -> IngestOutcome:
+    def with_dead_letters(self, read: TimedRows, outcome: IngestOutcome, tasks: Sequence[ShardTask]) -> IngestOutcome:
         """Read the rejected rows again, and return the outcome with their samples and dead letters.
 
         Args:
@@ -57,7 +57,7 @@ class RejectedRowHandler:
             tasks: The tasks of all shards.
         """
         bad = [name for name, s in outcome.sources.items() if s.bad]
-        staged: list[LetterFile] = []
+        staged: list[DeadLetterFile] = []
         if self.rows.pipeline.transform.on_error == "dlq":
             staged += [letters for n in bad for letters in self._write_bad(n, read.timed[n], tasks[0].state)]
         some_late = any(r.late or r.partly_late for r in outcome.reports)
@@ -67,23 +67,23 @@ class RejectedRowHandler:
         unfit, letters = self._unfit(read, outcome, tasks[0]) if outcome.unstorable else ((), [])
         return replace(outcome, bad_samples=samples, unstorable=unfit, staged=[*staged, *letters])
 
-    def _write_bad(self, name: str, timed: DataFrame, state: ShardState) -> list[LetterFile]:
+    def _write_bad(self, name: str, timed: DataFrame, state: ShardState) -> list[DeadLetterFile]:
         bad = timed.where("__bad IS NOT NULL")
-        columns = letter_columns(
+        columns = dead_letter_columns_sql(
             {c: kind for c, kind in timed.dtypes if c not in (FILE, FINGERPRINT)},
             self.rows.pipeline.name,
             name,
             state.epoch,
         )
-        staged = run_on_partitions(bad.selectExpr(*columns), [f.name for f in LETTER], letters_task(state))
-        return [LetterFile.model_validate_json(letters) for letters in staged]
+        staged = run_on_partitions(bad.selectExpr(*columns), [f.name for f in LETTER], dead_letters_task(state))
+        return [DeadLetterFile.model_validate_json(letters) for letters in staged]
 
-    def _write_late(self, read: TimedRows, task: ShardTask) -> list[LetterFile]:
+    def _write_late(self, read: TimedRows, task: ShardTask) -> list[DeadLetterFile]:
         """Write dead letters for late rows of pre-aggregated windows. This is a second job over the output of the SQL.
 
         The job needs no state, because only the event time and the watermark determine whether a row is late.
         """
-        late = epoch_sql.is_earlier_sql(task.operator.late_before(task.watermark))
+        late = epoch_sql.is_earlier_sql(task.operator.late_threshold(task.watermark))
         keys = task.operator.keys if isinstance(task.operator, WindowOperator) else ()
         frames = [
             out.where(late).selectExpr(*epoch_sql.late_columns(keys, tag))
@@ -92,18 +92,18 @@ class RejectedRowHandler:
         ]
         rows = reduce(lambda a, b: a.unionByName(b), frames)
         return [
-            LetterFile.model_validate_json(letters)
+            DeadLetterFile.model_validate_json(letters)
             for letters in run_on_partitions(rows, rows.columns, late_task(task))
         ]
 
     def _unfit(
         self, read: TimedRows, outcome: IngestOutcome, task: ShardTask
-    ) -> tuple[list[UnstorableRows], list[LetterFile]]:
+    ) -> tuple[list[UnstorableRows], list[DeadLetterFile]]:
         """Reread the unstorable rows. Return the reasons and a few samples for each source, and the dead letters.
 
         Raises EpochError if the number of these rows is not the same as in the first read.
         """
-        unstorable, staged = [], list[LetterFile]()
+        unstorable, staged = [], list[DeadLetterFile]()
         for source_rows in outcome.unstorable:
             marked = [
                 m
@@ -124,9 +124,9 @@ class RejectedRowHandler:
                         rows.columns, self.rows.pipeline.name, source_rows.source, task.state.epoch
                     )
                     letters = run_on_partitions(
-                        rows.selectExpr(*columns), [f.name for f in LETTER], letters_task(task.state)
+                        rows.selectExpr(*columns), [f.name for f in LETTER], dead_letters_task(task.state)
                     )
-                    staged += [LetterFile.model_validate_json(letter_file) for letter_file in letters]
+                    staged += [DeadLetterFile.model_validate_json(letter_file) for letter_file in letters]
             if sum(reasons.values()) != source_rows.rows:
                 raise EpochError(
                     f'{self.rows.pipeline.name}: source "{source_rows.source}": {plural(source_rows.rows, "row")} that '

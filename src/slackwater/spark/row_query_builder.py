@@ -18,11 +18,11 @@ from slackwater.core.schema import Field, ValueLimits
 from slackwater.operators import unstorable_rows
 from slackwater.operators.base import Operator
 from slackwater.operators.dead_letters import OUTSIDE, origin_column
-from slackwater.spark import operator_rows
+from slackwater.spark import operator_input
 from slackwater.spark.analysis import sql_analysis
 from slackwater.spark.epoch_sql import PER_UNIT, event_time_sql
 from slackwater.spark.tuning.expression_cache import ExpressionCache
-from slackwater.spark.tuning.source_statistics import FILE, FINGERPRINT, fingerprint_sql
+from slackwater.spark.tuning.source_statistics import FILE, FINGERPRINT, build_fingerprint_sql
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -115,7 +115,7 @@ class RowQueryBuilder:
         bad = f"CASE WHEN {undecodable} THEN 'undecodable' WHEN NOT {sane} THEN {reason}{future} END AS __bad"
         data_columns = [quote_identifier(c) for c in columns if c != "_event_ts"]
         adds_file = name in self._file_sources and FILE not in columns  # dead letters provide the file name
-        file = [f"_metadata.file_path AS {FILE}", fingerprint_sql()] if adds_file else []
+        file = [f"_metadata.file_path AS {FILE}", build_fingerprint_sql()] if adds_file else []
         return self.expressions.select(frame, [*data_columns, *file, f"{time} AS _event_ts", bad], schema_key=name)
 
     @property
@@ -188,7 +188,7 @@ class RowQueryBuilder:
             tag: The tag that identifies the source of the rows. None if rows do not need a tag.
             before: Rows before this time (in microseconds) keep `_origin`. If None, no row keeps it.
         """
-        return operator_rows.shard_columns(self.logic, input_path.name, tag, before, self.end)
+        return operator_input.shard_columns(self.logic, input_path.name, tag, before, self.end)
 
     def sql_with_origin(self, input_path: InputPath, frame: DataFrame) -> Sequence[str] | None:
         """Return the queries of an input path that carry `_origin`, even if late rows do not become dead letters.

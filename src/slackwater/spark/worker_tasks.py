@@ -22,18 +22,18 @@ from slackwater.engine.next_commit import format_late_sample
 from slackwater.errors import BadRowError, EpochError, SlackwaterError, raise_unregistered
 from slackwater.joins import match_rows as joining
 from slackwater.joins.compiled_join import ShuffleColumns
-from slackwater.joins.join_buffers import NoBuffers
+from slackwater.joins.join_buffers import EmptyBuffers
 from slackwater.operators import dead_letters
 from slackwater.operators.base import Operator, ShardCount, ShardTask, ingest_and_emit
 from slackwater.operators.interval_join import IntervalJoinOperator
-from slackwater.operators.reports import LetterFile
-from slackwater.operators.window_base import WindowOperator
-from slackwater.operators.window_operators import PaneOperator, SessionOperator
-from slackwater.spark import operator_rows
-from slackwater.spark.operator_rows import to_ingest_rows
+from slackwater.operators.reports import DeadLetterFile
+from slackwater.operators.window_operator_base import WindowOperator
+from slackwater.operators.window_operators import PaneWindowOperator, SessionWindowOperator
+from slackwater.spark import operator_input
+from slackwater.spark.operator_input import to_ingest_rows
 from slackwater.spark.tuning import worker_memory
 from slackwater.spark.tuning.expression_cache import ExpressionCache
-from slackwater.spark.tuning.row_transfer import ArrowBatchSizer
+from slackwater.spark.tuning.shuffle_tuning import ArrowBatchSizer
 from slackwater.state.protocol import ShardState
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows import pane_emission, pane_windows, session_emission
@@ -174,12 +174,12 @@ def ingest_task(tasks: Sequence[ShardTask]) -> Task:
         rows = pl.from_arrow(table)
         assert isinstance(rows, pl.DataFrame)
         origins = rows.drop_in_place("__origin") if "__origin" in rows.columns else None
-        return ingest_and_emit(task, operator_rows.to_ingest_rows(task.operator, rows), origins).model_dump_json()
+        return ingest_and_emit(task, operator_input.to_ingest_rows(task.operator, rows), origins).model_dump_json()
 
     return run
 
 
-def letters_task(state: ShardState) -> Task:
+def dead_letters_task(state: ShardState) -> Task:
     """Return a task that writes dead letters, which are the rows of a partition, to the staged output."""
 
     def run(table: pa.Table) -> str:
@@ -189,7 +189,7 @@ def letters_task(state: ShardState) -> Task:
         assert isinstance(frame, pl.DataFrame)
         letters = frame.cast({f.name: f.polars for f in LETTER})
         reasons = dict(letters["reason"].value_counts().iter_rows())
-        return LetterFile(output=state.write_output(letters), reasons=reasons).model_dump_json()
+        return DeadLetterFile(output=state.write_output(letters), reasons=reasons).model_dump_json()
 
     return run
 
@@ -202,7 +202,7 @@ def late_task(task: ShardTask) -> Task:
 
         rows = pl.from_arrow(table)
         assert isinstance(rows, pl.DataFrame)
-        return dead_letters.write_late_letters(task, rows).model_dump_json()
+        return dead_letters.write_late_dead_letters(task, rows).model_dump_json()
 
     return run
 
@@ -237,10 +237,10 @@ def _warm_task(loops: bool, table: pa.Table) -> str:
 
 def compile_session_loops() -> None:
     """Import and compile the loops that build sessions."""
-    from slackwater.windows import session_ingest, session_kernel
+    from slackwater.windows import session_ingest, session_loops
 
     assert session_ingest
-    session_kernel.compile_loops()
+    session_loops.compile_loops()
 
 
 # -- batch queries -------------------------------------------------------------------------------------------------------
@@ -266,8 +266,8 @@ def _compute_windows(operator: Operator, rows: pl.DataFrame, end_watermark: int)
     raise_unregistered(operator, "slackwater.spark.worker_tasks.make_window_shard_function")
 
 
-@_compute_windows.register(PaneOperator)
-def _(operator: PaneOperator, rows: pl.DataFrame, end_watermark: int) -> pl.DataFrame:
+@_compute_windows.register(PaneWindowOperator)
+def _(operator: PaneWindowOperator, rows: pl.DataFrame, end_watermark: int) -> pl.DataFrame:
     import polars as pl
 
     rows = to_ingest_rows(operator, rows)
@@ -276,8 +276,8 @@ def _(operator: PaneOperator, rows: pl.DataFrame, end_watermark: int) -> pl.Data
     return _output(operator, pane_emission.emit_windows(operator, done.state, NO_WATERMARK, end_watermark))
 
 
-@_compute_windows.register(SessionOperator)
-def _(operator: SessionOperator, rows: pl.DataFrame, end_watermark: int) -> pl.DataFrame:
+@_compute_windows.register(SessionWindowOperator)
+def _(operator: SessionWindowOperator, rows: pl.DataFrame, end_watermark: int) -> pl.DataFrame:
     if operator.dynamic and rows["__end"].null_count():
         _raise_bad_gaps(operator, rows.filter(rows["__end"].is_null()))
     from slackwater.windows import session_ingest  # imported only here, because it compiles loops
@@ -291,7 +291,7 @@ def _output(operator: WindowOperator, emitted: EmitResult) -> pl.DataFrame:
     return operator.sorted_output(operator.output_frame(emitted))
 
 
-def _raise_bad_gaps(operator: SessionOperator, bad: pl.DataFrame) -> None:
+def _raise_bad_gaps(operator: SessionWindowOperator, bad: pl.DataFrame) -> None:
     sample = "; ".join(map(format_late_sample, operator.sample(bad, "__ts")))
     raise BadRowError(
         f"{operator.pipeline}: a shard has {plural(bad.height, 'bad row')} without a gap ({operator.window.gap_ms}) that is positive and "
@@ -314,7 +314,7 @@ def _(operator: IntervalJoinOperator) -> ShardFunction:
 
         slots, output = ShuffleColumns.from_logic(logic), list[pl.DataFrame]()
         new = {side.which: slots.select_side(rows, side.which, ["__kh", "__ts"]) for side in logic.sides}
-        done = joining.ingest_rows(logic, new, NoBuffers(), NO_WATERMARK, 0, output.append)
+        done = joining.ingest_rows(logic, new, EmptyBuffers(), NO_WATERMARK, 0, output.append)
         for side in logic.sides:
             lonely = done.changes[side.which].rows.filter(~pl.col("__matched"))
             if side.outer and lonely.height:

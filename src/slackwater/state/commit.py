@@ -45,7 +45,7 @@ def _encode_offsets(offsets: Offsets | None) -> Mapping[str, Any] | None:
     return None if offsets is None else offsets_to_json(offsets)
 
 
-class SegmentMeta(CommitModel):
+class SegmentMetadata(CommitModel):
     """The metadata of a segment, which is an immutable file with state rows of one shard. Times are µs since 1970 UTC.
 
     In Postgres, `file` is the token of staged rows, or empty for rows in the state table.
@@ -64,13 +64,13 @@ class SegmentMeta(CommitModel):
     most: Amount = 0  # joins: the largest number of rows with the same key
 
     @model_validator(mode="after")
-    def _check_rows(self) -> SegmentMeta:
+    def _check_rows(self) -> SegmentMetadata:
         if "/" in self.file and not self.rows:
             raise ValueError("a file without rows is never written")
         return self
 
 
-class OutputMeta(CommitModel):
+class OutputMetadata(CommitModel):
     """The metadata of staged output: result columns and `__reason` in Arrow format. `stage` is "" for dead letters."""
 
     file: Name
@@ -196,7 +196,7 @@ class StageState(CommitModel):
     rows_from_us: Time = NO_WATERMARK
     revised: StrictBool = False
     # contents
-    segments: tuple[tuple[SegmentMeta, ...], ...]  # per shard, oldest first
+    segments: tuple[tuple[SegmentMetadata, ...], ...]  # per shard, oldest first
     groups: tuple[Amount, ...]  # per shard: number of keys with open sessions
     windows: tuple[Amount, ...]  # per shard: number of open sessions
     # number of keys per shard, by the start of each pane that has not expired
@@ -235,7 +235,7 @@ class StageState(CommitModel):
         return NO_WATERMARK < self.flushed_us == self.watermark_us
 
     @property
-    def metas(self) -> list[SegmentMeta]:
+    def metas(self) -> list[SegmentMetadata]:
         """Return all segments of all shards."""
         return [meta for shard in self.segments for meta in shard]
 
@@ -255,8 +255,8 @@ class Commit(CommitModel):
     stages: Annotated[tuple[StageState, ...], Field(min_length=1, max_length=1000)]
     sources: Mapping[str, SourceRecord] = Field(default_factory=dict)
     batch: BatchId | None = None  # the latest Spark batch in the state
-    output: tuple[OutputMeta, ...] = ()
-    letters: tuple[OutputMeta, ...] = ()
+    output: tuple[OutputMetadata, ...] = ()
+    letters: tuple[OutputMetadata, ...] = ()
     targets: Mapping[str, TargetDestination] = Field(default_factory=dict)  # by name; empty before the first epoch
     # destination of dead letters, in the form of `TargetDestination.place`, and their markers
     letters_to: Annotated[tuple[str | None, ...], Field(max_length=3)] | None = None
@@ -264,7 +264,7 @@ class Commit(CommitModel):
     reached: tuple[str, ...] = ()  # names of targets that already hold this epoch; may include LETTERS
     emitted: Amount = 0
     replayed: tuple[Name, ...] = ()  # names of lists of replayed dead letters, see `dead_letters.replay`
-    # names of lists of dead letters whose replay failed, see `dead_letters.letter_reader`
+    # names of lists of dead letters whose replay failed, see `dead_letters.dead_letter_reader`
     tried: tuple[Name, ...] = ()
     counters: Counted = Field(default_factory=dict)  # counters that do not belong to a stage
 
@@ -306,7 +306,7 @@ class Commit(CommitModel):
         target_stages = {t.stage for t in self.targets.values()}
         return [s for s in self.stages if s.name in target_stages] or [self.stages[-1]]
 
-    def output_of(self, stage: str) -> tuple[OutputMeta, ...]:
+    def output_of(self, stage: str) -> tuple[OutputMetadata, ...]:
         """Return the staged output of a stage."""
         return tuple(o for o in self.output if o.stage == stage)
 
@@ -357,7 +357,7 @@ class Commit(CommitModel):
         return list(dict.fromkeys([*self.offset_lists, *self.replayed, *self.tried]))
 
     @property
-    def metas(self) -> list[SegmentMeta]:
+    def metas(self) -> list[SegmentMetadata]:
         """Return all segments of all stages."""
         return [meta for stage in self.stages for meta in stage.metas]
 

@@ -51,7 +51,7 @@ def fork_store(store: StateStore, name: str, epoch: int | None = None) -> Commit
         if commit is not None:
             return commit
         if store.runner() is None or time.monotonic() > end:
-            stored = store.stored_record()
+            stored = store.read_commit_record()
             record = stored.record if stored else {}
             raise pending_epoch_error(record.get("pipeline", name), record.get("epoch", -1))
         time.sleep(0.05)

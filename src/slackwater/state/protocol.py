@@ -2,7 +2,7 @@
 
 Commits have two phases: workers write in parallel, and then the driver makes the epoch visible in one step:
 
-    workers   shard.stage(rows) ─▶ SegmentMeta       not visible yet
+    workers   shard.stage(rows) ─▶ SegmentMetadata       not visible yet
     driver    store.commit(Commit)                   one atomic step; fenced: the previous epoch must be the latest
     driver    store.mark_delivered(epoch, target)    once one of several targets holds its output
     driver    store.mark_published(epoch)            once all targets hold their output
@@ -20,8 +20,8 @@ import polars as pl
 
 from slackwater.errors import StateError, Topic
 from slackwater.joins.compiled_join import CompiledJoin
-from slackwater.joins.join_buffers import Buffers, Changes, NoBuffers
-from slackwater.state.commit import Commit, OutputMeta, SegmentMeta
+from slackwater.joins.join_buffers import Buffers, Changes, EmptyBuffers
+from slackwater.state.commit import Commit, OutputMetadata, SegmentMetadata
 from slackwater.state.run_history import Run
 from slackwater.windows.state_layout import DueRowFilter, Int64s, KeyedStateLayout
 
@@ -90,7 +90,7 @@ class Snapshot:
     published: int
     rows_of: Callable[[int, KeyedStateLayout, int], StateReader]
     read_list: Callable[[str], list[str]] = lambda name: []
-    buffers_of: Callable[[int, CompiledJoin, int], Buffers] = lambda shard, logic, stage: NoBuffers()
+    buffers_of: Callable[[int, CompiledJoin, int], Buffers] = lambda shard, logic, stage: EmptyBuffers()
     reached: frozenset[str] = frozenset()
     check: Callable[[], None] = lambda: None
 
@@ -119,14 +119,14 @@ class ShardState(Protocol):
     """The state of one shard of a stage, for reading and staging rows. Instances can be pickled for workers."""
 
     @property
-    def metas(self) -> tuple[SegmentMeta, ...]:
+    def metas(self) -> tuple[SegmentMetadata, ...]:
         """Return the segments that readers of this shard see."""
 
     @property
     def epoch(self) -> int:
         """Return the epoch for which rows are staged."""
 
-    def with_metas(self, metas: tuple[SegmentMeta, ...]) -> ShardState:
+    def with_segments(self, metas: tuple[SegmentMetadata, ...]) -> ShardState:
         """Return a copy of this shard with other segments."""
 
     def reader(self, logic: KeyedStateLayout) -> StateReader:
@@ -134,7 +134,7 @@ class ShardState(Protocol):
 
     def stage(
         self, logic: KeyedStateLayout, rows: pl.DataFrame, before: pl.DataFrame, watermark: int
-    ) -> tuple[SegmentMeta, ...]:
+    ) -> tuple[SegmentMetadata, ...]:
         """Stage new versions of units (rows with the same `__h`), and return the segments of the shard.
 
         The rows become visible when a commit references the returned segments. Repeated calls in an epoch are harmless.
@@ -148,7 +148,7 @@ class ShardState(Protocol):
 
     def replace_rows(
         self, logic: KeyedStateLayout, rows: pl.DataFrame, before: pl.DataFrame | None = None
-    ) -> tuple[SegmentMeta, ...]:
+    ) -> tuple[SegmentMetadata, ...]:
         """Replace all rows of the shard after a reshard or a migration, and return its segments.
 
         Args:
@@ -157,13 +157,13 @@ class ShardState(Protocol):
             before: The previous rows of these keys, sorted by `__h`; None if the rows have not changed.
         """
 
-    def write_output(self, frame: pl.DataFrame) -> OutputMeta:
+    def write_output(self, frame: pl.DataFrame) -> OutputMetadata:
         """Stage output rows of the epoch, and return their metadata."""
 
     def buffers(self, logic: CompiledJoin) -> Buffers:
         """Return the buffers of a join."""
 
-    def write_changes(self, logic: CompiledJoin, changes: Changes, watermark: int) -> tuple[SegmentMeta, ...]:
+    def write_changes(self, logic: CompiledJoin, changes: Changes, watermark: int) -> tuple[SegmentMetadata, ...]:
         """Stage the changes of an epoch to the buffers of a join, and return the segments of the shard.
 
         The changes become visible when a commit references the returned segments.
@@ -174,7 +174,7 @@ class ShardState(Protocol):
             watermark: The current watermark, in microseconds; expired rows may be dropped.
         """
 
-    def replace_buffers(self, logic: CompiledJoin, changes: Changes) -> tuple[SegmentMeta, ...]:
+    def replace_buffers(self, logic: CompiledJoin, changes: Changes) -> tuple[SegmentMetadata, ...]:
         """Replace the buffers of a join with the rows of `changes` after a reshard, and return the segments."""
 
 
@@ -201,7 +201,7 @@ Publish = Callable[[Any], None]  # writes output to targets; its argument is the
 class StateStore(Protocol):
     """Durable state of one pipeline. Methods raise LockHeldError and StateError.
 
-    Call `open` first. Only `peek`, `epochs`, `stored_record`, `runner`, `runs`, `pipelines`, `fork`, and methods that
+    Call `open` first. Only `peek`, `epochs`, `read_commit_record`, `runner`, `runs`, `pipelines`, `fork`, and methods that
     read rows or outputs work without it.
     """
 
@@ -220,7 +220,7 @@ class StateStore(Protocol):
     def epochs(self) -> list[int]:
         """Return the epochs of all commits that can be opened, ascending."""
 
-    def stored_record(self) -> StoredRecord | None:
+    def read_commit_record(self) -> StoredRecord | None:
         """Return the latest commit in its stored format, or None if there is no commit. Raises StateError."""
 
     def runner(self) -> str | None:
@@ -262,7 +262,9 @@ class StateStore(Protocol):
     def drop_stages(self, stages: range) -> None:
         """Delete the storage of the stages with these numbers, which the latest commit no longer contains."""
 
-    def shard(self, shard: int, shards: int, epoch: int, metas: tuple[SegmentMeta, ...], stage: int = 0) -> ShardState:
+    def shard(
+        self, shard: int, shards: int, epoch: int, metas: tuple[SegmentMetadata, ...], stage: int = 0
+    ) -> ShardState:
         """Return a shard for reading and staging rows in an epoch.
 
         Args:
@@ -273,7 +275,7 @@ class StateStore(Protocol):
             stage: The number of the stage.
         """
 
-    def outputs(self, metas: Sequence[OutputMeta]) -> list[pl.DataFrame]:
+    def outputs(self, metas: Sequence[OutputMetadata]) -> list[pl.DataFrame]:
         """Read staged output, and return one frame per entry."""
 
     def write_list(self, epoch: int, lines: Sequence[str]) -> str:
@@ -365,31 +367,31 @@ class DryRunShardState:
     state: ShardState
 
     @property
-    def metas(self) -> tuple[SegmentMeta, ...]:
+    def metas(self) -> tuple[SegmentMetadata, ...]:
         return self.state.metas
 
     @property
     def epoch(self) -> int:
         return self.state.epoch
 
-    def with_metas(self, metas: tuple[SegmentMeta, ...]) -> DryRunShardState:
-        return DryRunShardState(self.state.with_metas(metas))
+    def with_segments(self, metas: tuple[SegmentMetadata, ...]) -> DryRunShardState:
+        return DryRunShardState(self.state.with_segments(metas))
 
     def reader(self, logic: KeyedStateLayout) -> StateReader:
         return self.state.reader(logic)
 
     def stage(
         self, logic: KeyedStateLayout, rows: pl.DataFrame, before: pl.DataFrame, watermark: int
-    ) -> tuple[SegmentMeta, ...]:
+    ) -> tuple[SegmentMetadata, ...]:
         return self.metas
 
-    def write_output(self, frame: pl.DataFrame) -> OutputMeta:
-        return OutputMeta(file="", rows=frame.height, checksum="")
+    def write_output(self, frame: pl.DataFrame) -> OutputMetadata:
+        return OutputMetadata(file="", rows=frame.height, checksum="")
 
     def buffers(self, logic: CompiledJoin) -> Buffers:
         return self.state.buffers(logic)
 
-    def write_changes(self, logic: CompiledJoin, changes: object, watermark: int) -> tuple[SegmentMeta, ...]:
+    def write_changes(self, logic: CompiledJoin, changes: object, watermark: int) -> tuple[SegmentMetadata, ...]:
         return self.metas
 
     def replace_rows(self, *args: object) -> NoReturn:

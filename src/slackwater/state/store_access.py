@@ -36,7 +36,7 @@ def edit_state(store: StateStore) -> Iterator[Commit]:
     Raises StartError if there is no state, LockHeldError if a runner is active, and StateError if the state is damaged
     or has unpublished output.
     """
-    if store.stored_record() is None:  # `open` would create a state
+    if store.read_commit_record() is None:  # `open` would create a state
         raise missing_state_error()
     latest = store.open()
     try:

@@ -2,7 +2,7 @@
 
 This package does not depend on states, configs or targets.
 
-May import: core, errors, logging, secrets.
+May import: core, errors, logging, secret_masking.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import polars as pl
 import pyarrow as pa
 import xxhash
 
-from slackwater.errors import EpochError, ExhaustedError, StateError, Topic, is_forbidden, permission_error
+from slackwater.errors import EpochError, ResourceExhaustedError, StateError, Topic, is_forbidden, permission_error
 
 
 def write_arrow(path: Path, frame: pl.DataFrame) -> tuple[int, str]:
@@ -101,7 +101,7 @@ def _open_synced(path: Path) -> Iterator[IO[bytes]]:
         created = False
     except OSError as error:
         remedy = "give this user write access" if is_forbidden(error) else "free some space"
-        raise ExhaustedError.from_error(error) or EpochError(
+        raise ResourceExhaustedError.from_error(error) or EpochError(
             f"state file {path} cannot be written ({error.strerror}); the epoch was not committed; {remedy}, and start "
             "again"
         ) from None
@@ -152,7 +152,7 @@ def find_damage(path: Path, expected: str, size: int | None = None) -> str:
                 return "is truncated" if content.size < size else "is longer than expected"
             return "" if file_checksum(content) == expected else "does not match its checksum"
     except (OSError, pa.ArrowException) as error:
-        if exhausted := ExhaustedError.from_error(error):
+        if exhausted := ResourceExhaustedError.from_error(error):
             raise exhausted from None
         return "is missing" if not path.exists() else f"cannot be read ({type(error).__name__})"
 
@@ -186,7 +186,7 @@ def open_arrow(path: Path, shown: str = "") -> pa.Table:
             return pa.ipc.open_file(source).read_all()
     except (OSError, pa.ArrowException) as error:
         raise (
-            ExhaustedError.from_error(error)
+            ResourceExhaustedError.from_error(error)
             or permission_error(f"state file {shown or path}", error)
             or StateError(
                 f"state file {shown or path} cannot be read ({type(error).__name__}); "

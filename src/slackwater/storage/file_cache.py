@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from slackwater.errors import ExhaustedError, StateError, Topic
+from slackwater.errors import ResourceExhaustedError, StateError, Topic
 from slackwater.storage.arrow_files import find_damage
 
 BYTES = 20 << 30  # default limit
@@ -67,7 +67,7 @@ class FileCache:
         except OSError as error:
             with suppress(OSError):
                 temporary.unlink()
-            raise ExhaustedError.from_error(error) or StateError(
+            raise ResourceExhaustedError.from_error(error) or StateError(
                 f"the cache {self.home} cannot store a state file ({error.strerror}); free some space there, or set "
                 "SLACKWATER_CACHE_DIR to a directory with more space",
                 Topic.OBJECT_STORE,

@@ -26,12 +26,12 @@ from typing import TextIO
 import polars as pl
 
 from slackwater.core.paths import STATE_FOLDERS
-from slackwater.errors import ExhaustedError, FencedError, LockHeldError, StateError, Topic, is_forbidden
+from slackwater.errors import FencedError, LockHeldError, ResourceExhaustedError, StateError, Topic, is_forbidden
 from slackwater.storage import arrow_files
 from slackwater.storage.base import FileRef, Storage, StorageLock, VersionedContent, open_file
 
 PENDING = ".commit-"  # prefix of the temporary file from which a commit is linked
-LOCK_S = 0.2  # seconds that startup waits for the lock, because `lock_holder` takes it briefly
+LOCK_S = 0.2  # seconds that startup waits for the lock, because `find_lock_holder` takes it briefly
 
 
 @dataclass(frozen=True)
@@ -129,15 +129,15 @@ class LocalStorage:
             for name in (*STATE_FOLDERS, "checkpoint"):
                 (self.path / name).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ExhaustedError.from_error(error) or StateError(
+            raise ResourceExhaustedError.from_error(error) or StateError(
                 f"state directory {self.root} cannot be created ({error.strerror}); expected a writable directory"
             ) from error
 
     def lock(self) -> StorageLock:
-        return take_lock(self.path / "lock")
+        return acquire_lock(self.path / "lock")
 
     def holder(self) -> str | None:
-        return lock_holder(self.path / "lock")
+        return find_lock_holder(self.path / "lock")
 
     def is_fresh(self) -> bool:
         return not self.path.exists()
@@ -233,7 +233,7 @@ class Flock:
             self._directory = None
 
 
-def take_lock(path: Path) -> Flock:
+def acquire_lock(path: Path) -> Flock:
     """Lock a file and its directory, and write the name of this process to the file.
 
     Raises LockHeldError if another process holds one of the locks, and StateError if the file cannot be opened.
@@ -267,7 +267,7 @@ def take_lock(path: Path) -> Flock:
     return Flock(path, file, directory)
 
 
-def lock_holder(path: Path) -> str | None:
+def find_lock_holder(path: Path) -> str | None:
     """Return the name of the process that holds the lock, or None if it is free.
 
     Raises StateError if the lock file cannot be read.
@@ -279,7 +279,7 @@ def lock_holder(path: Path) -> str | None:
     except FileNotFoundError:
         pass
     except OSError as error:
-        raise ExhaustedError.from_error(error) or StateError(
+        raise ResourceExhaustedError.from_error(error) or StateError(
             f"lock {path} cannot be read ({error.strerror}); check its permissions"
         ) from error
     directory = _open_directory(path.parent)
@@ -334,7 +334,7 @@ def _open_lock_file(path: Path) -> TextIO:
     except OSError as error:
         problem = "is a symbolic link" if path.is_symlink() else f"cannot be opened ({error.strerror})"
         remedy = "give this user write access" if is_forbidden(error) else "remove it"
-        raise ExhaustedError.from_error(error) or StateError(
+        raise ResourceExhaustedError.from_error(error) or StateError(
             f"lock {path} {problem}; expected a writable file; {remedy}"
         ) from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from slackwater.errors import EpochError, SlackwaterError, StartError, StateError, Topic
-from slackwater.secrets import mask_secrets
+from slackwater.secret_masking import mask_secrets
 
 EXTRA = "needs the package obstore, which is not installed; pip install 'slackwater[objects]'"
 PATIENCE_S = 60.0  # seconds during which a request is retried

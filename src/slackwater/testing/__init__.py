@@ -9,15 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from slackwater.testing.pipeline import LocalPipeline, LocalResult
+    from slackwater.testing.local_pipeline import LocalPipeline, LocalResult
 
 
 def __getattr__(name: str) -> Any:
     """Import a class on first use, because its module is slow to import."""
     if name in ("LocalPipeline", "LocalResult"):
-        from slackwater.testing import pipeline
+        from slackwater.testing import local_pipeline
 
-        return getattr(pipeline, name)
+        return getattr(local_pipeline, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

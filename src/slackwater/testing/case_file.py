@@ -18,11 +18,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from slackwater.config.key import Milliseconds, Tables, declare_key
-from slackwater.config.message_format import format_key, value_mismatch
+from slackwater.config.config_key import Milliseconds, Tables, declare_key
+from slackwater.config.error_text import describe_value_mismatch, format_key
 from slackwater.config.spec_base import Problem, Spec, Values, table_list_parser, table_parser
 from slackwater.config.value_parsers import (
-    InvalidTableError,
+    InvalidConfigTableError,
     InvalidValueError,
     attach_json_schema,
     choice_parser,
@@ -67,14 +67,14 @@ def _per_source(value: Any, kinds: tuple[type, ...], expected: str) -> dict[str,
         if not isinstance(rows, list | tuple):
             if not key_path:
                 raise InvalidValueError(expected)
-            problems.append(f"{key_path}: {value_mismatch(rows, expected)}")
+            problems.append(f"{key_path}: {describe_value_mismatch(rows, expected)}")
             continue
         for i, row in enumerate(rows):
             if not isinstance(row, kinds):
                 expected_row = "a file name" if kinds == (str,) else "a table, or a raw record as a string"
-                problems.append(f"{key_path or ': '}[{i}]: {value_mismatch(row, expected_row)}")
+                problems.append(f"{key_path or ': '}[{i}]: {describe_value_mismatch(row, expected_row)}")
     if problems:
-        raise InvalidTableError(problems, {})
+        raise InvalidConfigTableError(problems, {})
     return {source: tuple(rows) for source, rows in rows_by_source.items()}
 
 
@@ -86,9 +86,11 @@ def _parse_expected(value: Any) -> tuple[dict[str, Any], ...]:
     if not isinstance(value, list | tuple):
         raise InvalidValueError('a list of rows ([{ user_id = "u1" }])')
     if wrong := [
-        f"[{i}]: {value_mismatch(row, 'a table')}" for i, row in enumerate(value) if not isinstance(row, Mapping)
+        f"[{i}]: {describe_value_mismatch(row, 'a table')}"
+        for i, row in enumerate(value)
+        if not isinstance(row, Mapping)
     ]:
-        raise InvalidTableError([f": {line}" for line in wrong], ())
+        raise InvalidConfigTableError([f": {line}" for line in wrong], ())
     return tuple(dict(row) for row in value)
 
 
@@ -113,11 +115,11 @@ def _parse_by_name(value: Mapping[str, Any]) -> dict[str, tuple[dict[str, Any], 
         try:
             rows_by_name[name] = _parse_expected(rows)
         except InvalidValueError:
-            problems.append(f": {format_key(name)}: {value_mismatch(rows, 'a list of rows')}")
-        except InvalidTableError as error:
+            problems.append(f": {format_key(name)}: {describe_value_mismatch(rows, 'a list of rows')}")
+        except InvalidConfigTableError as error:
             problems += [f": {format_key(name)}{line.removeprefix(': ')}" for line in error.problems]
     if problems:
-        raise InvalidTableError(problems, {})
+        raise InvalidConfigTableError(problems, {})
     return rows_by_name
 
 

@@ -16,14 +16,14 @@ import tomlkit
 from tomlkit.items import AoT, Array
 
 from slackwater.config import toml
-from slackwater.config.message_format import format_key, suggest_word_or_list
+from slackwater.config.error_text import format_key, suggest_or_list_words
 from slackwater.config.pipeline import Pipeline
 from slackwater.errors import ConfigError, SlackwaterError
 from slackwater.testing import case_file as cases
 from slackwater.testing.case_file import ONLY, CaseStep, TestCase
-from slackwater.testing.difference import Difference, compare_rows, to_toml_value
+from slackwater.testing.local_pipeline import LocalPipeline
 from slackwater.testing.memory_target import START_US, LocalResult
-from slackwater.testing.pipeline import LocalPipeline
+from slackwater.testing.row_comparison import RowDifference, compare_rows, to_toml_value
 from slackwater.testing.stub_sources import to_micros_utc
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class CaseResult:
     """
 
     path: Path
-    differences: Mapping[str, Difference] = field(default_factory=dict)
+    differences: Mapping[str, RowDifference] = field(default_factory=dict)
     failed: str | None = None
     wrong: bool = False
     seconds: float = 0.0
@@ -84,12 +84,12 @@ class LoadedCase:
     @classmethod
     def read(cls, path: Path) -> LoadedCase:
         """Load a test and its config. Raises ConfigError if one of them is invalid."""
-        from slackwater.config import sql_check
+        from slackwater.config import static_sql_check
 
         case = cases.load_case(path)
         config = cases.tested_config(path, case.pipeline)
         pipeline = toml.load(config)
-        if sql_problems := sql_check.check_sql(pipeline).problems:
+        if sql_problems := static_sql_check.check_sql(pipeline).problems:
             raise ConfigError([f"{config}: {line}" for line in sql_problems])
         test = cls(path, case, pipeline)
         if problems := list(test._problems()):
@@ -106,7 +106,7 @@ class LoadedCase:
                         choices = " or ".join(f"{key}.{format_key(n)}" for n in source_names)
                         yield f"{location}: does not name a source; write {choices}"
                     elif source not in (ONLY, *source_names):
-                        yield f"{location}.{format_key(source)}: is not a source of the pipeline{suggest_word_or_list(source, source_names)}"
+                        yield f"{location}.{format_key(source)}: is not a source of the pipeline{suggest_or_list_words(source, source_names)}"
                     for name in entries if key == "files" else ():
                         if not (self.path.parent / name).is_file():
                             yield f'{location}: "{self.path.parent / name}" does not exist; expected a path relative to this test'
@@ -127,11 +127,11 @@ class LoadedCase:
                 choices = " or ".join(f"rows.{format_key(n)}" for n in targets)
                 yield f"{location}: does not name a target; write {choices}"
             elif name not in (ONLY, *targets):
-                yield f"{location}.{format_key(name)}: is not a target of the pipeline{suggest_word_or_list(name, targets)}"
+                yield f"{location}.{format_key(name)}: is not a target of the pipeline{suggest_or_list_words(name, targets)}"
         for name in self.case.expect.stages:
             if name not in stages:
                 more = (
-                    suggest_word_or_list(name, stages)
+                    suggest_or_list_words(name, stages)
                     if stages
                     else "; this pipeline has a single [transform]; write expect.rows"
                 )
@@ -206,8 +206,8 @@ class LoadedCase:
         elif step.flush:
             test.flush()
 
-    def _differences(self, result: LocalResult, test: LocalPipeline) -> dict[str, Difference]:
-        expect, differences = self.case.expect, dict[str, Difference]()
+    def _differences(self, result: LocalResult, test: LocalPipeline) -> dict[str, RowDifference]:
+        expect, differences = self.case.expect, dict[str, RowDifference]()
         first = next(iter(result.tables))
         for name, rows in expect.rows.items():
             target = test.pipeline.per_target.get(name or first)
@@ -238,7 +238,9 @@ class LoadedCase:
         return {key: [row_as_toml(row, d.columns) for row in d.actual] for key, d in outcome.differences.items()}
 
 
-def _compare_table(expected: Sequence[Mapping[str, Any]], table: pl.DataFrame, identity: Sequence[str]) -> Difference:
+def _compare_table(
+    expected: Sequence[Mapping[str, Any]], table: pl.DataFrame, identity: Sequence[str]
+) -> RowDifference:
     """Compare expected rows with the rows of `table`, which this function sorts by identity and time columns."""
     columns = list(table.columns)
     order = [c for c in (*identity, *columns) if (c in columns and table.schema[c].is_temporal()) or c in identity]
@@ -323,7 +325,7 @@ def update_case(path: Path, outcome: CaseResult, whole: bool = False) -> bool:
     return changed
 
 
-def _apply(expect: Any, key: str, difference: Difference) -> None:
+def _apply(expect: Any, key: str, difference: RowDifference) -> None:
     columns = [c for c in difference.columns if difference.expected or c not in _LEFT_OUT]
     expected_rows = expect.get(key)
     editable = isinstance(expected_rows, Array | AoT) and len(expected_rows) == len(difference.expected)

@@ -23,13 +23,13 @@ from slackwater.engine.engine_interface import IngestOutcome, SourceStats, Unsto
 from slackwater.errors import raise_unregistered
 from slackwater.operators import unstorable_rows
 from slackwater.operators.base import NonWindowOperator, Operator, ShardCount, ShardTask, ingest_and_emit
-from slackwater.operators.dead_letters import ORIGIN, OUTSIDE, build_bad_row_letters, write_late_letters
+from slackwater.operators.dead_letters import ORIGIN, OUTSIDE, build_bad_row_dead_letters, write_late_dead_letters
 from slackwater.operators.interval_join import IntervalJoinOperator
-from slackwater.operators.keyed import KeyedOperator
-from slackwater.operators.reports import EmitReport, LetterFile
+from slackwater.operators.keyed_operator_base import KeyedOperator
+from slackwater.operators.reports import DeadLetterFile, EmitReport
 from slackwater.operators.stateless import StatelessOperator
-from slackwater.operators.window_base import WindowOperator
-from slackwater.operators.window_operators import PaneOperator, SessionOperator
+from slackwater.operators.window_operator_base import WindowOperator
+from slackwater.operators.window_operators import PaneWindowOperator, SessionWindowOperator
 from slackwater.testing.stub_sources import NUMBER
 from slackwater.watermark import CONFIRMS, SourceActivity, Span
 from slackwater.windows import pane_windows
@@ -50,7 +50,7 @@ class PreparedRows:
 
 
 class RowPreparer(Protocol):
-    """Interface for evaluating event times and SQL, with Spark (`SparkRowPreparer`) or without (`PlainRowPreparer`)."""
+    """Interface for evaluating event times and SQL, with Spark (`SparkRowPreparer`) or without (`PolarsRowPreparer`)."""
 
     @property
     def logic(self) -> Operator: ...
@@ -75,7 +75,7 @@ class RowPreparer(Protocol):
 
     def replay_rows(self, payload: Mapping[str, Any], clock_us: int, capacity: ValueLimits) -> pl.DataFrame: ...
 
-    def validate_letters(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame: ...
+    def validate_dead_letters(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame: ...
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class LocalEngine:
         prepared = self._prepare(batch, clock_us, tasks[0].capacity)
         stats: dict[str, SourceStats] = {}
         samples: dict[str, list[str]] = {}
-        unfit, staged = list[UnstorableRows](), list[LetterFile]()
+        unfit, staged = list[UnstorableRows](), list[DeadLetterFile]()
         parts, origins = list[pl.DataFrame](), list[pl.DataFrame]()
         tagged = len(names) > 1 or any(idle.values()) or 0 in tasks[0].idle_sources
         for index, name in enumerate(names):
@@ -129,7 +129,7 @@ class LocalEngine:
                 source += len(names) * timed_rows["partition"].is_in(list(idle[name])).fill_null(False).to_numpy()
             tag = [pl.Series("__src", source, dtype=pl.Int32)] if tagged else []
             parts.append(out.drop(NUMBER, unstorable_rows.UNFIT).with_columns(tag))
-            keys = out.select(self._logic.key_names if isinstance(self._logic, PaneOperator) else [])
+            keys = out.select(self._logic.key_names if isinstance(self._logic, PaneWindowOperator) else [])
             origins.append(timed_rows.select(pl.col("ts").alias("__start"), ORIGIN).with_columns(*tag, *keys))
         spans = partial(_newest_spans_by_partition, {n: p.timed for n, p in prepared.items()})
         bad = {n: s for n, s in samples.items() if s}
@@ -141,7 +141,7 @@ class LocalEngine:
         tasks: Sequence[ShardTask],
         parts: Sequence[pl.DataFrame],
         origins: Sequence[pl.DataFrame],
-        staged: list[LetterFile],
+        staged: list[DeadLetterFile],
     ) -> list[Any]:
         all_rows, origin, folded = pl.concat(parts), pl.concat(origins), self._logic.is_preaggregated
         all_rows = lift_inputs(self._logic, cast_to_declared(self._logic, all_rows))
@@ -151,11 +151,11 @@ class LocalEngine:
             ingest_and_emit(t, all_rows.filter(m), None if folded else origin[ORIGIN].filter(m)) for t, m in shard_masks
         ]
         if folded and tasks[0].late is not None:
-            late = origin.filter(pl.col("__start") < tasks[0].operator.late_before(tasks[0].watermark))
-            staged += [write_late_letters(tasks[0], late)] if late.height else []
+            late = origin.filter(pl.col("__start") < tasks[0].operator.late_threshold(tasks[0].watermark))
+            staged += [write_late_dead_letters(tasks[0], late)] if late.height else []
         return reports
 
-    def _stage_bad_rows(self, timed: pl.DataFrame, task: ShardTask, staged: list[LetterFile]) -> list[str]:
+    def _stage_bad_rows(self, timed: pl.DataFrame, task: ShardTask, staged: list[DeadLetterFile]) -> list[str]:
         """Return samples of the bad rows. Add their dead letters to `staged` if the config stores bad rows."""
         bad = timed.filter(pl.col("bad").is_not_null())
         if bad.height and task.keeps_bad:
@@ -165,13 +165,20 @@ class LocalEngine:
         text = pl.col(ORIGIN).struct.field("value").cast(pl.String, strict=False).str.slice(0, 300)
         return [f"{why}: {value}" for why, value in bad.head(3).select("bad", text).iter_rows()]
 
-    def _write_letters(self, rows: pl.DataFrame, task: ShardTask) -> LetterFile:
-        letters = build_bad_row_letters(rows, pl.col(unstorable_rows.UNFIT), task.state.epoch, self._logic.pipeline)
+    def _write_letters(self, rows: pl.DataFrame, task: ShardTask) -> DeadLetterFile:
+        letters = build_bad_row_dead_letters(
+            rows, pl.col(unstorable_rows.UNFIT), task.state.epoch, self._logic.pipeline
+        )
         reasons = dict(rows[unstorable_rows.UNFIT].value_counts().iter_rows())
-        return LetterFile(output=task.state.write_output(letters), reasons=reasons)
+        return DeadLetterFile(output=task.state.write_output(letters), reasons=reasons)
 
     def _storable_rows(
-        self, source: str, rows: PreparedRows, task: ShardTask, unfit: list[UnstorableRows], staged: list[LetterFile]
+        self,
+        source: str,
+        rows: PreparedRows,
+        task: ShardTask,
+        unfit: list[UnstorableRows],
+        staged: list[DeadLetterFile],
     ) -> pl.DataFrame:
         """Return the rows that can be stored.
 
@@ -202,8 +209,8 @@ class LocalEngine:
     def replay_rows(self, payload: Mapping[str, Any], clock_us: int, capacity: ValueLimits = ANYTHING) -> pl.DataFrame:
         return self.preparer.replay_rows(payload, clock_us, capacity)
 
-    def validate_letters(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame:
-        return self.preparer.validate_letters(payload, clock_us)
+    def validate_dead_letters(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame:
+        return self.preparer.validate_dead_letters(payload, clock_us)
 
     def emit(self, tasks: Sequence[ShardTask]) -> Sequence[EmitReport]:
         return [t.operator.emit(t) for t in tasks]
@@ -278,8 +285,8 @@ def _(operator: Operator, frame: pl.DataFrame) -> pl.DataFrame:
 
 
 @lift_inputs.register
-def _(operator: PaneOperator, frame: pl.DataFrame) -> pl.DataFrame:
-    if not operator.lifts_in_sql:
+def _(operator: PaneWindowOperator, frame: pl.DataFrame) -> pl.DataFrame:
+    if not operator.preaggregates_in_sql:
         return pane_windows.lift_rows(operator, frame)
     lifted = operator.lift_rows(frame)
     return lifted.with_columns(
@@ -290,7 +297,7 @@ def _(operator: PaneOperator, frame: pl.DataFrame) -> pl.DataFrame:
 
 
 @lift_inputs.register
-def _(operator: SessionOperator, frame: pl.DataFrame) -> pl.DataFrame:
+def _(operator: SessionWindowOperator, frame: pl.DataFrame) -> pl.DataFrame:
     return operator.lift_rows(frame)
 
 

@@ -110,7 +110,7 @@ def find_target_limits(pipeline: Pipeline, stage_operators: Mapping[str, Operato
 
     `stage_operators`: the operators by stage.
     """
-    from slackwater.runner.components import create_target_writers
+    from slackwater.runner.component_factory import create_target_writers
 
     store = pipeline.state_store
     store_limits = (
@@ -211,7 +211,7 @@ class BoundSteps:
             for s in stage_pipeline.sources
         }
         future_ms = stage_pipeline.transform.step.max_future_ms
-        plain = rows_without_spark.PlainRowPreparer(self.operators[name], list(inputs), future_ms, inputs)
+        plain = rows_without_spark.PolarsRowPreparer(self.operators[name], list(inputs), future_ms, inputs)
         return LocalEngine(plain)
 
     def frame(self, source: str, rows: Sequence[Row], now_us: int) -> pl.DataFrame:
@@ -237,10 +237,10 @@ class BoundSteps:
         `now_us`: the processing time (µs).
         """
         if self.front is not None:
-            from slackwater.connectors import dead_letter_source_rows
+            from slackwater.connectors import dead_letter_restoration
 
             sources = [s.real for s in self.front.sources]
-            return dead_letter_source_rows.letters_to_source_frames(self.front.session, sources, letters)
-        rows = [rows_without_spark.decode_letter(value) for value in letters["value"]]
+            return dead_letter_restoration.restore_source_frames(self.front.session, sources, letters)
+        rows = [rows_without_spark.decode_dead_letter(value) for value in letters["value"]]
         name = self._pipeline.sources[0].name
         return {name: self.frame(name, rows, now_us).with_columns(letters["__letter"])}

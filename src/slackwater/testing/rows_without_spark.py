@@ -23,9 +23,9 @@ from slackwater.operators import unstorable_rows
 from slackwater.operators.base import Operator
 from slackwater.operators.dead_letters import ORIGIN, ORIGIN_FIELDS, OUTSIDE
 from slackwater.operators.interval_join import IntervalJoinOperator
-from slackwater.operators.keyed import KeyedOperator
+from slackwater.operators.keyed_operator_base import KeyedOperator
 from slackwater.operators.stateless import StatelessOperator
-from slackwater.operators.window_base import WindowOperator
+from slackwater.operators.window_operator_base import WindowOperator
 from slackwater.testing.local_engine import PreparedRows
 from slackwater.testing.stub_sources import NUMBER, read_declared_columns, to_micros_utc
 from slackwater.windows.aggregations import AggregationInput, normalize_columns
@@ -162,7 +162,7 @@ def build_series(values: Sequence[Any], kind: pl.DataType) -> pl.Series:
     return pl.Series(values, dtype=kind)
 
 
-def decode_letter(value: bytes) -> dict[str, Any]:
+def decode_dead_letter(value: bytes) -> dict[str, Any]:
     """Decode the bytes of a dead letter. Bytes that are not JSON become an empty row, which is again a bad row."""
     try:
         return dict(json.loads(value))
@@ -174,7 +174,7 @@ def decode_letter(value: bytes) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class PlainRowPreparer:
+class PolarsRowPreparer:
     """Prepares frames from `build_frame` for one step. Event times are in `ts`, and partitions in `__partition`.
 
     Args:
@@ -228,7 +228,7 @@ class PlainRowPreparer:
                 lifted.append(_lift_letters(self.logic, which, rows if why is None else rows.filter(why.is_null())))
         return pl.concat(lifted)
 
-    def validate_letters(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame:
+    def validate_dead_letters(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame:
         bad = self._bad_reason(clock_us + self.max_future_ms * 1000).alias("__bad")
         return pl.concat([frame.select("__letter", bad) for frame in payload.values()])
 
@@ -242,7 +242,7 @@ def _origin(source: str, columns: Mapping[str, pl.DataType]) -> pl.Expr:
 
 @singledispatch
 def _shard_columns(operator: Operator, source: str, rows: pl.DataFrame) -> pl.DataFrame:
-    """Return the columns that a shard needs from the rows of an input. `spark.operator_rows` does this in SQL."""
+    """Return the columns that a shard needs from the rows of an input. `spark.operator_input` does this in SQL."""
     raise_unregistered(operator, "slackwater.testing.rows_without_spark._shard_columns")
 
 

@@ -26,7 +26,7 @@ from slackwater.errors import EpochError, StartError
 from slackwater.operators import unstorable_rows
 from slackwater.operators.base import Operator
 from slackwater.operators.dead_letters import ORIGIN, numbered_origin, origin_column
-from slackwater.runner import components
+from slackwater.runner import component_factory
 from slackwater.spark.analysis import sql_analysis
 from slackwater.spark.engine import SparkEngine
 from slackwater.spark.row_query_builder import RowQueryBuilder
@@ -105,8 +105,8 @@ class SparkRowPreparer:
             for i, s in enumerate(self.pipeline.sources)
         ]
         sources: Any = self.sources
-        frames = components.create_empty_frames(self.session, sources)
-        binding = components.bind_stage(self.pipeline, self.session, frames)
+        frames = component_factory.create_empty_frames(self.session, sources)
+        binding = component_factory.bind_stage(self.pipeline, self.session, frames)
         self.logic = binding.operator
         self._clocked = [
             n for n, t in binding.times.items() if t == sql_analysis.CLOCK and self.pipeline.transform.is_stateless
@@ -187,8 +187,8 @@ class SparkRowPreparer:
     def replay_rows(self, payload: Mapping[str, Any], clock_us: int, capacity: ValueLimits) -> pl.DataFrame:
         return self.engine.replay_rows(payload, clock_us, capacity)
 
-    def validate_letters(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame:
-        return self.engine.validate_letters(payload, clock_us)
+    def validate_dead_letters(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame:
+        return self.engine.validate_dead_letters(payload, clock_us)
 
     def _number_rows(self, frame: DataFrame) -> tuple[DataFrame, int]:
         table = frame.toArrow()

@@ -20,10 +20,10 @@ import pyarrow as pa
 
 from slackwater.config.connection import Connection, KafkaConnection
 from slackwater.config.connector_description import CONNECTORS, metadata_columns
-from slackwater.config.message_format import suggest_word_or_list
+from slackwater.config.error_text import suggest_or_list_words
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.source import FRAMED, Source
-from slackwater.config.sql import ddl
+from slackwater.config.sql import schema_ddl
 from slackwater.connectors.batch_planning import DataFrameSource
 from slackwater.connectors.files import source as files_source
 from slackwater.connectors.kafka.broker import KafkaBroker
@@ -108,7 +108,7 @@ class StubSource:
         if unknown := [c for c in row if c not in columns]:
             raise StartError(
                 f'source "{self.name}": a row of the test has an unknown column "{unknown[0]}"'
-                f"{suggest_word_or_list(unknown[0], columns)}; declare it in the schema, or correct the row",
+                f"{suggest_or_list_words(unknown[0], columns)}; declare it in the schema, or correct the row",
                 Topic.TEST_UNUSABLE,
             )
         if self.spec.format == "text":
@@ -249,7 +249,7 @@ def _payload(session: SparkSession, spec: Source, connection: Connection, zone: 
 def read_declared_columns(pipeline: Pipeline, index: int) -> Mapping[str, Field] | None:
     """Return the columns that the source at `index` declares, without Spark; None if it does not declare a schema."""
     declared = pipeline.sources[index].schema_
-    return None if declared is None else {n: Field(n, t) for n, t in ddl.parse_ddl_columns(declared).items()}
+    return None if declared is None else {n: Field(n, t) for n, t in schema_ddl.parse_ddl_columns(declared).items()}
 
 
 # -- values ------------------------------------------------------------------------------------------------------------

@@ -6,5 +6,5 @@
 Each commit is processed once for all viewers: `page_cache` watches for commits and keeps the latest model.
 
 May import: config, connectors, core, dead_letters, engine, errors, evolution, explain, joins, logging, maintenance,
-operators, query, runner, secrets, state, watermark, web, windows.
+operators, query, runner, secret_masking, state, watermark, web, windows.
 """

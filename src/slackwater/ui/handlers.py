@@ -18,12 +18,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from slackwater.core.dead_letter_columns import LetterFilter
+from slackwater.core.dead_letter_columns import DeadLetterFilter
 from slackwater.core.humanize import mismatch
-from slackwater.dead_letters.letter_reader import add_attempts, read_newest
-from slackwater.errors import ExhaustedError, SlackwaterError, StartError, StateError, Topic
-from slackwater.maintenance.sizes import find_hot_keys
-from slackwater.secrets import mask_secrets
+from slackwater.dead_letters.dead_letter_reader import add_attempts, read_newest
+from slackwater.errors import ResourceExhaustedError, SlackwaterError, StartError, StateError, Topic
+from slackwater.maintenance.state_sizes import find_hot_keys
+from slackwater.secret_masking import mask_secrets
 from slackwater.ui import pages
 from slackwater.ui.blocks.key import KeyView
 from slackwater.ui.blocks.upcoming_closes import ClosingWindow, closing_windows
@@ -80,7 +80,7 @@ def _error_response(request: Request, error: BaseException) -> Response:
             return send_error(request, 404, f"{request.url.path[:200]} does not exist; the page is at /")
         case HTTPException():
             return send_error(request, error.status_code, error.detail)
-        case StateError() | ExhaustedError():
+        case StateError() | ResourceExhaustedError():
             return send_error(request, 503, str(error))
         case SlackwaterError():
             return send_error(request, 400, str(error))
@@ -130,7 +130,7 @@ def _cached_page(
 
     `name`: the name of the page in the cache.
     """
-    page = cache.get_content(name, make)
+    page = cache.get_page_model(name, make)
     return _problem_page(cache, location) if page is None else tag_content(request, *page)
 
 
@@ -196,7 +196,7 @@ def _letters(cache: PageCache, location: PageLocation, request: Request) -> Resp
             "dead letters cannot be shown, because their location is only in the config; start the page with: slackwater ui FILE",
             Topic.DEAD_LETTERS,
         )
-    letters = add_attempts(pipeline, read_newest(pipeline, LetterFilter(reason=reason, limit=LETTERS))).to_dicts()
+    letters = add_attempts(pipeline, read_newest(pipeline, DeadLetterFilter(reason=reason, limit=LETTERS))).to_dicts()
     values = {"pipeline": cache.name, "reason": reason, "letters": letters, "most": LETTERS}
     return html_response(pages.render("letters.html", location, **values))
 
@@ -252,14 +252,14 @@ def block_renderer(blocks: Sequence[str], location: PageLocation) -> Callable[[P
 
 def fragment(cache: PageCache, location: PageLocation, name: str, request: Request) -> Response:
     """Return a block as HTML. While the pipeline has a problem, the block "top" describes it and the rest are empty."""
-    content = cache.get_content(name, lambda model: pages.render_fragment(name, model, location))
+    content = cache.get_page_model(name, lambda model: pages.render_fragment(name, model, location))
     if content is None:  # status 200, so that the browser replaces the old block
         return html_response(_problem_fragment(cache) if name == "top" else b"")
     return tag_content(request, *content)
 
 
 def block_json(cache: PageCache, location: PageLocation, name: str, request: Request) -> Response:
-    content = cache.get_content(f"{name}.json", lambda model: pages.to_json(pages.block_as_data(name, model)))
+    content = cache.get_page_model(f"{name}.json", lambda model: pages.to_json(pages.block_as_data(name, model)))
     if content is None:
         raise StateError(cache.problem or "")
     return tag_content(request, *content, "application/json")

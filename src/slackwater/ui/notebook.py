@@ -16,13 +16,13 @@ from slackwater import explain
 from slackwater.config.pipeline import Pipeline
 from slackwater.core import humanize
 from slackwater.errors import SlackwaterError, StartError
-from slackwater.evolution.operator_from_state import restore_window
+from slackwater.evolution.pipeline_from_state import restore_window
 from slackwater.explain import Plan
 from slackwater.query.open_windows import state_column_names
 from slackwater.query.state_view import StateView
-from slackwater.query.why_report import ClockReport, StageReport, WhyReport, describe_watermark_wait, quote_stage
+from slackwater.query.why_report import StageReport, WatermarkReport, WhyReport, describe_watermark_wait, quote_stage
 from slackwater.runner.background_run import Handle
-from slackwater.secrets import mask_secrets
+from slackwater.secret_masking import mask_secrets
 from slackwater.ui.blocks.key import SessionBar, draw_sessions
 from slackwater.ui.blocks.watermark import build_watermark, draw_lanes
 from slackwater.ui.pages import read_static_file
@@ -134,7 +134,7 @@ def _open_rows(s: StageReport, stage: str | None) -> Markup:
     return _join(*_lines(heading), _table(["closes at watermark", "start", "key", "rows"], opened))
 
 
-def _holder_text(holder: ClockReport | None) -> str:
+def _holder_text(holder: WatermarkReport | None) -> str:
     if holder is None:
         return "no source: all are idle"
     name = holder.source if holder.partition is None else f"{holder.source}, partition {holder.partition}"

@@ -128,7 +128,7 @@ class PageCache:
             self._update = build_update(self.tag, self._blocks(self), self._update)
         return self._update
 
-    def get_content(self, name: str, make: Callable[[PageModel], bytes]) -> tuple[str, bytes] | None:
+    def get_page_model(self, name: str, make: Callable[[PageModel], bytes]) -> tuple[str, bytes] | None:
         """Return the tag of the model and the content `name`, which `make` renders once per model.
 
         Return None if the pipeline has a problem instead of a model.

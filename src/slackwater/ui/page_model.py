@@ -12,16 +12,16 @@ from slackwater.config.window import KINDS_OF_WINDOW
 from slackwater.core.humanize import format_time
 from slackwater.core.lateness_histogram import NOTHING, LatenessStats, format_lateness_advice
 from slackwater.errors import SlackwaterError, StateError, Topic
-from slackwater.evolution.operator_from_state import rebuild_pipeline
-from slackwater.maintenance.sizes import list_kept_commits
-from slackwater.query import locate_state
+from slackwater.evolution.pipeline_from_state import rebuild_pipeline
+from slackwater.maintenance.state_sizes import list_kept_commits
+from slackwater.query import state_locator
 from slackwater.query.state_inspection import Texts
 from slackwater.query.why_report import WhyReport, quote_stage
 from slackwater.query.why_report_builder import add_key_history, build_why_report_from_snapshot
 from slackwater.state.commit import Commit
 from slackwater.state.protocol import Snapshot, StateStore
 from slackwater.state.run_history import Run
-from slackwater.ui.blocks.header import Header, Runs, build_header, build_runs
+from slackwater.ui.blocks.commit_and_runs import Header, Runs, build_header, build_runs
 from slackwater.ui.blocks.join_buffers import JoinBuffers, build_buffers
 from slackwater.ui.blocks.key import KeyView, build_key
 from slackwater.ui.blocks.row_accounting import RowAccounting, build_accounting
@@ -167,15 +167,15 @@ def _build_model(
     summaries = build_stages(commit, pipeline_report)
     report, shown_stages = pipeline_report, summaries
     if stage is not None and pipeline_report.stages:
-        index = locate_state.find_stage_index(commit, stage, "stage")
+        index = state_locator.find_stage_index(commit, stage, "stage")
         report = replace(
             pipeline_report, **vars(next(s for s in pipeline_report.stages if s.stage == stage)), stages=()
         )
         shown_stages = tuple(s for s in summaries if s.name == stage)
-        snapshot = locate_state.narrow_snapshot(snapshot, index)
+        snapshot = state_locator.narrow_snapshot(snapshot, index)
         names = [[s.name for s in m.stages] for m in history]
         history = [
-            locate_state.narrow_commit(m, n.index(stage)) for m, n in zip(history, names, strict=True) if stage in n
+            state_locator.narrow_commit(m, n.index(stage)) for m, n in zip(history, names, strict=True) if stage in n
         ]
     else:
         stage = None
@@ -208,7 +208,7 @@ def _last_stage(summaries: Sequence[StageSummary], kinds: Container[str]) -> Sta
 
 
 def _stage_snapshot(snapshot: Snapshot, stage: StageSummary) -> Snapshot:
-    return locate_state.narrow_snapshot(snapshot, locate_state.find_stage_index(snapshot.commit, stage.name))
+    return state_locator.narrow_snapshot(snapshot, state_locator.find_stage_index(snapshot.commit, stage.name))
 
 
 def _join_sources(report: WhyReport, stage: str) -> list[str]:
@@ -257,7 +257,7 @@ def select_window_stage(snapshot: Snapshot, stage: str | None) -> tuple[Snapshot
         return snapshot, None
     windowed = [s.name for s in stages if s.fingerprint.get("kind") in KINDS_OF_WINDOW]
     name = stage if stage is not None else (windowed or [stages[-1].name])[-1]
-    return locate_state.narrow_snapshot(snapshot, locate_state.find_stage_index(snapshot.commit, name, "stage")), name
+    return state_locator.narrow_snapshot(snapshot, state_locator.find_stage_index(snapshot.commit, name, "stage")), name
 
 
 def load_key(watched: PageSource, key: Texts, now_us: int, stage: str | None = None) -> KeyView:

@@ -56,7 +56,7 @@ from slackwater.windows.state_layout import (
 )
 
 if TYPE_CHECKING:
-    from slackwater.windows.session_kernel.session_rules import SessionTimes
+    from slackwater.windows.session_loops.session_rules import SessionTimes
 
 Bools = NDArray[np.bool_]
 
@@ -68,7 +68,7 @@ class CompiledSessionWindow(CompiledWindow):
     """A compiled session window.
 
     Rows before `rows_from_us` are always late. `revised` is true if an earlier config could emit a session more than
-    once. State rows then keep their revision columns. Both are `earlier_settings` (see `windows.state_conversion`).
+    once. State rows then keep their revision columns. Both are `earlier_settings` (see `windows.window_state_conversion`).
     """
 
     rows_from_us: int = NEVER
@@ -153,21 +153,21 @@ class CompiledSessionWindow(CompiledWindow):
         """Drop expired sessions, and floors that no longer make rows late."""
         if state.is_empty():
             return state
-        from slackwater.windows.session_kernel import session_rules  # imports Numba
+        from slackwater.windows.session_loops import session_rules  # imports Numba
 
         times = self.times(watermark)
         kind, due, start, last = (state[c].to_numpy() for c in ("__kind", "__due", "__start", "__last"))
         end = state["__end"].to_numpy() if self.dynamic else last + self.gap_us
         order, _, heads = order_by_key(state["__kh"].to_numpy(), state.select(self.key_names), start, last)
-        seen = np.where(is_gone(kind, due, times.horizon), session_rules.GONE, session_rules.HELD).astype(np.int8)
-        needed = session_rules.needed_intervals(
+        seen = np.where(is_expired(kind, due, times.horizon), session_rules.GONE, session_rules.HELD).astype(np.int8)
+        needed = session_rules.find_needed_intervals(
             session_rules.SortedIntervals(heads, seen[order], start[order], last[order], end[order]), times
         )
         return state[order if needed.all() else order[needed]]
 
     def times(self, watermark: int) -> SessionTimes:
         """Return the times that decide which rows of an epoch are late. `watermark`: that of the previous epoch."""
-        from slackwater.windows.session_kernel.session_rules import SessionTimes  # imports Numba
+        from slackwater.windows.session_loops.session_rules import SessionTimes  # imports Numba
 
         return SessionTimes(watermark, self.horizon(watermark), self.rows_from_us, self.reach_us, self.cap_us)
 
@@ -207,14 +207,14 @@ class IntervalBatch:
 
         `reach`: the largest gap that a row can have.
         """
-        gone = is_gone(self.kind, self.due, horizon)
+        gone = is_expired(self.kind, self.due, horizon)
         is_open = ~gone & (self.kind != ROW)
         floor = reduce_per_key(np.maximum, np.where(gone, self.end, NO_WATERMARK), self.key)
         first = reduce_per_key(np.minimum, np.where(is_open, self.start, FAR), self.key)
         return np.where((horizon <= floor + reach) | (first <= floor + reach), floor, NO_WATERMARK)
 
 
-def is_gone(kind: NDArray[np.int8], due: Int64s, horizon: int) -> Bools:
+def is_expired(kind: NDArray[np.int8], due: Int64s, horizon: int) -> Bools:
     """Return a mask of the floors, and of the whole sessions that close at or before the horizon."""
     gone: Bools = (kind == FLOOR) | (((kind == WHOLE) | (kind == EMITTED)) & (due <= horizon))
     return gone
@@ -313,24 +313,24 @@ def build_layout(logic: CompiledSessionWindow, unit: IntervalBatch) -> SessionLa
 def number_sessions(unit: IntervalBatch, cap: int) -> tuple[Int64s, Int64s]:
     """Return the run number and the session number of each interval, as if no more rows arrived."""
     run = find_runs(unit.key, unit.start, unit.end)
-    return run, np.cumsum(session_heads(unit.start, unit.last, unit.end, run, cap)) - 1
+    return run, np.cumsum(find_session_heads(unit.start, unit.last, unit.end, run, cap)) - 1
 
 
 def find_runs(key: Int64s, start: Int64s, end: Int64s) -> Int64s:
     """Return the run number of each interval."""
-    from slackwater.windows.session_kernel.session_rules import number_runs  # the loops need writable arrays
+    from slackwater.windows.session_loops.session_rules import number_runs  # the loops need writable arrays
 
     return number_runs(np.array(key), np.array(start), np.array(end))
 
 
-def session_heads(start: Int64s, last: Int64s, end: Int64s, run: Int64s, cap: int) -> Bools:
+def find_session_heads(start: Int64s, last: Int64s, end: Int64s, run: Int64s, cap: int) -> Bools:
     """Return a mask of the intervals at which sessions begin (see `session_rules.cut_sessions`)."""
-    from slackwater.windows.session_kernel.session_rules import cut_sessions  # the loops need writable arrays
+    from slackwater.windows.session_loops.session_rules import cut_sessions  # the loops need writable arrays
 
     return cut_sessions(np.array(run), np.array(start), np.array(last), np.array(end), cap)
 
 
-def mark_still_emitted(logic: CompiledSessionWindow, unit: IntervalBatch, fragment: Int64s) -> IntervalBatch:
+def clear_outdated_marks(logic: CompiledSessionWindow, unit: IntervalBatch, fragment: Int64s) -> IntervalBatch:
     """Clear the emitted mark of the stored intervals whose session differs from the one in the target.
 
     A session is unchanged if it consists of the same intervals as before, ends at the same time, and becomes final at
@@ -365,10 +365,10 @@ def mark_still_emitted(logic: CompiledSessionWindow, unit: IntervalBatch, fragme
         same &= before.is_cut == after.is_cut[first]
     moved = np.zeros(len(unit.key), dtype=bool)
     moved[stored] = ~same[before.session]
-    return unmark(unit, moved)
+    return clear_marks_of_changed(unit, moved)
 
 
-def unmark(unit: IntervalBatch, changed: Bools) -> IntervalBatch:
+def clear_marks_of_changed(unit: IntervalBatch, changed: Bools) -> IntervalBatch:
     """Clear the emitted mark of the changed intervals."""
     if not changed.any():
         return unit

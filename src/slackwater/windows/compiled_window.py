@@ -18,7 +18,7 @@ import polars as pl
 
 from slackwater.config.window import Window, effective_allowed_lateness_ms
 from slackwater.core.schema import Field
-from slackwater.windows.aggregations import AggregationInput, AggregationKind
+from slackwater.windows.aggregations import AggregateFunction, AggregationInput
 from slackwater.windows.state_layout import HIDDEN, NEVER, REVISED, Int64s, KeyedStateLayout
 
 METADATA = [Field("_revision", "bigint"), Field("_final_at", "timestamp"), Field("_emit_reason", "string")]
@@ -68,13 +68,13 @@ class CompiledWindow(KeyedStateLayout):
     """A window compiled against its input columns. Its methods are pure functions. All times are in µs.
 
     Windows that closed at or before `gone_us` left the state under an earlier config, and are not restored (see
-    `windows.state_conversion`).
+    `windows.window_state_conversion`).
     """
 
     pipeline: str
     window: Window
     keys: tuple[Field, ...]
-    aggs: tuple[AggregationKind, ...]
+    aggs: tuple[AggregateFunction, ...]
     gone_us: int = NEVER
 
     @cached_property
@@ -198,7 +198,7 @@ class CompiledWindow(KeyedStateLayout):
             heads: The position of the first row of each run.
             carried: Additional columns of the result, with one value per run; at least the keys.
 
-        Raises CapExceededError if a group exceeds a limit of its aggregation, and ValueRangeError if a result does not
+        Raises LimitExceededError if a group exceeds a limit of its aggregation, and ValueRangeError if a result does not
         fit its type.
         """
         merged = parts[heads]

@@ -10,10 +10,10 @@ from slackwater.core.sorted_arrays import distinct_values, is_in_sorted, order_b
 from slackwater.windows.compiled_window import EmitResult
 from slackwater.windows.pane_windows import (
     CompiledPaneWindow,
-    first_window,
+    first_window_of_pane,
     is_overlapping,
-    last_closed,
-    last_window,
+    last_closed_window,
+    last_window_of_pane,
     pane_us,
     read_revisions,
     write_revisions,
@@ -30,10 +30,10 @@ def sibling_units(logic: CompiledPaneWindow, panes: pl.DataFrame, since: int, wa
     if logic.hop_us == logic.duration_us or dirty.is_empty():
         return np.empty(0, dtype=np.int64)
     pane = dirty["__start"].to_numpy()
-    low = np.maximum(first_window(logic, pane), last_closed(logic, logic.horizon(since)) + logic.hop_us)
-    high = last_window(logic, pane) + logic.duration_us
+    low = np.maximum(first_window_of_pane(logic, pane), last_closed_window(logic, logic.horizon(since)) + logic.hop_us)
+    high = last_window_of_pane(logic, pane) + logic.duration_us
     if not logic.updates:
-        high = np.minimum(high, last_closed(logic, watermark) + logic.duration_us)
+        high = np.minimum(high, last_closed_window(logic, watermark) + logic.duration_us)
     index, starts = _expand(low, high - pane_us(logic), pane_us(logic))
     return distinct_values(mix_bits(dirty["__kh"].to_numpy()[index], starts))
 
@@ -59,10 +59,14 @@ def emit_windows(
     kinds = panes["__kind"].to_numpy()
     any_dirty = bool((kinds == DIRTY).any())
     pane = panes["__start"].to_numpy()
-    closed, now = last_closed(logic, since), last_closed(logic, watermark)
-    oldest = last_closed(logic, logic.horizon(since)) if any_dirty else closed
-    low = np.maximum(first_window(logic, pane), oldest + logic.hop_us)
-    high = last_window(logic, pane) if logic.updates and early else np.minimum(last_window(logic, pane), now)
+    closed, now = last_closed_window(logic, since), last_closed_window(logic, watermark)
+    oldest = last_closed_window(logic, logic.horizon(since)) if any_dirty else closed
+    low = np.maximum(first_window_of_pane(logic, pane), oldest + logic.hop_us)
+    high = (
+        last_window_of_pane(logic, pane)
+        if logic.updates and early
+        else np.minimum(last_window_of_pane(logic, pane), now)
+    )
     index, window = _expand(low, high, logic.hop_us)
     spread = logic.add_revision_columns(panes).select(
         "__kh", "__kind", *logic.revisions, *logic.key_names, *logic.accumulators
@@ -97,8 +101,8 @@ def emit_standalone_windows(logic: CompiledPaneWindow, rows: pl.DataFrame, water
     `rows` has the form that `ingest_panes` takes.
     """
     pane = rows["__start"].to_numpy()
-    gone = np.minimum(last_window(logic, pane), last_closed(logic, logic.horizon(watermark)))
-    index, window = _expand(first_window(logic, pane), gone, logic.hop_us)
+    gone = np.minimum(last_window_of_pane(logic, pane), last_closed_window(logic, logic.horizon(watermark)))
+    index, window = _expand(first_window_of_pane(logic, pane), gone, logic.hop_us)
     spread = rows.select("__kh", *logic.key_names, *logic.accumulators)[index]
     spread = spread.with_columns(pl.Series("__start", window), pl.Series("__end", window + logic.duration_us))
     return _merge_windows(logic, spread).with_columns(
@@ -130,7 +134,7 @@ def _with_notes(logic: CompiledPaneWindow, panes: pl.DataFrame, spread: pl.DataF
 
     `spread` has one row per pane and window, and `index` has the position in `panes` of each row's pane.
     """
-    notes = read_revisions(panes, first_window(logic, panes["__start"].to_numpy()), logic.hop_us)
+    notes = read_revisions(panes, first_window_of_pane(logic, panes["__start"].to_numpy()), logic.hop_us)
     spread = spread.with_columns(pl.lit([], pl.List(pl.Int64)).alias("__out"))
     if notes.is_empty():
         return spread
@@ -149,10 +153,10 @@ def _record_emissions(
     hashes = panes["__h"].to_numpy()
     units = panes.filter(pl.Series(is_in_sorted(hashes, distinct_values(hashes[panes["__kind"].to_numpy() == DIRTY]))))
     pane, dirty = units["__start"].to_numpy(), units["__kind"].to_numpy() == DIRTY
-    first, closed = first_window(logic, pane), last_closed(logic, watermark)
+    first, closed = first_window_of_pane(logic, pane), last_closed_window(logic, watermark)
     waits = logic.updates and not early
-    still = (last_window(logic, pane) > closed) if waits else np.zeros(len(pane), dtype=bool)
-    index, window = _expand(first, last_window(logic, pane), logic.hop_us)
+    still = (last_window_of_pane(logic, pane) > closed) if waits else np.zeros(len(pane), dtype=bool)
+    index, window = _expand(first, last_window_of_pane(logic, pane), logic.hop_us)
     keys = ["__kh", *logic.key_names]
     of_pane = units.select(keys)[index].with_columns(pl.Series("__row", index), pl.Series("__start", window))
     emissions = of_pane.filter(pl.Series(dirty[index])).join(
@@ -161,7 +165,7 @@ def _record_emissions(
         nulls_equal=True,
     )
     if is_overlapping(logic):
-        gone = last_closed(logic, logic.horizon(watermark))
+        gone = last_closed_window(logic, logic.horizon(watermark))
         notes = read_revisions(units, first, logic.hop_us)
         notes = pl.concat([notes, emissions.select("__row", "__start", "__rev", pl.lit(True).alias("__holds"))])
         units = write_revisions(units, notes.filter(pl.col("__start") > gone), first, logic.hop_us)

@@ -64,7 +64,7 @@ class CompiledPaneWindow(CompiledWindow):
     one_by_one: bool = False
 
     @cached_property
-    def lifts_in_sql(self) -> bool:
+    def preaggregates_in_sql(self) -> bool:
         """Return whether Spark pre-aggregates rows. If not, the shards lift them.
 
         Spark can pre-aggregate rows only if every aggregation has a SQL form.
@@ -89,7 +89,7 @@ class CompiledPaneWindow(CompiledWindow):
 
     def stats(self, state: pl.DataFrame) -> SegmentStats:
         start, last = state["__start"].to_numpy(), int(state["__due"].to_numpy().max())
-        first, close = int(first_window(self, start.min()) + self.duration_us), last - self.retain_us
+        first, close = int(first_window_of_pane(self, start.min()) + self.duration_us), last - self.retain_us
         if bool((state["__kind"].to_numpy() == DIRTY).any()):
             return SegmentStats(first_due=NEVER, last_due=FAR, close=close, dead=FAR)
         return SegmentStats(first_due=first, last_due=close, close=close, dead=last)
@@ -104,8 +104,8 @@ class CompiledPaneWindow(CompiledWindow):
             return DueRowFilter(
                 (move, waiting), ((since + retain_us, watermark + retain_us),), (), pending_upto, start_before=FAR
             )
-        now = last_closed(self, watermark)
-        is_any_closing = now > last_closed(self, since)
+        now = last_closed_window(self, watermark)
+        is_any_closing = now > last_closed_window(self, since)
         closing = ((since + retain_us, FAR),) if is_any_closing else ()
         return DueRowFilter((move, waiting), closing, (), pending_upto, start_before=now + self.duration_us)
 
@@ -129,19 +129,19 @@ def pane_start(logic: CompiledPaneWindow, ts: Int64s) -> Int64s:
     return (ts - offset) // pane * pane + offset
 
 
-def first_window(logic: CompiledPaneWindow, pane: Int64s) -> Int64s:
+def first_window_of_pane(logic: CompiledPaneWindow, pane: Int64s) -> Int64s:
     """Return the start of the earliest window that contains each pane."""
     hop, offset = logic.hop_us, logic.offset_us
     return (pane - logic.duration_us - offset) // hop * hop + offset + hop
 
 
-def last_window(logic: CompiledPaneWindow, pane: Int64s) -> Int64s:
+def last_window_of_pane(logic: CompiledPaneWindow, pane: Int64s) -> Int64s:
     """Return the start of the latest window that contains each pane."""
     hop, offset = logic.hop_us, logic.offset_us
     return (pane - offset) // hop * hop + offset
 
 
-def last_closed(logic: CompiledPaneWindow, watermark: int) -> int:
+def last_closed_window(logic: CompiledPaneWindow, watermark: int) -> int:
     """Return the start of the last window that is closed at this watermark.
 
     Given the horizon of a watermark, return the start of the last window that has left the state.
@@ -169,10 +169,10 @@ def lift_rows(logic: CompiledPaneWindow, rows: pl.DataFrame) -> pl.DataFrame:
     return logic.merge_runs(lifted.select(*logic.accumulators)[order], heads, [*carried, *counts])
 
 
-def missed_windows(logic: CompiledPaneWindow, ts: Int64s, watermark: int) -> tuple[Int64s, Int64s]:
+def find_missed_windows(logic: CompiledPaneWindow, ts: Int64s, watermark: int) -> tuple[Int64s, Int64s]:
     """Return, for each time, the start of its first window, and how many of its windows have left the state."""
-    first = first_window(logic, ts)
-    gone = np.minimum(last_window(logic, ts), last_closed(logic, logic.horizon(watermark)))
+    first = first_window_of_pane(logic, ts)
+    gone = np.minimum(last_window_of_pane(logic, ts), last_closed_window(logic, logic.horizon(watermark)))
     return first, np.clip((gone - first) // logic.hop_us + 1, 0, None)
 
 
@@ -189,8 +189,8 @@ def ingest_panes(logic: CompiledPaneWindow, rows: pl.DataFrame, state: pl.DataFr
     """
     horizon = logic.horizon(watermark)
     pane, n = rows["__start"].to_numpy(), rows["__n"].to_numpy()
-    first, last = first_window(logic, pane), last_window(logic, pane)
-    missed = np.clip((np.minimum(last, last_closed(logic, horizon)) - first) // logic.hop_us + 1, 0, None)
+    first, last = first_window_of_pane(logic, pane), last_window_of_pane(logic, pane)
+    missed = np.clip((np.minimum(last, last_closed_window(logic, horizon)) - first) // logic.hop_us + 1, 0, None)
     is_late = last + logic.duration_us <= horizon
     late = rows.filter(pl.Series(is_late)) if is_late.any() else rows.clear()
     fresh = rows.filter(pl.Series(~is_late)) if is_late.any() else rows
@@ -216,7 +216,9 @@ def ingest_panes(logic: CompiledPaneWindow, rows: pl.DataFrame, state: pl.DataFr
 def _merge(logic: CompiledPaneWindow, rows: pl.DataFrame, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
     """Merge rows and state rows with equal key and pane into one state row. It is DIRTY if any of its parts is."""
     pane = rows["__start"].to_numpy()
-    earliest = np.maximum(first_window(logic, pane), last_closed(logic, logic.horizon(watermark)) + logic.hop_us)
+    earliest = np.maximum(
+        first_window_of_pane(logic, pane), last_closed_window(logic, logic.horizon(watermark)) + logic.hop_us
+    )
     is_late = earliest + logic.duration_us <= watermark
     lifted = (
         logic.add_revision_columns(rows)
@@ -247,8 +249,8 @@ def _merge(logic: CompiledPaneWindow, rows: pl.DataFrame, state: pl.DataFrame, w
     merged = mark_panes_changed(merged, np.logical_or.reduceat(fresh, heads))
     if logic.updates:
         return merged
-    first, begun = first_window(logic, merged["__start"].to_numpy()), np.logical_and.reduceat(fresh, heads)
-    return record_missed_emissions(merged, begun, first, last_closed(logic, watermark), logic.hop_us)
+    first, begun = first_window_of_pane(logic, merged["__start"].to_numpy()), np.logical_and.reduceat(fresh, heads)
+    return record_missed_emissions(merged, begun, first, last_closed_window(logic, watermark), logic.hop_us)
 
 
 def is_overlapping(logic: CompiledPaneWindow) -> bool:
@@ -258,10 +260,10 @@ def is_overlapping(logic: CompiledPaneWindow) -> bool:
 
 def pane_due_times(logic: CompiledPaneWindow, pane: Int64s) -> Int64s:
     """Return the watermark at which the last window of each pane leaves the state."""
-    return last_window(logic, pane) + logic.duration_us + logic.retain_us
+    return last_window_of_pane(logic, pane) + logic.duration_us + logic.retain_us
 
 
-def convert_emission(logic: CompiledPaneWindow, state: pl.DataFrame, updates: bool) -> pl.DataFrame:
+def convert_emission_state(logic: CompiledPaneWindow, state: pl.DataFrame, updates: bool) -> pl.DataFrame:
     """Convert state rows to a new emission mode. `updates`: whether the previous mode was emit = "updates"."""
     state = state.with_columns(pl.Series("__due", pane_due_times(logic, state["__start"].to_numpy())))
     if logic.updates and not updates:  # the previous mode has not emitted open windows
@@ -271,18 +273,18 @@ def convert_emission(logic: CompiledPaneWindow, state: pl.DataFrame, updates: bo
     return state
 
 
-def window_totals(logic: CompiledPaneWindow, panes: dict[int, int], watermark: int) -> dict[int, int]:
+def count_groups_by_window(logic: CompiledPaneWindow, panes: dict[int, int], watermark: int) -> dict[int, int]:
     """Return, by window start, the total number of groups in the panes of each open or retained window.
 
     `panes`: the number of groups by start of the pane. The total is exact for tumbling windows. It is an upper limit
     for hopping windows, because a group may have several panes in a window.
     """
     totals: dict[int, int] = {}
-    closed = last_closed(logic, logic.horizon(watermark))
+    closed = last_closed_window(logic, logic.horizon(watermark))
     for pane, groups in panes.items():
         starts = np.array([pane])
-        low = max(int(first_window(logic, starts)[0]), closed + logic.hop_us)
-        for window in range(low, int(last_window(logic, starts)[0]) + 1, logic.hop_us):
+        low = max(int(first_window_of_pane(logic, starts)[0]), closed + logic.hop_us)
+        for window in range(low, int(last_window_of_pane(logic, starts)[0]) + 1, logic.hop_us):
             totals[window] = totals.get(window, 0) + groups
     return totals
 

@@ -15,7 +15,7 @@ of its result is then start + cap.
     gap 3, cap 10      0      7 9   10  11  12         watermark 11: open until 12, and a row at 11 or 12 cuts it at 10
     session            [──────●─●────┊───▲───)
 
-A row behind the watermark can also keep a part of a run whole (see `session_kernel.rows_behind_watermark`). The
+A row behind the watermark can also keep a part of a run whole (see `session_loops.rows_behind_watermark`). The
 preceding session then ends where that part begins, once the watermark has passed its cap.
 
 A hold is (unit, low, due): until the watermark reaches `due`, a result of this unit may have the event time `low`. The
@@ -42,7 +42,7 @@ from slackwater.windows.compiled_session_window import (
     build_layout,
     find_runs,
     first_per_key,
-    is_gone,
+    is_expired,
     mark_emitted,
     number_sessions,
     reduce_per_key,
@@ -186,7 +186,7 @@ def _settle(logic: CompiledSessionWindow, units: pl.DataFrame, since: int, water
     """Merge the sessions of these units, emit the sessions that are due, and return the new rows of the units."""
     cap, horizon = logic.cap_us, logic.horizon(watermark)
     whole = IntervalBatch.from_frame(logic, mark_emitted(logic, units, since))
-    held = ~is_gone(whole.kind, whole.due, logic.horizon(since))
+    held = ~is_expired(whole.kind, whole.due, logic.horizon(since))
     floors = whole.floors(logic.reach_us, logic.horizon(since))
     unit = select_rows(whole, held)
     now = build_layout(logic, unit)
@@ -290,7 +290,7 @@ def _superseded(logic: CompiledSessionWindow, merged: pl.DataFrame, emitted: Boo
 # -- watermark holds ---------------------------------------------------------------------------------------------------
 
 
-def find_lowest_hold(holds: Iterable[Hold], watermark: int, reach: int) -> int:
+def find_lowest_watermark_hold(holds: Iterable[Hold], watermark: int, reach: int) -> int:
     """Return the lowest event time (µs) at which a session may still end. `reach`: the largest gap of a row (µs).
 
     The rows of an open session extend to the watermark. Therefore, the session cannot be cut more than one gap behind
@@ -300,7 +300,7 @@ def find_lowest_hold(holds: Iterable[Hold], watermark: int, reach: int) -> int:
     return min(counting, default=watermark)
 
 
-def find_holds(logic: CompiledSessionWindow, rows: pl.DataFrame) -> list[Hold]:
+def find_watermark_holds(logic: CompiledSessionWindow, rows: pl.DataFrame) -> list[Hold]:
     """Find the watermark holds of state rows. `rows` must be sorted by unit and time."""
     kind, start, last, due = (rows[c].to_numpy() for c in ("__kind", "__start", "__last", "__due"))
     end = rows["__end"].to_numpy() if logic.dynamic else last + logic.gap_us
@@ -318,18 +318,20 @@ def find_holds(logic: CompiledSessionWindow, rows: pl.DataFrame) -> list[Hold]:
     return holds
 
 
-def replace_holds(logic: CompiledSessionWindow, holds: Sequence[Hold], rows: pl.DataFrame) -> tuple[Hold, ...]:
+def replace_watermark_holds(
+    logic: CompiledSessionWindow, holds: Sequence[Hold], rows: pl.DataFrame
+) -> tuple[Hold, ...]:
     """Return the holds of a shard after `rows` (sorted by unit) have replaced all rows of their units."""
-    new = find_holds(logic, rows)
+    new = find_watermark_holds(logic, rows)
     if not holds:
-        return bound_holds(new)
+        return limit_watermark_holds(new)
     units = rows["__h"].to_numpy()  # sorted
     held_units = np.array([unit for unit, _, _ in holds if unit is not None], dtype=np.int64)
     gone = set(held_units[np.isin(held_units, units)].tolist())
-    return bound_holds([*(hold for hold in holds if hold[0] not in gone), *new])
+    return limit_watermark_holds([*(hold for hold in holds if hold[0] not in gone), *new])
 
 
-def bound_holds(holds: Sequence[Hold]) -> tuple[Hold, ...]:
+def limit_watermark_holds(holds: Sequence[Hold]) -> tuple[Hold, ...]:
     """Merge holds so that at most `MOST` remain. They hold the watermark back at least as far as the original ones."""
     in_order = sorted(holds, key=lambda hold: hold[1])
     if len(in_order) <= MOST:

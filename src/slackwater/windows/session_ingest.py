@@ -23,21 +23,21 @@ from slackwater.windows.compiled_session_window import (
     CompiledSessionWindow,
     IntervalBatch,
     build_floor_rows,
+    clear_outdated_marks,
     first_per_key,
-    is_gone,
+    is_expired,
     mark_emitted,
-    mark_still_emitted,
 )
 from slackwater.windows.compiled_window import IngestResult, ResultCounts
-from slackwater.windows.session_kernel import session_rules
-from slackwater.windows.session_kernel.rows_behind_watermark import assign_rows_behind_watermark
+from slackwater.windows.session_loops import session_rules
+from slackwater.windows.session_loops.rows_behind_watermark import assign_rows_behind_watermark
 from slackwater.windows.state_layout import EMITTED, EMITTED_FRAGMENT, FRAGMENT, ROW, WHOLE, Int64s
 
 
 def ingest_session_rows(
     logic: CompiledSessionWindow, rows: pl.DataFrame, state: pl.DataFrame, watermark: int, room: int | None = None
 ) -> IngestResult:
-    """Merge lifted rows into the touched units. `session_kernel.session_rules` defines which rows are late.
+    """Merge lifted rows into the touched units. `session_loops.session_rules` defines which rows are late.
 
     Args:
         logic: The window.
@@ -112,7 +112,7 @@ class SessionInput:
         start, last = column("__start", "__ts"), column("__last", "__ts")
         end = column("__end", "__end") if logic.dynamic else last + logic.gap_us
         seen = np.full(len(start), session_rules.NEW, dtype=np.int8)
-        gone = is_gone(state["__kind"].to_numpy(), state["__due"].to_numpy(), horizon)
+        gone = is_expired(state["__kind"].to_numpy(), state["__due"].to_numpy(), horizon)
         seen[: state.height] = np.where(gone, session_rules.GONE, session_rules.HELD)
         names = pl.concat([state.select(logic.key_names), rows.select(logic.key_names)], rechunk=True)
         order, hashes, first = order_by_key(column("__kh", "__kh"), names, start, last)
@@ -160,7 +160,7 @@ class SessionInput:
             intervals.start[positions],
             intervals.end[positions],
         )
-        return mark_still_emitted(logic, unit, np.cumsum(fragment) - 1).emitted
+        return clear_outdated_marks(logic, unit, np.cumsum(fragment) - 1).emitted
 
     def late_rows(self, logic: CompiledSessionWindow, positions: Int64s) -> pl.DataFrame:
         """Return the late rows at these positions in the form of state rows."""

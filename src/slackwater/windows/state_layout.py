@@ -103,7 +103,7 @@ class DueRowFilter(NamedTuple):
         result &= start < self.start_before
         return result
 
-    def may_select(self, first_due: int, last_due: int) -> bool:
+    def may_match_segment(self, first_due: int, last_due: int) -> bool:
         """Return whether a segment with these `SegmentStats` may contain due rows."""
         return any(first_due <= upto and last_due > after for after, upto in self.moves)
 

@@ -16,13 +16,13 @@ from urllib.parse import quote
 from tests.laws.fuzzers import hostile_http
 from tests.laws.fuzzers import hostile_texts as words
 from tests.support import three_stage_pipeline
-from tests.support.ui_dead_letters import with_letters
+from tests.support.ui_dead_letters import with_dead_letters
 from tests.support.ui_states import open_page_source
 
-from slackwater.cli.serve import load_page_sources
+from slackwater.cli.web_commands import load_page_sources
 from slackwater.state.run_history import Run
+from slackwater.ui.page_server import serve_pages
 from slackwater.ui.pages import BLOCKS
-from slackwater.ui.server import serve_pages
 
 STATUSES = {*hostile_http.STATUSES, 304, 307}  # to the same address with a slash at its end
 STAGES = ("sessions", "minutes", "seen", "~0", "~2", "~99", "nosuch")
@@ -36,7 +36,7 @@ def port() -> int:
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     for name in ("letters", "stages", "new"):
         (home / name).mkdir()
-    letters = open_page_source(with_letters(home / "letters"))
+    letters = open_page_source(with_dead_letters(home / "letters"))
     letters.store.open()
     letters.store.save_run(Run(started_us=1, runner="<b>", epoch=-1, ended_us=2, outcome="failed", error="<script>"))
     letters.store.close()

@@ -29,11 +29,11 @@ from slackwater.cli import state_show
 from slackwater.cli.state_location import StateLocation
 from slackwater.config.pipeline import Pipeline
 from slackwater.errors import SlackwaterError
-from slackwater.evolution import compare_with_state
-from slackwater.evolution.operator_from_state import rebuild_pipeline
+from slackwater.evolution import config_state_comparison
+from slackwater.evolution.pipeline_from_state import rebuild_pipeline
 from slackwater.maintenance import verify_state
-from slackwater.maintenance.history import commit_history
-from slackwater.maintenance.sizes import measure_sizes
+from slackwater.maintenance.history import list_commits
+from slackwater.maintenance.state_sizes import measure_state_sizes
 from slackwater.query.state_view import StateView
 from slackwater.query.why_report_builder import build_why_report
 from slackwater.state.commit import FORMAT
@@ -259,7 +259,7 @@ def _open(pipeline: Pipeline, store: Callable[[], StateStore]) -> None:
 def _plan(pipeline: Pipeline, store: Callable[[], StateStore]) -> None:
     with store().peek() as snapshot:
         assert snapshot is not None
-        comparison = compare_with_state.compare_config(pipeline, snapshot.commit, missing=snapshot.missing)
+        comparison = config_state_comparison.compare_config(pipeline, snapshot.commit, missing=snapshot.missing)
         json.dumps([change.line for change in comparison.changes])
 
 
@@ -285,5 +285,5 @@ def _describe(pipeline: Pipeline, store: Callable[[], StateStore]) -> None:
 
 
 def _weigh(pipeline: Pipeline, store: Callable[[], StateStore]) -> None:
-    measure_sizes(store(), 3)
-    commit_history(store())
+    measure_state_sizes(store(), 3)
+    list_commits(store())

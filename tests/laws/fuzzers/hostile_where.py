@@ -9,7 +9,7 @@ import polars as pl
 from tests.laws.fuzzers import hostile_texts as words
 
 from slackwater.errors import StartError
-from slackwater.query.condition import filter_frame, parse_condition
+from slackwater.query.where_condition import filter_frame, parse_condition
 
 FRAME = pl.DataFrame(
     {

@@ -20,7 +20,7 @@ from tests.laws.oracles import window_oracle
 import slackwater as sw
 from slackwater.config.stage import stage_inputs
 from slackwater.engine.kill_points import KILL_POINTS
-from slackwater.testing.pipeline import LocalPipeline
+from slackwater.testing.local_pipeline import LocalPipeline
 
 MS = 1000
 SCHEMA = {"k": "string", "v": "bigint"}

@@ -36,10 +36,10 @@ from slackwater.engine.stage_runner import StageRunner
 from slackwater.errors import SlackwaterError
 from slackwater.query.results import result_reader
 from slackwater.runner import existing_output, renamed_pipeline
-from slackwater.runner.components import create_target_writers
+from slackwater.runner.component_factory import create_target_writers
 from slackwater.state.commit import BatchId
 from slackwater.state.store_access import create_store
-from slackwater.testing.pipeline import LocalPipeline
+from slackwater.testing.local_pipeline import LocalPipeline
 
 MINUTE_US = 60_000_000
 BEGIN_US = 1_704_067_200_000_000

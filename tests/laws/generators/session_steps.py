@@ -146,7 +146,7 @@ def drop_expired_by_arrays(logic: CompiledSessionWindow, state: pl.DataFrame, wa
     retained, horizon = logic.drop_expired(state, watermark), logic.horizon(watermark)
     unit = whole_array_step.Unit.from_frame(logic, state)
     needed = unit.floors(logic.reach_us, horizon)[unit.key] != NO_WATERMARK
-    expected = unit.frame.filter(pl.Series(~unit.is_gone(horizon) | needed)).sort("__h", maintain_order=True)
+    expected = unit.frame.filter(pl.Series(~unit.is_expired(horizon) | needed)).sort("__h", maintain_order=True)
     assert retained.equals(expected), f"{retained.to_dicts()}\nexpected\n{expected.to_dicts()}"
     return retained
 

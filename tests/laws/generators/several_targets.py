@@ -17,7 +17,7 @@ from tests.laws.generators.window_chain import MS, batch_answer, content, draw_w
 import slackwater as sw
 from slackwater.engine.kill_points import KILL_POINTS
 from slackwater.errors import PublishError, StartError
-from slackwater.testing.pipeline import LocalPipeline
+from slackwater.testing.local_pipeline import LocalPipeline
 
 SCHEMA = {"k": "string", "p": "string", "v": "bigint"}
 FIXED = ("t0", "t1", "t2")

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.laws.generators.fixed_graphs import MS, SCHEMA, pipeline
 
-from slackwater.testing.pipeline import LocalPipeline
+from slackwater.testing.local_pipeline import LocalPipeline
 
 
 def run_unfinished(seed: int, store_dir: str | None = None) -> LocalPipeline:

@@ -9,7 +9,7 @@ import pytest
 import slackwater as sw
 from slackwater import explain
 from slackwater.cli.check import _describe_step
-from slackwater.config import sql_check
+from slackwater.config import static_sql_check
 from slackwater.config.stage import Transform
 from slackwater.errors import ConfigError, StartError
 
@@ -81,9 +81,9 @@ def test_each_mistake_is_one_line() -> None:
 
 
 def test_check_finds_what_the_columns_and_the_rest_of_the_config_lack() -> None:
-    assert sql_check.check_sql(parse()).problems == []
+    assert static_sql_check.check_sql(parse()).problems == []
     wrong = TOML.replace('keys = ["id"]', 'keys = ["idd", "tags"]').replace("MORE", "")
-    assert sql_check.check_sql(sw.loads(wrong, "once.toml")).problems == [
+    assert static_sql_check.check_sql(sw.loads(wrong, "once.toml")).problems == [
         'transform.dedup.keys: column "idd" does not come out of the SQL; did you mean "id"?',
         'transform.dedup.keys: column "tags" has type array<string>; expected a scalar type; cast it in the SQL',
     ]

@@ -10,7 +10,7 @@ from tests.support.script import build_pipeline
 
 import slackwater as sw
 from slackwater import explain
-from slackwater.config import sql_check
+from slackwater.config import static_sql_check
 from slackwater.config.custom_aggregator import forbid_imports
 from slackwater.config.stage import Transform
 from slackwater.core.schema import Field
@@ -71,8 +71,8 @@ def test_toml_and_python_describe_the_same_step() -> None:
 
 
 def test_check_knows_the_declared_columns_of_the_output() -> None:
-    assert sql_check.check_sql(sw.loads(TOML, "watch.toml")).problems == []
-    (line,) = sql_check.check_sql(
+    assert static_sql_check.check_sql(sw.loads(TOML, "watch.toml")).problems == []
+    (line,) = static_sql_check.check_sql(
         sw.loads(TOML.replace("SELECT user, number", "SELECT user, count"), "w.toml")
     ).problems
     assert 'column "count"' in line
@@ -131,7 +131,7 @@ def test_the_declared_columns_must_have_names_and_types() -> None:
         ({"n": "integer"}, 'state column "n" has type "integer", expected a Spark type, such as "bigint"'),
         (["n"], "state is a list, expected a mapping of names to types"),
     ):
-        from slackwater.config.keyed import KeyedFunctionError, check_keyed_function
+        from slackwater.config.keyed_step import KeyedFunctionError, check_keyed_function
 
         function = Reminders()
         function.state = state  # type: ignore[misc,assignment]

@@ -14,7 +14,7 @@ import slackwater as sw
 from slackwater import explain
 from slackwater.cli.check import _describe_step
 from slackwater.cli.output import format_run_summary
-from slackwater.config import sql_check
+from slackwater.config import static_sql_check
 from slackwater.config.json_schema import build_schema
 from slackwater.config.spec_base import find_duration_keys
 from slackwater.core.schema import Field
@@ -59,22 +59,22 @@ def test_mistakes_of_a_keyed_step_name_their_key() -> None:
 
 
 def test_the_key_must_be_a_column_of_the_sql() -> None:
-    assert sql_check.check_sql(pipeline()).problems == []
-    problems = sql_check.check_sql(pipeline(sql="SELECT tags, _event_ts FROM source")).problems
+    assert static_sql_check.check_sql(pipeline()).problems == []
+    problems = static_sql_check.check_sql(pipeline(sql="SELECT tags, _event_ts FROM source")).problems
     assert len(problems) == 1
     assert problems[0].startswith('transform.nth.keys: column "user" does not come out of the SQL')
-    (line,) = sql_check.check_sql(pipeline(schema="user ARRAY<STRING>, ts TIMESTAMP")).problems
+    (line,) = static_sql_check.check_sql(pipeline(schema="user ARRAY<STRING>, ts TIMESTAMP")).problems
     assert line.startswith('transform.nth.keys: column "user" has type array<string>; expected a scalar type')
 
 
 def test_an_added_column_needs_a_new_name_and_later_stages_see_it() -> None:
-    for check in (lambda p: sql_check.check_sql(p).problems, start_problems):
+    for check in (lambda p: static_sql_check.check_sql(p).problems, start_problems):
         (line,) = check(pipeline(number_column="tags"))
         assert line.endswith(
             '.nth: the SQL selects a column "tags", which this step adds itself; rename the column in the SQL'
         )
     numbered = pipeline(number_column="nr")
-    assert (sql_check.check_sql(numbered).problems, start_problems(numbered)) == ([], [])
+    assert (static_sql_check.check_sql(numbered).problems, start_problems(numbered)) == ([], [])
 
 
 def start_problems(described: Any) -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 import slackwater as sw
 from slackwater import explain
 from slackwater.cli import check
-from slackwater.config import sql_check, toml
+from slackwater.config import static_sql_check, toml
 from slackwater.config.sql.query_columns import resolve_query
 from slackwater.config.sql.select_scope import ROW_BY_ROW, ColumnTypes, SqlFindings
 from slackwater.config.stage import find_groupable_columns
@@ -69,7 +69,7 @@ def problems(text: str) -> list[str]:
         pipeline = toml.loads(text, "p.toml")
     except ConfigError as error:
         return [p.removeprefix("p.toml: ") for p in error.problems]
-    return sql_check.check_sql(pipeline).problems
+    return static_sql_check.check_sql(pipeline).problems
 
 
 def test_sql_alone_is_a_pipeline() -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from tests.support.sql_cases import ACCEPTED, DDL, NO_DDL, REFUSED, UNREAD, config, pipeline
 
-from slackwater.config import sql_check, toml
-from slackwater.config.sql import ddl
+from slackwater.config import static_sql_check, toml
+from slackwater.config.sql import schema_ddl
 from slackwater.core import schema
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -20,21 +20,21 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.mark.parametrize("case", ACCEPTED, ids=lambda case: " ".join(case.values())[:80] or "as it is")
 def test_sql_that_spark_accepts_is_never_refused(case: dict[str, str]) -> None:
-    assert sql_check.check_sql(pipeline(**case)).problems == []
+    assert static_sql_check.check_sql(pipeline(**case)).problems == []
 
 
 @pytest.mark.parametrize(
     ("case", "key", "message"), REFUSED, ids=lambda x: " ".join(x.values())[:80] if isinstance(x, dict) else ""
 )
 def test_every_mistake_is_reported_with_its_key(case: dict[str, str], key: str, message: str) -> None:
-    problems = sql_check.check_sql(pipeline(**case)).problems
+    problems = static_sql_check.check_sql(pipeline(**case)).problems
     assert [line for line in problems if line.startswith(f"{key}: ") and message in line], problems
     assert all("\n" not in line for line in problems)
 
 
 @pytest.mark.parametrize(("case", "message"), UNREAD)
 def test_unsupported_sql_is_reported_as_not_checked(case: dict[str, str], message: str) -> None:
-    checked = sql_check.check_sql(pipeline(**case))
+    checked = static_sql_check.check_sql(pipeline(**case))
     assert checked.problems == []
     assert any(message in line for line in checked.unchecked), checked.unchecked
 
@@ -46,7 +46,7 @@ def test_all_mistakes_at_once() -> None:
         "time": "n",
         "aggregation": 'agg = "sum"\ncolumn = "x"',
     }
-    keys = [line.partition(": ")[0] for line in sql_check.check_sql(pipeline(**case)).problems]
+    keys = [line.partition(": ")[0] for line in static_sql_check.check_sql(pipeline(**case)).problems]
     assert keys == [
         "transform.window.event_time_unit",
         "transform.sql",
@@ -66,7 +66,7 @@ def test_mistakes_of_both_kinds_are_reported_together() -> None:
 
     draft = toml.Pipeline.parse_partial(tomllib.loads(text), "p.toml", "", data)
     assert [line for line in data if "max_groups" in line]
-    assert [line for line in sql_check.check_draft_sql(draft).problems if 'did you mean "user_id"?' in line]
+    assert [line for line in static_sql_check.check_draft_sql(draft).problems if 'did you mean "user_id"?' in line]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_mistakes_of_both_kinds_are_reported_together() -> None:
     ],
 )  # fmt: skip
 def test_sql_without_known_types_is_reported_as_not_checked(case: dict[str, str], message: str) -> None:
-    findings = sql_check.check_sql(pipeline(**case))
+    findings = static_sql_check.check_sql(pipeline(**case))
     assert findings.problems == []
     assert [line for line in findings.unchecked if message in line], findings.unchecked
 
@@ -103,7 +103,7 @@ def test_a_gap_and_an_event_time_in_sql_must_be_row_wise(expression: str, part: 
     """`check` refuses a gap or event time expression that may return different values for the same row."""
     gap = f'gap_ms = "{expression}"\nmax_session_duration_ms = "1h"'
     for key, case in (("gap_ms", {"length": gap}), ("event_time_column", {"time": expression})):
-        problems = sql_check.check_sql(pipeline(**case)).problems
+        problems = static_sql_check.check_sql(pipeline(**case)).problems
         assert f'transform.window.{key}: "{expression}" must be row-wise, but it uses {part}' in problems
 
 
@@ -117,7 +117,7 @@ def test_every_pipeline_of_the_pages_is_right() -> None:
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         for text in re.findall(r"^```toml\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE):
             if "[target]" in text and re.search(r"^name = ", text, re.MULTILINE) and not own_code.search(text):
-                assert sql_check.check_sql(toml.loads(text, page.name, env)).problems == [], page.name
+                assert static_sql_check.check_sql(toml.loads(text, page.name, env)).problems == [], page.name
                 seen += 1
     assert seen >= 2
 
@@ -183,7 +183,7 @@ kind = "in_memory"
     ],
 )  # fmt: skip
 def test_check_reads_the_sql_of_joins_and_stages(old: str, new: str, message: str | None) -> None:
-    findings = sql_check.check_sql(toml.loads(JOIN.replace(old, new), "p.toml"))
+    findings = static_sql_check.check_sql(toml.loads(JOIN.replace(old, new), "p.toml"))
     if message is None:
         assert (findings.problems, findings.unchecked) == ([], [])
     else:
@@ -191,19 +191,19 @@ def test_check_reads_the_sql_of_joins_and_stages(old: str, new: str, message: st
 
 
 def test_scalar_types_are_those_of_the_state() -> None:
-    assert set(ddl.SCALARS) == {*schema._SIMPLE, "decimal"}
-    assert schema.NUMBERS == ddl.NUMBERS
+    assert set(schema_ddl.SCALARS) == {*schema._SIMPLE, "decimal"}
+    assert schema.NUMBERS == schema_ddl.NUMBERS
 
 
 @pytest.mark.parametrize(("text", "columns"), DDL.items())
 def test_schemas_are_read_as_spark_reads_them(text: str, columns: dict[str, str]) -> None:
-    assert ddl.parse_ddl_columns(text) == columns
+    assert schema_ddl.parse_ddl_columns(text) == columns
 
 
 @pytest.mark.parametrize("text", NO_DDL)
 def test_an_invalid_schema_is_refused(text: str) -> None:
-    with pytest.raises(ddl.DdlError, match=r".+"):
-        ddl.parse_ddl_columns(text)
+    with pytest.raises(schema_ddl.DdlError, match=r".+"):
+        schema_ddl.parse_ddl_columns(text)
 
 
 def test_a_secret_schema_is_not_shown() -> None:
@@ -218,7 +218,7 @@ def test_a_secret_schema_is_not_shown() -> None:
 def test_sql_of_any_size_is_checked_or_reported_as_not_checked(text: str, many: int) -> None:
     """The SQL is nested too deeply for a recursive parser, or has too many words to be read in a second."""
     inner = ("1 + " if "amount" in text else "amount = 1 OR ") * many
-    findings = sql_check.check_sql(
+    findings = static_sql_check.check_sql(
         pipeline(query=f"SELECT user_id, amount, {text.format(inner)} AS x, _event_ts FROM source")
     )
     assert findings.problems == []

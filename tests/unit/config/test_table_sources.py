@@ -83,15 +83,15 @@ def test_a_table_next_to_a_source_that_spark_plans_is_refused_by_name() -> None:
 
     from slackwater.connectors import batch_planning
     from slackwater.connectors.batch_planning import DataFrameSource
-    from slackwater.connectors.lake_tables.source import TableSource
+    from slackwater.connectors.lake_tables.source import LakeTableSource
     from slackwater.connectors.lake_tables.table_log import TableSnapshot
 
     spec = sw.Source(name="t", connection=sw.DeltaConnection(), query="x")
     nothing: Any = None
-    sources = [TableSource(spec, nothing, TableSnapshot(nothing, nothing)), DataFrameSource("queue", nothing)]
+    sources = [LakeTableSource(spec, nothing, TableSnapshot(nothing, nothing)), DataFrameSource("queue", nothing)]
     streams: Any = SimpleNamespace(sources=sources)
     with pytest.raises(StartError, match=r'source "t" is a table, which is read without .* but source "queue" needs'):
-        batch_planning.create_planners(streams, nothing, {})
+        batch_planning.create_source_planners(streams, nothing, {})
     with pytest.raises(
         StartError, match=r'p: source "t" is a table, which Slackwater does not read over Spark Connect yet'
     ):

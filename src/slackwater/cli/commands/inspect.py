@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from slackwater.cli.commands import MOST_ROWS, AllowHost, File, parse_amount
-from slackwater.cli.commands.groups import Name, Schema, Where
+from slackwater.cli.commands.state_dlq_outbox import Name, Schema, Where
 from slackwater.cli.state_location import StateLocation
 
 
@@ -81,7 +81,7 @@ def serve(
     allow_host: AllowHost = None,
 ) -> None:
     """Serve the open and retained windows over HTTP as JSON or Arrow, read-only."""
-    from slackwater.cli.serve import serve_state_until_stopped
+    from slackwater.cli.web_commands import serve_state_until_stopped
 
     serve_state_until_stopped(StateLocation(where, pipeline, schema), host, port, allow_host or [])
 
@@ -109,7 +109,7 @@ def ui(
     ] = None,
 ) -> None:
     """Serve a web page about pipelines: what holds back the watermark, what closes next, and where each row went."""
-    from slackwater.cli.serve import serve_or_save_page
+    from slackwater.cli.web_commands import serve_or_save_page
 
     serve_or_save_page(places, host, port, allow_host or [], token, save, schema)
 

@@ -26,7 +26,7 @@ _CLOCK = re.compile(r"\s*(now|today|tomorrow|yesterday)\b", re.IGNORECASE)
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([0-3][0-7]{2})|(.))", re.DOTALL)
 
 
-class UnreadableError(Exception):
+class SqlLexError(Exception):
     """The lexer cannot split the SQL. `open_quote`: whether the cause is an unclosed quote, an error in Spark too."""
 
     def __init__(self, line: str, open_quote: bool = False) -> None:
@@ -49,7 +49,7 @@ class Token:
 
 
 def tokenize(sql: str) -> list[Token]:
-    """Return the tokens of a SQL string. Raises UnreadableError if it cannot be split."""
+    """Return the tokens of a SQL string. Raises SqlLexError if it cannot be split."""
     parts, position = list[Token](), 0
     while position < len(sql):
         space = _SPACE.match(sql, position)
@@ -62,9 +62,9 @@ def tokenize(sql: str) -> list[Token]:
             assert match is not None
             kind = str(match.lastgroup)
             if kind == "sign" and match[0] in "'\"`":
-                raise UnreadableError("has an unclosed quote; close it", open_quote=True)
+                raise SqlLexError("has an unclosed quote; close it", open_quote=True)
             if kind == "sign" and match[0] == "$":
-                raise UnreadableError("has a dollar-quoted string")
+                raise SqlLexError("has a dollar-quoted string")
             parts.append(Token(kind, match[0], position, match.end()))
             position = match.end()
     return parts
@@ -74,24 +74,24 @@ def strip_semicolon(sql: str) -> str:
     """Remove `;` and comments from the end of a query. SQL that the lexer cannot split is returned unchanged."""
     try:
         parts = tokenize(sql)
-    except UnreadableError:
+    except SqlLexError:
         return sql
     while parts and parts[-1].text == ";":
         parts.pop()
     return sql[: parts[-1].end] if parts else ""
 
 
-def find_clock_literals(sql: str) -> list[str]:
+def find_current_time_literals(sql: str) -> list[str]:
     """Return the literals that depend on the clock, such as `DATE 'today'`; none if the lexer cannot split the SQL."""
     try:
         parts = tokenize(sql)
-    except UnreadableError:
+    except SqlLexError:
         return []
     times = ((a.text.upper(), b) for a, b in pairwise(parts) if a.is_word(*_TIMES) and b.kind == "text")
-    return [f"{word} '{value.strip()}'" for word, text in times if depends_on_clock(value := _value(text.text))]
+    return [f"{word} '{value.strip()}'" for word, text in times if uses_current_time(value := _value(text.text))]
 
 
-def depends_on_clock(text: str) -> bool:
+def uses_current_time(text: str) -> bool:
     """Return whether a date or timestamp literal depends on the clock: "now", "today" and similar."""
     return bool(_CLOCK.match(text))
 
@@ -116,7 +116,7 @@ def _comment(sql: str, position: int) -> int:
         depth += 1 if match[0] == "/*" else -1
         if not depth:
             return match.end()
-    raise UnreadableError("has an unclosed comment; close it")
+    raise SqlLexError("has an unclosed comment; close it")
 
 
 # -- functions and keywords ----------------------------------------------------------------------------------------------
@@ -154,12 +154,12 @@ FUNCTIONS = frozenset(
     make_ym_interval map map_concat map_contains_key map_entries map_filter map_from_arrays map_from_entries map_keys
     map_values map_zip_with mask max max_by md5 mean measure median min min_by minute mod mode
     monotonically_increasing_id month monthname months_between named_struct nanvl negative next_day not now nth_value
-    ntile nullif nullifzero nvl nvl2 octet_length or overlay parse_json parse_url percent_rank percentile
+    ntile nullif nullifzero nvl nvl2 octet_length or overlay parse_plan_json parse_url percent_rank percentile
     percentile_approx percentile_cont percentile_disc pi pmod posexplode posexplode_outer position positive pow power
     printf python_worker_logs quarter quote radians raise_error rand randn random randstr range rank reduce reflect
     regexp regexp_count regexp_extract regexp_extract_all regexp_instr regexp_like regexp_replace regexp_substr
     regr_avgx regr_avgy regr_count regr_intercept regr_r2 regr_slope regr_sxx regr_sxy regr_syy repeat replace reverse
-    right rint rlike round row_number rpad rtrim schema_of_avro schema_of_csv schema_of_json schema_of_variant
+    right rint rlike round row_number rpad rtrim schema_of_avro schema_of_csv infer_json_schema schema_of_variant
     schema_of_variant_agg schema_of_xml sec second sentences sequence session_user session_window sha sha1 sha2
     shiftleft shiftright shiftrightunsigned shuffle sign signum sin sinh size skewness slice smallint some sort_array
     soundex space spark_partition_id split split_part sql_keywords sqrt st_asbinary st_geogfromwkb st_geomfromwkb

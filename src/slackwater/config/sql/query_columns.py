@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from slackwater.config.message_format import suggest_word
+from slackwater.config.error_text import suggest_word
 from slackwater.config.sql import lexer
 from slackwater.config.sql.resolver import DEEP, NameResolver, SqlSyntaxError, UnsupportedSyntax, parse_query
 from slackwater.config.sql.select_scope import (
@@ -119,7 +119,7 @@ def _parse(sql: str, findings: SqlFindings) -> exp.Expr | None:
 
     The reason for None, and literals that depend on the clock (`DATE 'today'`), are added to `findings`.
     """
-    findings.non_row_wise |= set(lexer.find_clock_literals(sql))
+    findings.non_row_wise |= set(lexer.find_current_time_literals(sql))
     try:
         return parse_query(sql)
     except SqlSyntaxError as fault:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from slackwater.config.message_format import format_value, suggest_word, suggest_word_or_list
+from slackwater.config.error_text import format_value, suggest_or_list_words, suggest_word
 from slackwater.config.sql import lexer
 from slackwater.config.sql.lexer import AGGREGATES, CHANGING, FUNCTIONS, KEYWORDS, WINDOW_FUNCTIONS, WITHOUT_PARENTHESES
 from slackwater.config.sql.select_scope import AGGREGATE, WINDOW, SelectScope
@@ -72,7 +72,7 @@ class NameResolver:
 
     def _time(self, type_: str, text: str) -> None:
         """Report a literal that depends on the clock, such as `DATE 'today'`."""
-        if type_.startswith(("DATE", "TIMESTAMP")) and lexer.depends_on_clock(text):
+        if type_.startswith(("DATE", "TIMESTAMP")) and lexer.uses_current_time(text):
             self.scope.non_row_wise.add(f"{type_.removesuffix('TZ')} '{text.strip()}'")
 
     def _function(self, node: exp.Expr) -> None:
@@ -115,7 +115,7 @@ class NameResolver:
             if any(columns.has(first) for _, columns in self.scope.tables) or not self.scope.is_complete:
                 return
             theirs = dict.fromkeys(name for columns in tables for name in columns.types)
-            self._report(f'column "{parts[0]}.{parts[1]}" does not exist{suggest_word_or_list(parts[1], theirs)}')
+            self._report(f'column "{parts[0]}.{parts[1]}" does not exist{suggest_or_list_words(parts[1], theirs)}')
             return
         holders = [alias for alias, columns in self.scope.tables if columns.has(first)]
         if not holders:
@@ -125,10 +125,10 @@ class NameResolver:
                     spelled = ".".join(parts[:2])
                     aliases = [alias for alias, _ in self.scope.tables if alias]
                     self._report(
-                        f'"{spelled}": there is no table and no column "{parts[0]}"{suggest_word_or_list(parts[0], aliases)}'
+                        f'"{spelled}": there is no table and no column "{parts[0]}"{suggest_or_list_words(parts[0], aliases)}'
                     )
                     return
-                self._report(f'column "{parts[0]}" does not exist{suggest_word_or_list(parts[0], names)}')
+                self._report(f'column "{parts[0]}" does not exist{suggest_or_list_words(parts[0], names)}')
         elif (
             len(holders) > 1
             and self.scope.is_complete
@@ -146,7 +146,7 @@ class NameResolver:
         if any(alias == owner.casefold() or columns.has(owner) for alias, columns in self.scope.tables):
             return
         self._report(
-            f'"{owner}.*": there is no table "{owner}"{suggest_word_or_list(owner, [alias for alias, _ in self.scope.tables if alias])}'
+            f'"{owner}.*": there is no table "{owner}"{suggest_or_list_words(owner, [alias for alias, _ in self.scope.tables if alias])}'
         )
 
     def _report(self, line: str) -> None:
@@ -225,7 +225,7 @@ def _words(sql: str) -> list[lexer.Token]:
     """Return the tokens of a query without a final `;`. Raises the same errors as `parse_query`."""
     try:
         words = lexer.tokenize(sql)
-    except lexer.UnreadableError as error:
+    except lexer.SqlLexError as error:
         raise (SqlSyntaxError if error.open_quote else UnsupportedSyntax)(str(error)) from None
     while words and words[-1].text == ";":
         words.pop()

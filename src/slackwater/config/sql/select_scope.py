@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from slackwater.config.message_format import format_value
-from slackwater.config.sql import ddl
+from slackwater.config.error_text import format_value
+from slackwater.config.sql import schema_ddl
 from slackwater.config.sql.lexer import GENERATORS
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def infer_expression_type(node: exp.Expr, scope: SelectScope) -> str | None:
     if isinstance(node, exp.Paren):
         return infer_expression_type(node.this, scope)
     if isinstance(node, exp.Cast | exp.TryCast):
-        return ddl.parse_type(node.args["to"].sql(dialect="spark"))
+        return schema_ddl.parse_type(node.args["to"].sql(dialect="spark"))
     if isinstance(node, exp.Literal):
         return "string" if node.is_string else None
     if isinstance(node, exp.Boolean):

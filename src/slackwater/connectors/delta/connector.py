@@ -17,8 +17,8 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
 from slackwater.config.target import Target as TargetSpec
 from slackwater.connectors.delta.log import delta_error_reason
-from slackwater.connectors.lake_tables.connector import TableConnector
-from slackwater.connectors.target import LabeledRows, ResultReader, TargetTable, none_if_empty, subtract_rows
+from slackwater.connectors.lake_tables.connector import LakeTableConnector
+from slackwater.connectors.target import LabeledRows, ResultReader, TargetTable, empty_to_none, subtract_rows
 from slackwater.errors import StartError, Topic
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class DeltaResultReader(ResultReader):
         if table is None:
             return None
         self._files = frozenset(table.file_uris())
-        return none_if_empty(self._rows(table))
+        return empty_to_none(self._rows(table))
 
     def poll(self) -> pl.DataFrame | None:
         """Return the rows of added files, except those that a merge copied from removed files."""
@@ -55,7 +55,7 @@ class DeltaResultReader(ResultReader):
         if files == before:
             return None
         added = self._read(sorted(files - before))
-        return None if added is None else none_if_empty(subtract_rows(added, self._read(sorted(before - files))))
+        return None if added is None else empty_to_none(subtract_rows(added, self._read(sorted(before - files))))
 
     def _table(self) -> DeltaTable | None:
         try:
@@ -99,7 +99,7 @@ class DeltaResultReader(ResultReader):
         return LabeledRows(self.location, rows)
 
 
-class DeltaConnector(TableConnector[DeltaConnection]):
+class DeltaConnector(LakeTableConnector[DeltaConnection]):
     """Connector for Delta tables as sources, as targets and for dead letters."""
 
     def log(self, spec: Source) -> DeltaLog:

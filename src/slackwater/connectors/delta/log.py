@@ -20,9 +20,9 @@ from slackwater.config.connector_description import absolute_path
 from slackwater.config.relative_paths import spark_address
 from slackwater.connectors.lake_tables.table_log import DataFile, TableSnapshot, TableVersion, VersionGoneError
 from slackwater.core.humanize import plural
-from slackwater.core.offsets import TableOffsets
+from slackwater.core.offsets import LakeTableOffsets
 from slackwater.errors import StartError, Topic
-from slackwater.secrets import mask_secrets
+from slackwater.secret_masking import mask_secrets
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -74,9 +74,9 @@ class DeltaLog:
                 )
         self._id = str(metadata.id)
         self._first_version = table.version() if self._first_version is None else self._first_version
-        return TableSnapshot(TableOffsets(self._id, table.version()), columns, tuple(metadata.partition_columns))
+        return TableSnapshot(LakeTableOffsets(self._id, table.version()), columns, tuple(metadata.partition_columns))
 
-    def list_files(self, offsets: TableOffsets) -> Sequence[DataFile]:
+    def list_files(self, offsets: LakeTableOffsets) -> Sequence[DataFile]:
         import pyarrow as pa
 
         table = self._table(offsets.version)
@@ -91,13 +91,13 @@ class DeltaLog:
         files = sorted(adds, key=lambda add: (add["modification_time"], add["path"]))
         return [self._file(add["path"], add["size_bytes"], add.get("partition") or {}) for add in files]
 
-    def read_version(self, offsets: TableOffsets) -> TableVersion:
+    def read_version(self, offsets: LakeTableOffsets) -> TableVersion:
         version = self._version(offsets.version)
         if version is None:
             raise VersionGoneError(f"version {offsets.version} is needed, but its log is gone")
         return version
 
-    def versions_after(self, offsets: TableOffsets) -> Iterator[TableVersion]:
+    def versions_after(self, offsets: LakeTableOffsets) -> Iterator[TableVersion]:
         version = offsets.version
         while (table_version := self._version(version + 1)) is not None:
             yield table_version
@@ -105,14 +105,14 @@ class DeltaLog:
         if self._newest_stamp is None or self._newest_stamp != (version, self._stamp(version)):
             self._check_newest(version)
 
-    def offsets_before(self, version: int) -> TableOffsets:
+    def offsets_before(self, version: int) -> LakeTableOffsets:
         newest = self._table().version()
         if version > newest + 1:
             raise StartError(
                 f"{self.description} has no version {version}; expected a version up to {newest}, the newest one",
                 Topic.TABLE_HISTORY,
             )
-        return TableOffsets(self._id, version - 1)
+        return LakeTableOffsets(self._id, version - 1)
 
     def error_reason(self, error: BaseException) -> str:
         return delta_error_reason(error, self._options)
@@ -199,7 +199,7 @@ class DeltaLog:
             for a in sorted(adds, key=lambda a: a["path"])
         ]
         return TableVersion(
-            TableOffsets(self._id, version),
+            LakeTableOffsets(self._id, version),
             files,
             rewrites,
             sum(_rows(a) for a in adds) if rewrites else 0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from slackwater.config.connection import FilesConnection
 from slackwater.config.connector_description import ConnectorDescription, StartPosition, absolute_path
 from slackwater.core.offsets import FileOffsets
-from slackwater.core.paths import path_dataset
+from slackwater.core.paths import build_openlineage_dataset
 
 FILES = ConnectorDescription(
     kind="files",
@@ -22,10 +22,10 @@ FILES = ConnectorDescription(
     short_name=lambda s: f"files {s.query}",
     plan_text=lambda s: f"{s.format} files {s.query}",
     batch_limit=lambda s: s.max_files_per_trigger,
-    source_datasets=lambda connection, query: [path_dataset(query)],
+    source_datasets=lambda connection, query: [build_openlineage_dataset(query)],
     target_keys=("path", "format"),
     required_target_key=("path", 'a files target needs a directory, as in "out/sessions"'),
     location_text=lambda t: f'"{absolute_path(t.path)}"',
     write_text=lambda t, adds, within: f'{t.format or "parquet"} files in "{absolute_path(t.path)}", one per epoch',
-    target_dataset=lambda connection, t: path_dataset(t.path or ""),
+    target_dataset=lambda connection, t: build_openlineage_dataset(t.path or ""),
 )

@@ -21,10 +21,10 @@ from slackwater.config.target import Target as TargetSpec
 from slackwater.connectors.connector import Connector, InputLister, source_time_zone
 from slackwater.connectors.files import source as files_source
 from slackwater.connectors.files.output_directory import OutputDirectory, open_directory
-from slackwater.connectors.files.planner import PlannedFilesSource, check_readable, list_backlog
+from slackwater.connectors.files.planner import PlannedFilesSource, check_readable, count_backlog
 from slackwater.connectors.files.target import FilesTarget
 from slackwater.connectors.target import LabeledRows, ResultReader, TargetTable
-from slackwater.core.dead_letter_columns import LetterFilter
+from slackwater.core.dead_letter_columns import DeadLetterFilter
 from slackwater.core.paths import OUTPUT_FOLDER, is_local
 from slackwater.errors import StartError, Topic
 
@@ -74,7 +74,7 @@ class FilesResultReader(ResultReader):
                 f"{self.location} cannot be accessed ({error.strerror}); check its permissions", Topic.PERMISSION
             ) from None
 
-    def read_letters(self, pipeline: str, letter_filter: LetterFilter) -> Iterator[pl.DataFrame]:
+    def read_dead_letters(self, pipeline: str, letter_filter: DeadLetterFilter) -> Iterator[pl.DataFrame]:
         for path in self._written_files():
             try:
                 yield _parse_file(path, self.form)
@@ -148,7 +148,7 @@ class FilesConnector(Connector[FilesConnection]):
         check_readable(spec)
 
     def input_lister(self, spec: Source) -> InputLister | None:
-        return None if not spec.query or "://" in spec.query else partial(list_backlog, spec)
+        return None if not spec.query or "://" in spec.query else partial(count_backlog, spec)
 
     def target(self, spec: TargetSpec, pipeline: Pipeline, table: TargetTable) -> FilesTarget:
         return self.target_with_marker(spec, table)

@@ -32,7 +32,7 @@ from slackwater.core.humanize import plural
 from slackwater.core.offset_base import ChangedFiles
 from slackwater.core.offsets import FileOffsets
 from slackwater.core.paths import file_uri_to_path
-from slackwater.errors import EpochError, ExhaustedError, StartError, Topic
+from slackwater.errors import EpochError, ResourceExhaustedError, StartError, Topic
 from slackwater.state.commit import SourceRecord
 from slackwater.state.protocol import Snapshot, StateStore
 
@@ -115,7 +115,7 @@ def _unlistable_reason(error: OSError) -> str:
     return f'"{error.filename}" cannot be listed ({error.strerror}); give this user read access, or make query narrower'
 
 
-def list_backlog(source: Source) -> BacklogCounter:
+def count_backlog(source: Source) -> BacklogCounter:
     """List the files of a source, and return a function that counts those that a commit does not contain."""
     file_listing = create_listing(source) or DirectoryListing(files_source.absolute_query(source.query or ""))
     try:
@@ -180,14 +180,14 @@ class FilesPlanner:
     def _new_files(self) -> list[FileEntry]:
         """Return the new files in the order in which they will be read.
 
-        Raises EpochError or ExhaustedError if a directory cannot be listed.
+        Raises EpochError or ResourceExhaustedError if a directory cannot be listed.
         """
         try:
             new = {path for path in self._listing.files() if path not in self._seen_paths}
         except ValueError as error:
             raise EpochError(f'source "{self._source.name}": {error}') from None
         except OSError as error:
-            raise ExhaustedError.from_error(error) or EpochError(
+            raise ResourceExhaustedError.from_error(error) or EpochError(
                 f'source "{self._source.name}": {_unlistable_reason(error)}'
             ) from None
         entries = [entry for path in new if (entry := self._file_entry(path)) is not None]
@@ -215,7 +215,7 @@ class PlannedFilesSource(FilesSource, SelfPlannedSource):
     """File source that the run plans without Spark if its files are on a local disk."""
 
     @property
-    def plans_itself(self) -> bool:
+    def plans_without_spark(self) -> bool:
         return create_listing(self.spec) is not None
 
     def planner(self, record: SourceRecord, files: Iterable[Any]) -> FilesPlanner:

@@ -19,7 +19,7 @@ from urllib.parse import unquote
 
 from slackwater.config.relative_paths import restore_written_path
 from slackwater.config.source import Source
-from slackwater.connectors import dead_letter_source_rows
+from slackwater.connectors import dead_letter_restoration
 from slackwater.connectors.files import parquet_footers
 from slackwater.connectors.files.directory_listing import escape_pattern
 from slackwater.connectors.source import (
@@ -203,11 +203,11 @@ class FilesSource(SparkPlannedSource):
         cache["schema"] = vars(frame)["schema"] = cache["schema"] or frame.schema  # PySpark's own cache of the schema
         return frame if plain else cache["text_schema"].convert(frame)
 
-    def rows_of_letters(self, letters: DataFrame, letter: str, file: str) -> DataFrame:
+    def decode_dead_letter_rows(self, letters: DataFrame, letter: str, file: str) -> DataFrame:
         extra_columns = [f"file AS {file}", letter]
         if self.spec.format in ("json", "csv"):
-            return dead_letter_source_rows.text_letter_rows(letters, self.text_schema, extra_columns)
-        return dead_letter_source_rows.decoded_letter_rows(letters, self.schema, extra_columns)
+            return dead_letter_restoration.restore_text_rows(letters, self.text_schema, extra_columns)
+        return dead_letter_restoration.restore_decoded_rows(letters, self.schema, extra_columns)
 
     @property
     def text_schema(self) -> TextTimestampSchema:

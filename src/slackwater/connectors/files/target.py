@@ -95,7 +95,7 @@ class FilesTarget:
         infix = f"{self._table.state[:8]}-"
         return infix if any(f"-{infix}" in name for name in self._files()) else ""
 
-    def can_put_newer_aside(self, rollback: TargetMarker) -> bool:
+    def can_set_newer_epochs_aside(self, rollback: TargetMarker) -> bool:
         """Return whether the files of this state up to `rollback` exist, and no other state uses these file names."""
         marker, own_infix = self._read_marker(), self._own_infix
         if marker.get("state", "") == self._table.state:
@@ -104,7 +104,7 @@ class FilesTarget:
         last = f"{self._table.writer}-{own_infix}{rollback.epoch:09d}.{ending}"
         return bool(marker.get("infix", "") != own_infix and last in self._folder.names())
 
-    def put_newer_aside(self, rollback: TargetMarker) -> str:
+    def set_newer_epochs_aside(self, rollback: TargetMarker) -> str:
         """Move files written after `rollback` to a directory that readers ignore, and restore the marker `rollback`.
 
         Return the directory. The move can be repeated after a crash. Raises StartError if a file cannot be moved.

@@ -16,14 +16,14 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
 from slackwater.config.target import Target as TargetSpec
 from slackwater.connectors.iceberg import tables as iceberg
-from slackwater.connectors.lake_tables.connector import TableConnector
+from slackwater.connectors.lake_tables.connector import LakeTableConnector
 from slackwater.connectors.target import LabeledRows, ResultReader, TargetTable, subtract_rows
 from slackwater.errors import StartError, Topic
 
 if TYPE_CHECKING:
     from pyiceberg.table import FileScanTask
 
-    from slackwater.connectors.iceberg.log import IcebergLog
+    from slackwater.connectors.iceberg.snapshots import IcebergLog
     from slackwater.connectors.iceberg.target import IcebergTarget
 
 
@@ -90,11 +90,11 @@ class IcebergResultReader(ResultReader):
         return LabeledRows(self.location, rows)
 
 
-class IcebergConnector(TableConnector[IcebergConnection]):
+class IcebergConnector(LakeTableConnector[IcebergConnection]):
     """Connector for Iceberg tables as sources, as targets and for dead letters."""
 
     def log(self, spec: Source) -> IcebergLog:
-        from slackwater.connectors.iceberg.log import IcebergLog
+        from slackwater.connectors.iceberg.snapshots import IcebergLog
         from slackwater.connectors.iceberg.tables import iceberg_error_reason, open_catalog
 
         tables, name = open_catalog(self.connection), spec.query or ""

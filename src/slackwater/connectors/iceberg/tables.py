@@ -21,7 +21,7 @@ import pyarrow as pa
 from slackwater.config.connection import IcebergConnection
 from slackwater.connectors.target import compare_column_types
 from slackwater.core.schema import Field, to_arrow_schema
-from slackwater.secrets import mask_secrets
+from slackwater.secret_masking import mask_secrets
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog

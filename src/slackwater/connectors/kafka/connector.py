@@ -25,13 +25,13 @@ from slackwater.config.source import Source
 from slackwater.config.target import Target as TargetSpec
 from slackwater.connectors.connector import Backlog, BacklogCounter, Connector, InputLister, source_time_zone
 from slackwater.connectors.kafka.broker import KafkaBroker, client_settings, make_client, named_topics
+from slackwater.connectors.kafka.message_encoding import LETTER_HEADERS
 from slackwater.connectors.kafka.planner import PlannedKafkaSource
-from slackwater.connectors.kafka.rows import LETTER_HEADERS
 from slackwater.connectors.kafka.source import sample_records
 from slackwater.connectors.payloads import create_payload
 from slackwater.connectors.payloads.base import RawRecords
 from slackwater.connectors.target import LabeledRows, ResultReader, RowCount, TargetTable
-from slackwater.core.dead_letter_columns import LETTER, SCHEMA, LetterFilter
+from slackwater.core.dead_letter_columns import LETTER, SCHEMA, DeadLetterFilter
 from slackwater.core.humanize import plural
 from slackwater.core.offsets import KafkaOffsets, group_by_topic
 from slackwater.errors import StartError, Topic
@@ -101,7 +101,7 @@ class KafkaResultReader(ResultReader):
     def read_all(self) -> LabeledRows | None:
         return None  # records may have expired
 
-    def read_letters(self, pipeline: str, letter_filter: LetterFilter) -> Iterator[pl.DataFrame]:
+    def read_dead_letters(self, pipeline: str, letter_filter: DeadLetterFilter) -> Iterator[pl.DataFrame]:
         """Yield all committed dead letters of the topic, up to the current end of each partition."""
         self._broker.partitions(self.topic, "dead_letter")  # raises an error if the topic does not exist
         self._open_consumer(MOST)
@@ -172,7 +172,7 @@ class KafkaResultReader(ResultReader):
 def _letter_from_message(
     key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]]
 ) -> dict[str, Any]:
-    """Convert a Kafka message written by `connectors.kafka.rows.LetterRows` back to a dead letter.
+    """Convert a Kafka message written by `connectors.kafka.message_encoding.DeadLetterMessageEncoder` back to a dead letter.
 
     In the message, the headers of the original record precede the headers that describe the dead letter.
     """
@@ -244,7 +244,7 @@ class KafkaConnector(Connector[KafkaConnection]):
         return KafkaOffsets(group_by_topic(offsets), broker.topic_ids(topics))
 
     def input_lister(self, spec: Source) -> InputLister:
-        return partial(list_backlog, KafkaBroker(self.connection), spec)
+        return partial(count_backlog, KafkaBroker(self.connection), spec)
 
     def target_with_marker(self, spec: TargetSpec, table: TargetTable) -> KafkaTarget | None:
         """Return the target if it delivers exactly once. Otherwise return None, because it has no marker."""
@@ -310,7 +310,7 @@ class KafkaConnector(Connector[KafkaConnection]):
         return bool(KafkaBroker(self.connection).partitions(f"pattern:{re.escape(spec.topic or '')}", key))
 
 
-def list_backlog(broker: KafkaBroker, source: Source) -> BacklogCounter:
+def count_backlog(broker: KafkaBroker, source: Source) -> BacklogCounter:
     """Request the offset range of each partition, and return a function that counts the unread records."""
     partitions = broker.partitions(source.query or "", f'source "{source.name}"')
     bounds = broker.offset_ranges([(t, p) for t, parts in partitions.items() for p in parts])

@@ -124,7 +124,7 @@ class PlannedKafkaSource(KafkaSource, SelfPlannedSource):
     """A Kafka source that the run plans itself, unless it uses options of Spark's Kafka stream."""
 
     @property
-    def plans_itself(self) -> bool:
+    def plans_without_spark(self) -> bool:
         return not _SPARK_STREAM_OPTIONS & {name.lower() for name in self.spec.options}
 
     def planner(self, record: SourceRecord, files: Iterable[Any]) -> KafkaPlanner:

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from slackwater.config.connection import KafkaConnection
 from slackwater.config.source import Source
-from slackwater.connectors import spark_connect
-from slackwater.connectors.dead_letter_source_rows import letters_to_records
+from slackwater.connectors import spark_connect_support
+from slackwater.connectors.dead_letter_restoration import restore_records
 from slackwater.connectors.kafka.broker import KafkaBroker, make_client, named_topics
 from slackwater.connectors.payloads.base import Payload
 from slackwater.connectors.source import SourceBatch, SparkPlannedSource, checkpoint_line, spark_error_reason
@@ -142,7 +142,7 @@ class KafkaSource(SparkPlannedSource):
             assert read.load().schema
         except Exception as error:
             if "kafka" in str(error) and "find" in str(error):
-                starts = "a server of Spark Connect" if spark_connect.is_connect(session) else "a session"
+                starts = "a server of Spark Connect" if spark_connect_support.is_connect(session) else "a session"
                 raise StartError(
                     f"{self._where}: Spark {session.version} has no Kafka connector here; start {starts} with the jars of "
                     f"spark-sql-kafka-0-10_2.13:{session.version} in spark.jars, or let slackwater start Spark",
@@ -362,13 +362,13 @@ class KafkaSource(SparkPlannedSource):
             count
         ):  # Spark computes the size of a nested column for every row that it sends
             to_text = "CASE WHEN headers IS NOT NULL THEN to_json(headers) END"
-            records = records.withColumn("headers", spark_connect.sql_functions(records).expr(to_text))
+            records = records.withColumn("headers", spark_connect_support.sql_functions(records).expr(to_text))
             columns["_headers"] = "from_json(headers, 'ARRAY<STRUCT<key: STRING, value: BINARY>>')"
         meta = [f"{sql} AS {name}" for name, sql in columns.items()]
         return self.payload.decode(records, [*meta, "timestamp AS _event_ts", *more], count)
 
-    def rows_of_letters(self, letters: DataFrame, letter: str, file: str) -> DataFrame:
-        return self.decode(letters_to_records(letters, letter), [letter])
+    def decode_dead_letter_rows(self, letters: DataFrame, letter: str, file: str) -> DataFrame:
+        return self.decode(restore_records(letters, letter), [letter])
 
     # -- for external tools ----------------------------------------------------------------------------------------
 

@@ -29,8 +29,8 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient
 
-from slackwater.connectors.kafka.markers import EPOCHS_TOPIC, KafkaMarkers, kafka_error
-from slackwater.connectors.kafka.rows import KafkaRows, LetterRows, Messages
+from slackwater.connectors.kafka.epoch_markers import EPOCHS_TOPIC, KafkaEpochMarkers, kafka_error
+from slackwater.connectors.kafka.message_encoding import DeadLetterMessageEncoder, KafkaMessageEncoder, Messages
 from slackwater.connectors.target import TargetTable
 from slackwater.core.dead_letter_columns import LETTER
 from slackwater.core.schema import YEARS, ValueLimits
@@ -96,9 +96,11 @@ class KafkaTarget:
         self.upserts = upserts and table.identity is not None
         self._creation = creation
         self._rows = (
-            LetterRows(table) if table.fields == LETTER else KafkaRows(table, value_format, key_columns, schema_id)
+            DeadLetterMessageEncoder(table)
+            if table.fields == LETTER
+            else KafkaMessageEncoder(table, value_format, key_columns, schema_id)
         )
-        self._markers = KafkaMarkers(self._settings, topic, table.writer, timeout)
+        self._markers = KafkaEpochMarkers(self._settings, topic, table.writer, timeout)
         self._producer: Producer | None = None
         self._last = -1
         self._last_error = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from slackwater.config.connector_description import SourceKeys, StartPosition
-from slackwater.core.offsets import TableOffsets
+from slackwater.core.offsets import LakeTableOffsets
 
 
 def describe_table_source(name: str, version: str) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def describe_table_source(name: str, version: str) -> dict[str, Any]:
         "exposes_files": True,
         "is_table": True,
         "keys": ("max_files_per_trigger", "starting_offsets", "starting_version", "on_rewrite", "schema_changes"),
-        "offsets": TableOffsets,
+        "offsets": LakeTableOffsets,
         "start": StartPosition(
             "earliest",
             default_text="begins with its current content, or with the next change",

@@ -14,11 +14,11 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
 from slackwater.config.state_comparison import COMPATIBLE, KeyChange
 from slackwater.connectors.connector import C, Connector
-from slackwater.connectors.lake_tables.source import TableSource
+from slackwater.connectors.lake_tables.source import LakeTableSource
 from slackwater.connectors.lake_tables.table_log import TableLog, check_column_changes, find_added_columns
 from slackwater.connectors.source import SourceUnavailableError
 from slackwater.core.humanize import plural
-from slackwater.core.offsets import TableOffsets
+from slackwater.core.offsets import LakeTableOffsets
 from slackwater.errors import SlackwaterError, StartError, Topic
 from slackwater.state.commit import SourceRecord
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-class TableConnector(Connector[C]):
+class LakeTableConnector(Connector[C]):
     """Base class for the connector to one format of versioned tables."""
 
     has_versions = True
@@ -36,13 +36,15 @@ class TableConnector(Connector[C]):
         """Return the log of the table that a source reads."""
         raise NotImplementedError
 
-    def source(self, session: SparkSession, pipeline: Pipeline, spec: Source, schema_json: str | None) -> TableSource:
+    def source(
+        self, session: SparkSession, pipeline: Pipeline, spec: Source, schema_json: str | None
+    ) -> LakeTableSource:
         return _table_source(self.log(spec), spec, schema_json)
 
     def check_source(self, spec: Source) -> None:
         _table_source(self.log(spec), spec, None)
 
-    def resolve_position(self, spec: Source, position: str | int) -> TableOffsets:
+    def resolve_position(self, spec: Source, position: str | int) -> LakeTableOffsets:
         """Return the offsets after the current version of the table. Tables support only the position "latest"."""
         return _table_source(self.log(spec), spec, None).snapshot.offsets
 
@@ -55,8 +57,8 @@ class TableConnector(Connector[C]):
         except Exception as error:
             problem = f"{label}: {log.description} cannot be read ({log.error_reason(error)}); could not determine what changed"
             raise SourceUnavailableError(StartError(problem)) from None
-        source = _with_accepted_columns(TableSource(spec, log, snapshot), record.columns)
-        if isinstance(record.offsets, TableOffsets) and not record.offsets.is_unread:
+        source = _with_accepted_columns(LakeTableSource(spec, log, snapshot), record.columns)
+        if isinstance(record.offsets, LakeTableOffsets) and not record.offsets.is_unread:
             source.start_offsets(record)
         types = {f.name: f.dataType.simpleString() for f in source.schema.fields}
         if record.columns is None or spec.schema_changes != "add":
@@ -75,7 +77,7 @@ class TableConnector(Connector[C]):
         ], types
 
 
-def _table_source(log: TableLog, spec: Source, schema_json: str | None) -> TableSource:
+def _table_source(log: TableLog, spec: Source, schema_json: str | None) -> LakeTableSource:
     """Return a source for the current version of a table.
 
     Args:
@@ -96,7 +98,7 @@ def _table_source(log: TableLog, spec: Source, schema_json: str | None) -> Table
             f"{label}: {log.description} cannot be read ({log.error_reason(error)}); check the query and the options of the connection",
             Topic.OUTPUT_UNREADABLE,
         ) from None
-    return _with_accepted_columns(TableSource(spec, log, snapshot), schema_json)
+    return _with_accepted_columns(LakeTableSource(spec, log, snapshot), schema_json)
 
 
 def _columns(schema_json: str) -> StructType:
@@ -105,7 +107,7 @@ def _columns(schema_json: str) -> StructType:
     return StructType.fromJson(json.loads(schema_json))
 
 
-def _with_accepted_columns(source: TableSource, schema_json: str | None) -> TableSource:
+def _with_accepted_columns(source: LakeTableSource, schema_json: str | None) -> LakeTableSource:
     """Return the source with the columns that the run reads. Raises StartError if columns do not match the state.
 
     `schema_json`: the columns in the state, in Spark's JSON format. None on the first start.
@@ -119,5 +121,5 @@ def _with_accepted_columns(source: TableSource, schema_json: str | None) -> Tabl
     if spec.schema_changes == "ignore" and find_added_columns(stored, snapshot.columns):
         names = {f.name.casefold() for f in stored.fields}
         first_columns = StructType([f for f in snapshot.columns.fields if f.name.casefold() in names])
-        return TableSource(spec, source.log, replace(snapshot, columns=first_columns))
+        return LakeTableSource(spec, source.log, replace(snapshot, columns=first_columns))
     return source

@@ -5,8 +5,8 @@
     first start ▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓         │         │        reads the content of the table at version 12
     later                          ▒▒▒▒▒▒▒▒▒ ▒▒▒▒▒▒▒▒▒         reads the files that each version adds, in a fixed order
 
-An offset consists of a version and the number of its files that were read. A `TableLog` (`delta.log`, `iceberg.log`)
-lists versions and files, and Spark reads the files. `TablePlanner` plans the epochs.
+An offset consists of a version and the number of its files that were read. A `TableLog` (`delta.log`, `iceberg.snapshots`)
+lists versions and files, and Spark reads the files. `LakeTablePlanner` plans the epochs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from slackwater.connectors import dead_letter_source_rows, spark_connect
+from slackwater.connectors import dead_letter_restoration, spark_connect_support
 from slackwater.connectors.files.directory_listing import escape_pattern
 from slackwater.connectors.files.source import SIZE_MODULUS
 from slackwater.connectors.lake_tables.table_log import (
@@ -31,7 +31,7 @@ from slackwater.connectors.lake_tables.table_log import (
 from slackwater.connectors.source import SelfPlannedSource, SourceBatch, SourceUnavailableError, spark_error_reason
 from slackwater.core.column_names import quote_identifier
 from slackwater.core.humanize import plural
-from slackwater.core.offsets import TableOffsets
+from slackwater.core.offsets import LakeTableOffsets
 from slackwater.errors import EpochError, SlackwaterError, StartError, Topic
 from slackwater.state.commit import SourceRecord
 from slackwater.state.protocol import StateStore
@@ -50,7 +50,7 @@ _MISSING_FILE_ERRORS = ("PATH_NOT_FOUND", "FILE_NOT_EXIST", "FileNotFoundExcepti
 
 
 @dataclass(frozen=True)
-class TableSource(SelfPlannedSource):
+class LakeTableSource(SelfPlannedSource):
     """Source that reads a table.
 
     `log`: the log of the table. `snapshot`: the table at the start of the run. All rows have the snapshot's columns.
@@ -76,40 +76,40 @@ class TableSource(SelfPlannedSource):
             Topic.SPARK_CONNECT,
         )
 
-    def planner(self, record: SourceRecord, files: Iterable[Any]) -> TablePlanner:
-        return TablePlanner(self, record)
+    def planner(self, record: SourceRecord, files: Iterable[Any]) -> LakeTablePlanner:
+        return LakeTablePlanner(self, record)
 
     # -- start offsets -------------------------------------------------------------------------------------------------
 
-    def latest(self) -> TableOffsets:
+    def latest(self) -> LakeTableOffsets:
         """Return the offsets after the current content of the table."""
         return self._query_log(self.log.snapshot).offsets
 
-    def configured_start(self) -> TableOffsets:
+    def configured_start(self) -> LakeTableOffsets:
         """Return the offsets at which the config says to start. For "latest", call `latest` instead."""
         if self.spec.starting_version is not None:
             version = self.spec.starting_version
             return self._query_log(lambda: self.log.offsets_before(version))
         return self._before_all_content()
 
-    def _before_all_content(self) -> TableOffsets:
+    def _before_all_content(self) -> LakeTableOffsets:
         """Return the offsets before the current content of the table."""
         offsets = self._query_log(self.log.snapshot).offsets
         return (
             offsets
             if offsets.version < 0
-            else TableOffsets(offsets.table, offsets.version, offsets.sequence, files=0, content=True)
+            else LakeTableOffsets(offsets.table, offsets.version, offsets.sequence, files=0, content=True)
         )
 
-    def start_offsets(self, record: SourceRecord) -> TableOffsets:
+    def start_offsets(self, record: SourceRecord) -> LakeTableOffsets:
         """Return the offsets in the state. If nothing has been read, return the offsets that the config specifies.
 
         Raises StartError if this is not the table that was read before.
         """
         read = record.offsets
-        if isinstance(read, TableOffsets) and read.is_unread:
+        if isinstance(read, LakeTableOffsets) and read.is_unread:
             return self._before_all_content()
-        if not isinstance(read, TableOffsets):
+        if not isinstance(read, LakeTableOffsets):
             return self.latest() if self.spec.starting_offsets == "latest" else self.configured_start()
         if read.table != (now := self.snapshot.offsets).table:
             raise StartError(
@@ -188,7 +188,7 @@ class TableSource(SelfPlannedSource):
         names = [f.name for f in self.snapshot.columns.fields]
         if not self.snapshot.partitions:
             return rows.select(*map(quote_identifier, names))
-        F = spark_connect.sql_functions(rows)  # noqa: N806
+        F = spark_connect_support.sql_functions(rows)  # noqa: N806
         kinds = {f.name: f.dataType for f in self.snapshot.columns.fields}
         if all(f.values == files[0].values for f in files):
             values = {n: F.lit(files[0].values.get(n)) for n in self.snapshot.partitions}
@@ -212,17 +212,17 @@ class TableSource(SelfPlannedSource):
         selected = [values[n].cast(kinds[n]).alias(n) if n in values else F.col(quote_identifier(n)) for n in names]
         return rows.select(*selected)
 
-    def rows_of_letters(self, letters: DataFrame, letter: str, file: str) -> DataFrame:
-        return dead_letter_source_rows.decoded_letter_rows(letters, self.schema, [f"file AS {file}", letter])
+    def decode_dead_letter_rows(self, letters: DataFrame, letter: str, file: str) -> DataFrame:
+        return dead_letter_restoration.restore_decoded_rows(letters, self.schema, [f"file AS {file}", letter])
 
 
 @dataclass(frozen=True)
-class TableFileBatch:
+class LakeTableBatch:
     """The files of one epoch, and the offsets after them. `lost`: the number of rows in skipped versions."""
 
-    source: TableSource
+    source: LakeTableSource
     files: Sequence[DataFile]
-    offsets_after: TableOffsets
+    offsets_after: LakeTableOffsets
     lost: int = 0
 
     def read(self, session: SparkSession, store: StateStore, epoch: int, record: SourceRecord) -> SourceBatch | None:
@@ -261,17 +261,17 @@ class _PendingFile:
     """A file to read, and the offsets after it. For a skipped version, `file` is None and `lost` counts its rows."""
 
     file: DataFile | None
-    offsets_after: TableOffsets
+    offsets_after: LakeTableOffsets
     lost: int = 0
 
 
-class TablePlanner:
+class LakeTablePlanner:
     """Planner for a table. It resumes from the offsets in `record`.
 
     Raises SlackwaterError if this is not the table that was read before.
     """
 
-    def __init__(self, source: TableSource, record: SourceRecord) -> None:
+    def __init__(self, source: LakeTableSource, record: SourceRecord) -> None:
         self._source, self._max_files = source, source.spec.max_files_per_trigger
         self._position = source.start_offsets(record)  # all input up to this position is pending or planned
         self._pending: deque[_PendingFile] = deque()
@@ -290,7 +290,7 @@ class TablePlanner:
             raise error.cause from None
         self._ended = True
 
-    def next(self) -> TableFileBatch | None:
+    def next(self) -> LakeTableBatch | None:
         if not self._ended and self._problem is None and len(self._pending) < (self._max_files or 1):
             self._find_versions()
         if not self._pending:
@@ -301,7 +301,7 @@ class TablePlanner:
             self._pending.popleft() for _ in range(min(self._max_files or len(self._pending), len(self._pending)))
         ]
         files = [w.file for w in selected if w.file is not None]
-        return TableFileBatch(self._source, files, selected[-1].offsets_after, sum(w.lost for w in selected))
+        return LakeTableBatch(self._source, files, selected[-1].offsets_after, sum(w.lost for w in selected))
 
     def _find_versions(self) -> None:
         """Append the files of new table versions to the pending files.
@@ -371,7 +371,9 @@ class TablePlanner:
                 source.where, source.schema, version.columns, choice, str(version.offsets), running=True
             )
 
-    def _add_files(self, files: Sequence[DataFile], offsets: TableOffsets, done: int, end: TableOffsets) -> None:
+    def _add_files(
+        self, files: Sequence[DataFile], offsets: LakeTableOffsets, done: int, end: LakeTableOffsets
+    ) -> None:
         for n, file in enumerate(files, done + 1):
             self._pending.append(_PendingFile(file, end if n == done + len(files) else replace(offsets, files=n)))
         if not files and self._pending:  # the version is empty, so the epoch with the previous file covers it

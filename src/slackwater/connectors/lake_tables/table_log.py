@@ -1,6 +1,6 @@
 """The interface to a versioned table's log of versions and files, and checks for changed columns.
 
-`delta.log` and `iceberg.log` implement the interface.
+`delta.log` and `iceberg.snapshots` implement the interface.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from slackwater.core.offsets import TableOffsets
+from slackwater.core.offsets import LakeTableOffsets
 from slackwater.errors import NewColumnsError, StartError, Topic
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class TableVersion:
         columns: The columns of the table, if this version changed them.
     """
 
-    offsets: TableOffsets
+    offsets: LakeTableOffsets
     files: Sequence[DataFile] = ()
     rewrites: str | None = None
     rows: int = 0
@@ -60,7 +60,7 @@ class TableSnapshot:
         partitions: The names of the partition columns. The files do not contain these columns.
     """
 
-    offsets: TableOffsets
+    offsets: LakeTableOffsets
     columns: StructType
     partitions: Sequence[str] = ()
 
@@ -89,19 +89,19 @@ class TableLog(Protocol):
         """Return the current state of the table. Raises StartError if it does not exist or Spark cannot read it."""
         ...
 
-    def list_files(self, offsets: TableOffsets) -> Sequence[DataFile]:
+    def list_files(self, offsets: LakeTableOffsets) -> Sequence[DataFile]:
         """Return all files of the table at a version, in a stable order that begins with the file added first."""
         ...
 
-    def read_version(self, offsets: TableOffsets) -> TableVersion:
+    def read_version(self, offsets: LakeTableOffsets) -> TableVersion:
         """Return the changes of one version."""
         ...
 
-    def versions_after(self, offsets: TableOffsets) -> Iterable[TableVersion]:
+    def versions_after(self, offsets: LakeTableOffsets) -> Iterable[TableVersion]:
         """Return the versions after `offsets`, oldest first."""
         ...
 
-    def offsets_before(self, version: int) -> TableOffsets:
+    def offsets_before(self, version: int) -> LakeTableOffsets:
         """Return the offsets just before a version. Raises StartError if that version does not exist."""
         ...
 

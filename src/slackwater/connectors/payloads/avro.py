@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from slackwater.config.source import Source
-from slackwater.connectors import spark_connect
+from slackwater.connectors import spark_connect_support
 from slackwater.connectors.payloads.base import Payload, RawRecords
 from slackwater.connectors.source import spark_error_reason
 from slackwater.errors import StartError, Topic
@@ -56,7 +56,7 @@ class AvroPayload(Payload):
         return cls(_spark_schema(records.session, spec, latest), records.body, writers, _marked(latest))
 
     def with_payload(self, records: DataFrame, count: int | None) -> DataFrame:
-        F, from_avro = spark_connect.sql_functions(records), spark_connect.from_avro(records)  # noqa: N806
+        F, from_avro = spark_connect_support.sql_functions(records), spark_connect_support.from_avro(records)  # noqa: N806
         options = {"mode": "PERMISSIVE", "avroSchema": self.reader}
         if None in self.writers:
             return records.withColumn("_p", from_avro(F.col(self.body), self.writers[None], options))
@@ -95,7 +95,7 @@ def _spark_schema(session: SparkSession, spec: Source, text: str) -> StructType:
     """Return the columns that Spark derives from an Avro schema. Raises StartError if the schema is not usable."""
     from pyspark.sql.types import StructType
 
-    from_avro = spark_connect.from_avro(session)
+    from_avro = spark_connect_support.from_avro(session)
 
     try:
         frame = session.createDataFrame([], "value BINARY")
@@ -128,7 +128,7 @@ def set_memory_limits(session: SparkSession) -> None:
 
     This has no effect if the JVM has already decoded Avro. A Spark Connect server keeps its own limits.
     """
-    if spark_connect.is_connect(session):
+    if spark_connect_support.is_connect(session):
         return
     system = session.sparkContext._jvm.java.lang.System  # type: ignore[union-attr]
     for name, limit in LIMITS.items():

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from slackwater.connectors import spark_connect
+from slackwater.connectors import spark_connect_support
 from slackwater.connectors.payloads import arrow_json_decoder
 from slackwater.connectors.payloads.arrow_json_decoder import JsonDecoder
 from slackwater.connectors.payloads.base import Payload, RawRecords
@@ -26,7 +26,7 @@ from slackwater.connectors.timestamp_parsing import UTC, TextTimestampSchema
 from slackwater.core.column_names import CORRUPT, quote_identifier
 from slackwater.core.humanize import plural
 from slackwater.errors import StartError, Topic
-from slackwater.tunings import is_enabled
+from slackwater.tuning_switches import is_enabled
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -87,7 +87,9 @@ class JsonPayload(Payload):
                 f'source "{records.spec.name}": schema {latest.id} of the registry cannot be used as a JSON Schema ({error})',
                 Topic.SOURCE_SCHEMA,
             ) from None
-        return cls(spark_connect.schema_of_ddl(records.session, ddl), records.body, records.zone, in_frame=True)
+        return cls(
+            spark_connect_support.parse_ddl_schema(records.session, ddl), records.body, records.zone, in_frame=True
+        )
 
     def decode(self, records: DataFrame, meta: Sequence[str], count: int | None = None) -> DataFrame:
         return self._times.convert(super().decode(records, meta, count))
@@ -102,7 +104,7 @@ class JsonPayload(Payload):
         )
 
     def with_payload(self, records: DataFrame, count: int | None) -> DataFrame:
-        F = spark_connect.sql_functions(records)  # noqa: N806
+        F = spark_connect_support.sql_functions(records)  # noqa: N806
         if not self.runs_in_workers(count):
             frame = f"CASE WHEN {self.writer_id} IS NOT NULL THEN {self.body_after_frame} END"
             return records.withColumn("_p", self._from_json(F, frame if self.in_frame else self.body))
@@ -152,7 +154,7 @@ def _schema(records: RawRecords) -> StructType:
             "declare one",
             Topic.SOURCE_SCHEMA,
         )
-    fields = [f for f in spark_connect.schema_of_json(session, texts).fields if f.name != CORRUPT]
+    fields = [f for f in spark_connect_support.infer_json_schema(session, texts).fields if f.name != CORRUPT]
     if not fields:
         raise StartError(
             f'source "{spec.name}": no schema is declared and the first '

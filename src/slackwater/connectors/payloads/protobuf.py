@@ -17,9 +17,9 @@ from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from slackwater.config.message_format import suggest_word_or_list
+from slackwater.config.error_text import suggest_or_list_words
 from slackwater.config.source import Source
-from slackwater.connectors import spark_connect
+from slackwater.connectors import spark_connect_support
 from slackwater.connectors.payloads.base import Payload, RawRecords
 from slackwater.connectors.payloads.protobuf_decoder import ProtobufDecoder, decode_batches
 from slackwater.core.column_names import quote_identifier
@@ -117,7 +117,7 @@ class ProtoFiles:
                 raise ValueError("it contains no message")
             return next(iter(self.message_indexes))
         if name not in self.messages:
-            raise ValueError(f'there is no message "{name}" in it{suggest_word_or_list(name, self.messages)}')
+            raise ValueError(f'there is no message "{name}" in it{suggest_or_list_words(name, self.messages)}')
         return name
 
     def check(self, name: str, within: Sequence[str] = ()) -> None:
@@ -304,7 +304,7 @@ class ProtobufPayload(Payload):
     def from_records(cls, records: RawRecords) -> ProtobufPayload:
         path = records.spec.protobuf_schema_file
         decoder, ddl = _decoder_from_registry(records) if path is None else _decoder_from_file(records, Path(path))
-        return cls(spark_connect.schema_of_ddl(records.session, ddl), records.body, decoder=decoder)
+        return cls(spark_connect_support.parse_ddl_schema(records.session, ddl), records.body, decoder=decoder)
 
     def runs_in_workers(self, count: int | None) -> bool:
         return True

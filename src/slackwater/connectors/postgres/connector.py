@@ -18,8 +18,8 @@ from slackwater.config.connection import PostgresConnection
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.target import Target as TargetSpec
 from slackwater.connectors.connector import Connector
-from slackwater.connectors.target import LabeledRows, ResultReader, RowCount, TargetTable, none_if_empty
-from slackwater.core.dead_letter_columns import CHUNK, NEWEST, SCHEMA, LetterFilter
+from slackwater.connectors.target import LabeledRows, ResultReader, RowCount, TargetTable, empty_to_none
+from slackwater.core.dead_letter_columns import CHUNK, NEWEST, SCHEMA, DeadLetterFilter
 from slackwater.errors import StartError, Topic
 from slackwater.state.postgres import client
 
@@ -80,7 +80,7 @@ class PostgresResultReader(ResultReader):
             self._snapshot = snapshot
         most = "" if limit is None else f" LIMIT {limit + 1}"
         rows = self._read_rows(f"{_snapshot_clause(snapshot)}{conditions} ORDER BY {by}{most}")
-        return None if rows is None else none_if_empty(rows.reverse())
+        return None if rows is None else empty_to_none(rows.reverse())
 
     def count(self, rows_read: int) -> RowCount:
         assert self._snapshot is not None, "call `read` first"
@@ -94,7 +94,7 @@ class PostgresResultReader(ResultReader):
             return None
         self._snapshot = current
         rows = self._read_rows(f"{_snapshot_clause(current)} AND NOT {_visible_in(previous)}")
-        return None if rows is None else none_if_empty(rows)
+        return None if rows is None else empty_to_none(rows)
 
     def read_all(self) -> LabeledRows:
         rows = self._read_rows("")
@@ -105,7 +105,7 @@ class PostgresResultReader(ResultReader):
             )
         return LabeledRows(self._label, rows)
 
-    def read_letters(self, pipeline: str, letter_filter: LetterFilter) -> Iterator[pl.DataFrame]:
+    def read_dead_letters(self, pipeline: str, letter_filter: DeadLetterFilter) -> Iterator[pl.DataFrame]:
         """Yield the dead letters in chunks. The server applies the filter, except for the condition on `group_keys`."""
         with client.open_connection(self.url, f"dead_letter {self.table}") as db:
             existing_columns = client.columns_of(db, self._sql_name)

@@ -53,7 +53,7 @@ class Node:
             yield from child.walk()
 
 
-def parse_json(text: str) -> Node:
+def parse_plan_json(text: str) -> Node:
     """Parse a plan from JSON: a list of nodes in pre-order, each with its number of children."""
     entries = iter(json.loads(text))
 

@@ -30,7 +30,7 @@ from slackwater.config.sql import lexer
 from slackwater.config.sql.query_columns import CONSTANT, LOOKUP_JOINS, NO_SOURCE, SELF_JOIN, resolve_query
 from slackwater.config.sql.resolver import STATEMENTS
 from slackwater.config.sql.select_scope import AGGREGATE, ROW_BY_ROW, WINDOW, ColumnTypes, GroupableColumns, SqlFindings
-from slackwater.connectors import spark_connect
+from slackwater.connectors import spark_connect_support
 from slackwater.spark.analysis import plan_nodes
 from slackwater.spark.analysis.plan_nodes import Node
 
@@ -90,7 +90,7 @@ def find_statement(session: SparkSession, sql: str) -> str | None:
     is checked, because the SQL is later put into parentheses, where only a query is valid.
     """
     word = _first_word(sql)
-    if spark_connect.is_connect(session):
+    if spark_connect_support.is_connect(session):
         return word if word in STATEMENTS else None
     state = session._jsparkSession.sessionState()
     parsed = state.sqlParser().parsePlan(sql)
@@ -98,7 +98,7 @@ def find_statement(session: SparkSession, sql: str) -> str | None:
         return word
     assert session._jvm is not None
     skip: Any = session._jvm.org.apache.spark.sql.execution.CommandExecutionMode.SKIP()
-    root = plan_nodes.parse_json(state.executePlan(parsed, skip).analyzed().toJSON())
+    root = plan_nodes.parse_plan_json(state.executePlan(parsed, skip).analyzed().toJSON())
     while root.kind == "WithCTE":
         root = root.children[-1]
     is_query = root.kind in _ALLOWED or root.kind in _LEAVES or root.kind in _NODES or root.kind in ("Join", "Union")
@@ -108,7 +108,7 @@ def find_statement(session: SparkSession, sql: str) -> str | None:
 def _first_word(sql: str) -> str:
     try:
         return next((t.text.upper() for t in lexer.tokenize(sql) if t.kind == "word"), "")
-    except lexer.UnreadableError:
+    except lexer.SqlLexError:
         return ""
 
 
@@ -123,7 +123,7 @@ def find_forbidden_parts(
         groupable: The columns of `view` by which the plan may group rows.
     """
     plan = frame._jdf.queryExecution().analyzed()
-    root = plan_nodes.parse_json(plan.toJSON())
+    root = plan_nodes.parse_plan_json(plan.toJSON())
     nodes = [node.fields for node in root.walk()]
     grouping_columns = (
         _add_renamed_ids(nodes, _expression_ids(view, groupable.names)) if view is not None else frozenset[int]()
@@ -153,7 +153,7 @@ def find_forbidden_parts_in_text(
     findings = SqlFindings()
     resolve_query(sql, {"source": ColumnTypes(types, True, grouping_columns)}, findings, ())
     is_sure = not findings.undecided and not findings.problems
-    plan = spark_connect.analyzed_plan(frame)
+    plan = spark_connect_support.analyzed_plan(frame)
     walker = _PlanWalker(lambda node: bool(grouping_columns) and is_sure)
     walker.check(plan_nodes.parse_text(plan))
     clock_literals = {"a literal such as DATE 'today'"} if _CLOCK_CAST.search(plan) else set[str]()
@@ -236,9 +236,9 @@ class _PlanWalker:
 
     def _reads(self, node: Node) -> bool:
         """Return whether a node outputs rows of `source`. Collect constructs in its subtree that are not row-wise."""
-        if node.view.casefold() == "source" or node.alias.startswith(spark_connect.ROWS):
+        if node.view.casefold() == "source" or node.alias.startswith(spark_connect_support.ROWS):
             return True
-        if node.view or node.alias.startswith(spark_connect.TABLES):
+        if node.view or node.alias.startswith(spark_connect_support.TABLES):
             return False  # a lookup
         for expression in node.expressions:
             self._expression(expression)
@@ -293,7 +293,7 @@ class _PlanWalker:
         ):
             return
         text = str(inner.get("value"))
-        if to in ("date", "timestamp", "timestamp_ntz", "time") and lexer.depends_on_clock(text):
+        if to in ("date", "timestamp", "timestamp_ntz", "time") and lexer.uses_current_time(text):
             self.forbidden.add(f"{to.upper()} '{text.strip()}'")
 
     def _encryption(self, arguments: list[tuple[Mapping[str, Any], ...]]) -> None:

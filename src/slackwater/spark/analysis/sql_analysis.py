@@ -10,19 +10,19 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from slackwater.config.message_format import format_value
+from slackwater.config.error_text import format_value
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.sql import lexer
 from slackwater.config.sql.select_scope import ROW_BY_ROW, GroupableColumns
 from slackwater.config.stage import InputPath
-from slackwater.connectors import spark_connect
+from slackwater.connectors import spark_connect_support
 from slackwater.connectors.source import spark_error_reason
 from slackwater.connectors.timestamp_parsing import UTC
 from slackwater.core.column_names import CORRUPT, quote_identifier
 from slackwater.core.schema import Field
 from slackwater.errors import StartError, Topic
 from slackwater.operators.dead_letters import ORIGIN, ORIGIN_TYPE
-from slackwater.spark.analysis import row_origin_sql, row_wise_plan_check
+from slackwater.spark.analysis import row_origin_propagation, row_wise_plan_check
 from slackwater.spark.epoch_sql import event_time_sql, gap_end_sql
 
 if TYPE_CHECKING:
@@ -113,15 +113,15 @@ def run_sql(
 
 
 def _run_query(session: SparkSession, rows: DataFrame, sql: str) -> DataFrame:
-    if spark_connect.is_connect(session):
-        return spark_connect.query_frames(session, sql, {"source": rows})
+    if spark_connect_support.is_connect(session):
+        return spark_connect_support.query_frames(session, sql, {"source": rows})
     rows.createOrReplaceTempView("source")
     return session.sql(sql)
 
 
 def _statement(session: SparkSession, rows: DataFrame, sql: str) -> str | None:
     """Return the first word of the SQL if the SQL is a statement. None if it is a query. The SQL is not run."""
-    if not spark_connect.is_connect(session):
+    if not spark_connect_support.is_connect(session):
         rows.createOrReplaceTempView("source")
     return row_wise_plan_check.find_statement(session, sql)
 
@@ -157,11 +157,11 @@ def check_sql(session: SparkSession, pipeline: Pipeline, input_path: InputPath, 
             ) from None
         from_text = (
             row_wise_plan_check.find_forbidden_parts_in_text(out, sql, rows, groupable)
-            if spark_connect.is_connect(session)
+            if spark_connect_support.is_connect(session)
             else None
         )
         forbidden = row_wise_plan_check.find_forbidden_parts(out, view, groupable) if from_text is None else from_text
-        forbidden |= set(lexer.find_clock_literals(sql))
+        forbidden |= set(lexer.find_current_time_literals(sql))
         if forbidden:
             raise StartError(
                 f"{where} must be row-wise, but it uses {', '.join(sorted(forbidden))}; use only filters, "
@@ -190,11 +190,11 @@ def _check_row_wise(
     """
     text = f"SELECT ({expression}) AS e FROM source"
     out = _run_query(session, rows, text)
-    if spark_connect.is_connect(session):
+    if spark_connect_support.is_connect(session):
         forbidden = row_wise_plan_check.find_forbidden_parts_in_text(out, text, rows)
     else:
         forbidden = row_wise_plan_check.find_forbidden_parts(out, view, groupable)
-    forbidden |= set(lexer.find_clock_literals(text))
+    forbidden |= set(lexer.find_current_time_literals(text))
     if forbidden:
         raise StartError(f"{where} must be row-wise, but it uses {', '.join(sorted(forbidden))}", Topic.SQL)
 
@@ -315,13 +315,13 @@ def _sql_with_origin(session: SparkSession, rows: DataFrame, user_sql: str, plai
     try:
         if _carries_origin(carries, user_sql):
             return user_sql
-        if row_origin_sql.mentions_origin(user_sql):
-            raise row_origin_sql.OriginError("the SQL does not select it exactly once and unchanged")
-        rewritten = row_origin_sql.add_origin_column(user_sql)
+        if row_origin_propagation.mentions_origin(user_sql):
+            raise row_origin_propagation.OriginError("the SQL does not select it exactly once and unchanged")
+        rewritten = row_origin_propagation.add_origin_column(user_sql)
         if carries(rewritten):
             return rewritten
         reason = "the SQL changes it"
-    except row_origin_sql.OriginError as error:
+    except row_origin_propagation.OriginError as error:
         reason = str(error)
     except Exception as error:
         reason = spark_error_reason(error)
@@ -341,7 +341,7 @@ def _carries_origin(carries: Callable[[str], bool], sql: str) -> bool:
 
 def _selects_origin(pipeline: Pipeline, input_path: InputPath) -> bool:
     return pipeline.tracks_origin and any(
-        row_origin_sql.mentions_origin(sql) for _, sql in pipeline.sql_chain(input_path)
+        row_origin_propagation.mentions_origin(sql) for _, sql in pipeline.sql_chain(input_path)
     )
 
 

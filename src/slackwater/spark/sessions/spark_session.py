@@ -15,14 +15,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slackwater.connectors import spark_connect
+from slackwater.connectors import spark_connect_support
 from slackwater.connectors.payloads import avro
 from slackwater.connectors.source import spark_error_reason
 from slackwater.core.humanize import mismatch
 from slackwater.errors import StartError, Topic
-from slackwater.spark.sessions import jvm
+from slackwater.spark.sessions import jvm_launch
 from slackwater.spark.tuning import worker_memory
-from slackwater.spark.tuning.row_transfer import MOST_ROWS
+from slackwater.spark.tuning.shuffle_tuning import MOST_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -68,13 +68,13 @@ def start_session(
 
     if (url := server_address(settings or {})) is not None:
         session = start_connect_session(url, settings or {})
-        notice("info", f"Spark {session.version}, {spark_connect.describe_session(session)}")
+        notice("info", f"Spark {session.version}, {spark_connect_support.describe_session(session)}")
         return session
     _drop_ended_spark()
     active = SparkSession.getActiveSession()
     if active is not None:
         return active
-    if jvm.find_default_java() is None and jvm.find_fast_java() is None:
+    if jvm_launch.find_default_java() is None and jvm_launch.find_fast_java() is None:
         raise StartError(
             "Spark needs Java, which was not found; install Java 17 or later, or set JAVA_HOME", Topic.NOT_INSTALLED
         )
@@ -85,9 +85,9 @@ def start_session(
         builder = builder.config(key, value)
     notice("info", "starting Spark, which takes 5 to 30 s …")
     began = time.monotonic()
-    options = jvm.jvm_options(settings or {})
-    is_local = jvm.task_slots(settings or {}) is not None
-    archive = jvm.use_archive(options, is_local)
+    options = jvm_launch.jvm_options(settings or {})
+    is_local = jvm_launch.count_task_slots(settings or {}) is not None
+    archive = jvm_launch.use_class_archive(options, is_local)
     with _stderr_to_file() as log, _keep_interrupt_handler(), archive:
         try:
             _silence_error_logs()
@@ -182,7 +182,11 @@ def private_session(session: SparkSession, shards: int) -> SparkSession:
 
     `shards`: the number of shuffle partitions.
     """
-    private = spark_connect.new_session(session) if spark_connect.is_connect(session) else session.newSession()
+    private = (
+        spark_connect_support.new_session(session)
+        if spark_connect_support.is_connect(session)
+        else session.newSession()
+    )
     for key, value in {
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.adaptive.enabled": "false",
@@ -198,16 +202,16 @@ def private_session(session: SparkSession, shards: int) -> SparkSession:
         "spark.sql.streaming.minBatchesToRetain": "4",
         "spark.sql.streaming.fileSource.log.cleanupDelay": "0",
     }.items():
-        if spark_connect.is_connect(private) and key == "spark.sql.execution.arrow.pyspark.fallback.enabled":
+        if spark_connect_support.is_connect(private) and key == "spark.sql.execution.arrow.pyspark.fallback.enabled":
             continue  # Spark Connect does not have this setting and would log a warning
         private.conf.set(key, value)
     if private.conf.get("spark.ui.enabled", "true") == "false":
         private.conf.set("spark.sql.ui.explainMode", "simple")  # the UI is off, so no detailed plan text is needed
-    if spark_connect.is_on_this_machine(session):
+    if spark_connect_support.is_local_spark(session):
         # On a single machine, no shuffle file is lost, so checksums for repeated shuffle tasks are useless.
         for key in ("enabled", "enableFullRetryOnMismatch"):
             private.conf.set(f"spark.sql.shuffle.orderIndependentChecksum.{key}", "false")
-    if spark_connect.is_connect(private):
+    if spark_connect_support.is_connect(private):
         private.conf.set("spark.sql.debug.maxToStringFields", "100000")  # `row_wise_plan_check` reads plans as text
     return private
 
@@ -250,13 +254,13 @@ def start_connect_session(url: str, settings: Mapping[str, str]) -> SparkSession
     Raises StartError if the server does not respond, or if a setting cannot be changed per session.
     """
     session: Any = _connect_class()(connection=url)
-    endpoint = spark_connect.server_endpoint(session)
-    if not spark_connect.server_answers(session):
+    endpoint = spark_connect_support.server_endpoint(session)
+    if not spark_connect_support.is_server_reachable(session):
         raise StartError(
             f"Spark Connect at {endpoint}: no server answers; start the server, or correct SPARK_REMOTE",
             Topic.SPARK_CONNECT,
         )
-    session.client.set_retry_policies(spark_connect.retry_policies())
+    session.client.set_retry_policies(spark_connect_support.retry_policies())
     try:
         server = session.version
     except Exception as error:
@@ -264,7 +268,7 @@ def start_connect_session(url: str, settings: Mapping[str, str]) -> SparkSession
             f"Spark Connect at {endpoint}: {spark_error_reason(error)}; expected a Spark Connect server, 4.0 or later",
             Topic.SPARK_CONNECT,
         ) from None
-    if spark_connect.spark_version(session) < (4, 0):
+    if spark_connect_support.spark_version(session) < (4, 0):
         raise StartError(
             f"Spark Connect at {endpoint}: " + mismatch(f"Spark {server}", "Spark 4.0 or later"), Topic.SPARK_CONNECT
         )

@@ -10,8 +10,8 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from slackwater.connectors import spark_connect
-from slackwater.tunings import is_enabled
+from slackwater.connectors import spark_connect_support
+from slackwater.tuning_switches import is_enabled
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -63,7 +63,7 @@ class ExpressionCache:
         if not is_enabled("expression_cache"):
             return frame
         schema = self.get_or_create(("schema", key), lambda: frame.schema)
-        vars(frame)["_cached_schema" if spark_connect.is_connect(frame) else "schema"] = (
+        vars(frame)["_cached_schema" if spark_connect_support.is_connect(frame) else "schema"] = (
             schema  # PySpark's own cache of the schema
         )
         return frame

@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from slackwater.connectors import spark_connect
+from slackwater.connectors import spark_connect_support
 from slackwater.connectors.files.source import SIZE_MODULUS
 from slackwater.connectors.source import spark_error_reason
 from slackwater.core.column_names import CORRUPT
@@ -25,7 +25,7 @@ from slackwater.engine.engine_interface import SourceStats
 from slackwater.errors import EpochError, Topic
 from slackwater.operators import unstorable_rows
 from slackwater.operators.dead_letters import OUTSIDE
-from slackwater.tunings import is_enabled
+from slackwater.tuning_switches import is_enabled
 from slackwater.watermark import CONFIRMS, SourceActivity, Span
 
 if TYPE_CHECKING:
@@ -35,16 +35,18 @@ if TYPE_CHECKING:
 
 
 FILE = "__file"  # hidden column: the file that a row was read from
-FINGERPRINT = "__mark"  # hidden column: a number derived from the time and size of a row's file, see `fingerprint_sql`
+FINGERPRINT = (
+    "__mark"  # hidden column: a number derived from the time and size of a row's file, see `build_fingerprint_sql`
+)
 _TOPICS = "struct(_topic, _partition, _offset)"  # the location of a record in one of several topics
 # the number of partitions, and of rows times partitions, from which the newest times are computed in a separate job
 MIN_PARTITIONS, MIN_COMPARISONS = 128, 25_000_000
 _OFFSET_BITS = 44  # the lower bits of a record's location contain the offset, and the higher bits the partition
 
-Facts = Mapping[str, Any]  # the statistics of a source, by the names of the aggregates in `statistics_columns`
+Facts = Mapping[str, Any]  # the statistics of a source, by the names of the aggregates in `build_statistics_columns`
 
 
-def fingerprint_sql() -> str:
+def build_fingerprint_sql() -> str:
     """Return SQL for the fingerprint of a row's file, which identifies the file within its batch.
 
     A fingerprint is cheaper than the name of the file, which Spark would copy for every row. See also
@@ -53,7 +55,7 @@ def fingerprint_sql() -> str:
     return f"unix_millis(_metadata.file_modification_time) * {SIZE_MODULUS}L + _metadata.file_size % {SIZE_MODULUS}L AS {FINGERPRINT}"
 
 
-def statistics_columns(timed: DataFrame, partitions: Mapping[str, int], usable_only: bool) -> list[Any]:
+def build_statistics_columns(timed: DataFrame, partitions: Mapping[str, int], usable_only: bool) -> list[Any]:
     """Return the aggregates that compute the statistics of a source. The aggregate `place` locates the newest row.
 
     Args:
@@ -61,7 +63,7 @@ def statistics_columns(timed: DataFrame, partitions: Mapping[str, int], usable_o
         partitions: The record count of each partition.
         usable_only: Whether the newest times exclude bad rows. False is faster, and correct as long as no row is bad.
     """
-    F, columns = spark_connect.sql_functions(timed), timed.columns  # noqa: N806
+    F, columns = spark_connect_support.sql_functions(timed), timed.columns  # noqa: N806
     event_us = F.expr(
         "CASE WHEN __bad IS NULL THEN unix_micros(_event_ts) END" if usable_only else "unix_micros(_event_ts)"
     )
@@ -91,7 +93,7 @@ def statistics_columns(timed: DataFrame, partitions: Mapping[str, int], usable_o
     return aggregates
 
 
-def statistics_from_footers(stats: ColumnStats | None, unit_us: int, first: int, last: int) -> Facts | None:
+def derive_statistics_from_footers(stats: ColumnStats | None, unit_us: int, first: int, last: int) -> Facts | None:
     """Derive the statistics of a source from file footers, without reading rows. The event time must be a plain column.
 
     Args:
@@ -114,8 +116,8 @@ def statistics_from_footers(stats: ColumnStats | None, unit_us: int, first: int,
     return {"rows": stats.rows, "bad": stats.nulls, "newest": newest, "place": stats.newest_file, **never}
 
 
-def count_unstorable(rows: DataFrame) -> Any:
-    return spark_connect.sql_functions(rows).count(unstorable_rows.UNFIT).alias("unfit")
+def count_unstorable_rows(rows: DataFrame) -> Any:
+    return spark_connect_support.sql_functions(rows).count(unstorable_rows.UNFIT).alias("unfit")
 
 
 def needs_separate_job(partitions: Mapping[str, int]) -> bool:
@@ -128,7 +130,9 @@ def needs_separate_job(partitions: Mapping[str, int]) -> bool:
     return len(partitions) >= MIN_PARTITIONS and len(partitions) * sum(partitions.values()) >= MIN_COMPARISONS
 
 
-def newest_by_partition(timed: DataFrame, source: str, newest: int | None, tasks: int) -> Mapping[str, int | None]:
+def newest_times_by_partition(
+    timed: DataFrame, source: str, newest: int | None, tasks: int
+) -> Mapping[str, int | None]:
     """Run a job that finds the newest usable event time of each partition that has rows.
 
     Args:
@@ -140,14 +144,14 @@ def newest_by_partition(timed: DataFrame, source: str, newest: int | None, tasks
     Raises:
         EpochError: The input has changed since the main job read it.
     """
-    F = spark_connect.sql_functions(timed)  # noqa: N806
+    F = spark_connect_support.sql_functions(timed)  # noqa: N806
     usable = F.expr("CASE WHEN __bad IS NULL THEN unix_micros(_event_ts) END")
     # Without `coalesce`, each partition would cost a task of a few milliseconds, and then each shard another task.
     by_partition = timed.coalesce(tasks).groupBy("_topic", "_partition").agg(F.max(usable).alias("newest"))
-    newest_by_partition = {
+    newest_times_by_partition = {
         f"{row['_topic']}-{row['_partition']}": row["newest"] for row in by_partition.coalesce(1).collect()
     }
-    again = max((t for t in newest_by_partition.values() if t is not None), default=None)
+    again = max((t for t in newest_times_by_partition.values() if t is not None), default=None)
     if again != newest:  # row counts are not compared: Spark counts the rows of a repeated task twice
         then, now = ("no event time" if t is None else format_iso(t) for t in (newest, again))
         raise EpochError(
@@ -155,7 +159,7 @@ def newest_by_partition(timed: DataFrame, source: str, newest: int | None, tasks
             f"{now}, so this epoch was not committed; the next start runs it again",
             Topic.INPUT_CHANGED,
         )
-    return newest_by_partition
+    return newest_times_by_partition
 
 
 def source_stats(
@@ -164,7 +168,7 @@ def source_stats(
     file_of: Callable[[int], str | None],
     newest: Mapping[str, int | None] | None = None,
 ) -> SourceStats:
-    """Convert the results of `statistics_columns` to `SourceStats`.
+    """Convert the results of `build_statistics_columns` to `SourceStats`.
 
     Args:
         facts: The results, by column.
@@ -193,7 +197,7 @@ def _describe_location(
     """Return the location of a row as text for messages. None if it is unknown.
 
     Args:
-        place: The value of the aggregate `place` in `statistics_columns`.
+        place: The value of the aggregate `place` in `build_statistics_columns`.
         partitions: The record count of each partition. Empty for files.
         file_of: A function that returns the names of the files with a given fingerprint.
     """
@@ -207,7 +211,7 @@ def _describe_location(
     return f"{topic}-{place >> _OFFSET_BITS} at offset {place % (1 << _OFFSET_BITS)}"
 
 
-def find_newest_spans(timed: DataFrame, jump_us: int, partitioned: bool) -> dict[str, tuple[Span, ...]]:
+def locate_newest_event_times(timed: DataFrame, jump_us: int, partitioned: bool) -> dict[str, tuple[Span, ...]]:
     """Return the spans that contain the newest event times, by partition. The name "" stands for the whole source.
 
     A span consists of the first and the last event time in a time range, and the number of rows in it.
@@ -217,7 +221,7 @@ def find_newest_spans(timed: DataFrame, jump_us: int, partitioned: bool) -> dict
         jump_us: The length of the time ranges in microseconds.
         partitioned: Whether the source has partitions.
     """
-    F = spark_connect.sql_functions(timed)  # noqa: N806
+    F = spark_connect_support.sql_functions(timed)  # noqa: N806
     by = "concat(_topic, '-', _partition)" if partitioned else "''"
     times = timed.where("__bad IS NULL").selectExpr(f"{by} AS p", "unix_micros(_event_ts) AS t")
     stretches = times.groupBy("p", F.expr(f"t - pmod(t, {jump_us}L)").alias("b")).agg(
@@ -260,10 +264,10 @@ class SourceStatisticsCollector:
         """
         if facts is not None:
             return timed, PendingStatistics(name, facts)
-        is_separate = self._rows.get(name, 0) >= MANY_ROWS and is_read_by_columns(timed)
+        is_separate = self._rows.get(name, 0) >= MANY_ROWS and is_columnar_source(timed)
         if is_separate and is_enabled("statistics"):
             return timed, PendingStatistics(name, self._pool.submit(_collect, timed, aggregates))
-        observed = spark_connect.new_observation(timed)
+        observed = spark_connect_support.new_observation(timed)
         return timed.observe(observed, *aggregates), PendingStatistics(name, observed)
 
     def record_rows(self, name: str, rows: int) -> None:
@@ -290,7 +294,7 @@ class PendingStatistics:
             ) from error
 
 
-def is_read_by_columns(timed: DataFrame) -> bool:
+def is_columnar_source(timed: DataFrame) -> bool:
     """Return whether the event times can be read again cheaply: the rows are in files other than JSON and CSV."""
     return FINGERPRINT in timed.columns and CORRUPT not in timed.columns
 

@@ -19,7 +19,7 @@ import gc
 import sys
 import zipimport
 
-from slackwater.tunings import is_enabled
+from slackwater.tuning_switches import is_enabled
 
 # Polars reads the variable when it is imported, so it must be set before Spark starts the workers
 _ENVIRONMENT = {"_RJEM_MALLOC_CONF": "dirty_decay_ms:60000,muzzy_decay_ms:60000"}

@@ -15,12 +15,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import PurePosixPath
 
-from slackwater.errors import EpochError, ExhaustedError, FencedError, StateError, Topic, is_forbidden, permission_error
+from slackwater.errors import (
+    EpochError,
+    FencedError,
+    ResourceExhaustedError,
+    StateError,
+    Topic,
+    is_forbidden,
+    permission_error,
+)
 from slackwater.joins.compiled_join import CompiledJoin
 from slackwater.state import migrations
 from slackwater.state.commit import Commit, parse_commit
 from slackwater.state.commit_record_fields import RecordError
-from slackwater.state.files.join_buffers import FilesBuffers
+from slackwater.state.files.join_buffers import FileJoinBuffers
 from slackwater.state.files.segments import SegmentReader, file_ref, list_segments
 from slackwater.state.protocol import Snapshot, StoredRecord, missing_epoch_error
 from slackwater.state.run_history import Run, add_or_replace_run, encode_runs, parse_runs
@@ -42,7 +50,7 @@ class CommitLog:
         try:
             sizes = self.storage.sizes("manifests")
         except OSError as error:
-            raise ExhaustedError.from_error(error) or error from None
+            raise ResourceExhaustedError.from_error(error) or error from None
         return sorted(int(name[:-5]) for name in sizes if re.fullmatch(r"[0-9]{9,18}\.json", name))
 
     def list_all_epochs(self) -> list[int]:
@@ -78,7 +86,7 @@ class CommitLog:
                 raise ValueError("found no record with a format")
         except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
             raise (
-                ExhaustedError.from_error(error)
+                ResourceExhaustedError.from_error(error)
                 or permission_error(f"manifest {shown}", error)
                 or StateError(
                     f"manifest {shown} is damaged or unreadable; restore it from a backup of the directory",
@@ -134,7 +142,7 @@ class CommitLog:
             created = storage.create(self.file(commit.epoch), sealed)
         except OSError as error:
             remedy = "give this user write access" if is_forbidden(error) else "free some space"
-            raise ExhaustedError.from_error(error) or EpochError(
+            raise ResourceExhaustedError.from_error(error) or EpochError(
                 f"epoch {commit.epoch} was not committed: a file in {storage.root} cannot be written ({error.strerror}); "
                 f"{remedy}, and start again"
             ) from None
@@ -183,8 +191,8 @@ class CommitLog:
                 verify_file(self.storage, file_ref(meta))
         self._verified = {m.file for m in commit.metas}
 
-        def buffers(shard: int, logic: CompiledJoin, stage: int) -> FilesBuffers:
-            join_buffers = FilesBuffers(self.storage, commit.stages[stage].segments[shard], logic)
+        def buffers(shard: int, logic: CompiledJoin, stage: int) -> FileJoinBuffers:
+            join_buffers = FileJoinBuffers(self.storage, commit.stages[stage].segments[shard], logic)
             return join_buffers.use_open_tables({s.meta.file: s.table for s in stages[stage][shard]})
 
         return Snapshot(
@@ -252,7 +260,7 @@ class _SmallFile:
         try:
             content = self.read(held)
         except OSError as error:
-            raise ExhaustedError.from_error(error) or StateError(
+            raise ResourceExhaustedError.from_error(error) or StateError(
                 f"{self.full_name} cannot be read ({error.strerror}); check its permissions"
             ) from error
         return None if content is None else content.decode(errors="replace")

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from slackwater.core.sorted_arrays import Int64s, find_run_starts, is_in_sorted
 from slackwater.joins.compiled_join import HIDDEN, CompiledJoin, JoinSide
 from slackwater.joins.join_buffers import OUTLINE, BufferChange, Changes, SortedRows, bisect_ranges, sort_order
-from slackwater.state.commit import SegmentMeta
+from slackwater.state.commit import SegmentMetadata
 from slackwater.state.files.segments import MOST, Segment, SegmentMerge, count_segments_to_merge
 from slackwater.storage.arrow_files import frame_of
 from slackwater.storage.base import Storage
@@ -31,7 +31,7 @@ from slackwater.watermark import NO_WATERMARK
 class JoinSegment(Segment):
     """A segment with rows of one side of a join, or with row ids. `meta.kind` ends with + or - for ids."""
 
-    def __init__(self, storage: Storage, meta: SegmentMeta, side: JoinSide) -> None:
+    def __init__(self, storage: Storage, meta: SegmentMetadata, side: JoinSide) -> None:
         super().__init__(storage, meta)
         self.side = side
 
@@ -55,11 +55,11 @@ class JoinSegment(Segment):
 
 
 @dataclass(frozen=True)
-class FilesBuffers:
+class FileJoinBuffers:
     """The `Buffers` of one shard, stored in files."""
 
     storage: Storage
-    metas: tuple[SegmentMeta, ...]
+    metas: tuple[SegmentMetadata, ...]
     logic: CompiledJoin
 
     @cached_property
@@ -138,7 +138,7 @@ class FilesBuffers:
         rows = rows.filter(pl.Series(alive))
         return rows.with_columns(pl.Series("__matched", self.matched(which, rows)))
 
-    def use_open_tables(self, tables: Mapping[str, pa.Table]) -> FilesBuffers:
+    def use_open_tables(self, tables: Mapping[str, pa.Table]) -> FileJoinBuffers:
         """Make these buffers read from open tables, so that they stay readable after the files are deleted.
 
         `tables`: open tables by file name. Returns the same object.
@@ -157,7 +157,7 @@ class JoinWriter:
     epoch: int
     logic: CompiledJoin
 
-    def stage(self, metas: Sequence[SegmentMeta], changes: Changes, watermark: int) -> tuple[SegmentMeta, ...]:
+    def stage(self, metas: Sequence[SegmentMetadata], changes: Changes, watermark: int) -> tuple[SegmentMetadata, ...]:
         """Write changes as new segments, drop expired segments, and return the resulting segments.
 
         If the background merge lags behind, this method merges segments itself.
@@ -167,7 +167,7 @@ class JoinWriter:
             changes: The changes by side.
             watermark: The current watermark, in microseconds.
         """
-        segments: list[SegmentMeta] = []
+        segments: list[SegmentMetadata] = []
         for side in self.logic.sides:
             change = changes.get(side.which, BufferChange(pl.DataFrame(schema=side.schema)))
             for suffix, frame in (("", change.rows), ("+", change.matched), ("-", change.evicted)):
@@ -180,7 +180,7 @@ class JoinWriter:
             after = merge.apply(after, watermark)
         return after
 
-    def merges(self, metas: Sequence[SegmentMeta], watermark: int, fan: int) -> list[SegmentMerge]:
+    def merges(self, metas: Sequence[SegmentMetadata], watermark: int, fan: int) -> list[SegmentMerge]:
         """Merge the newest segments of each side and kind (rows or ids) that has `fan` segments of one size class.
 
         Args:
@@ -195,7 +195,7 @@ class JoinWriter:
         ]
         return [merge for merge in candidates if merge is not None]
 
-    def write(self, side: JoinSide, suffix: str, frame: pl.DataFrame) -> SegmentMeta:
+    def write(self, side: JoinSide, suffix: str, frame: pl.DataFrame) -> SegmentMetadata:
         """Write a sorted frame as a segment, and return its metadata.
 
         Args:
@@ -208,7 +208,7 @@ class JoinWriter:
         return describe_segment(side, suffix, frame, name, size, digest)
 
     def _merge(
-        self, side: JoinSide, suffix: str, metas: Sequence[SegmentMeta], watermark: int, fan: int
+        self, side: JoinSide, suffix: str, metas: Sequence[SegmentMetadata], watermark: int, fan: int
     ) -> SegmentMerge | None:
         count = count_segments_to_merge(metas, fan)
         if not count:
@@ -222,7 +222,7 @@ class JoinWriter:
 
 def describe_segment(
     side: JoinSide, suffix: str, frame: pl.DataFrame, file: str, size: int, digest: str = ""
-) -> SegmentMeta:
+) -> SegmentMetadata:
     """Return the metadata of a segment.
 
     Only rows of an outer side can become due, because only they are emitted without a partner.
@@ -240,7 +240,7 @@ def describe_segment(
     emits = side.outer and not suffix
     kh = frame["__kh"].to_numpy()
     most = 0 if suffix else int(np.diff(find_run_starts(kh), append=len(kh)).max())
-    return SegmentMeta(
+    return SegmentMetadata(
         file=file,
         kind=side.name + suffix,
         rows=frame.height,

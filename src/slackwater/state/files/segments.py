@@ -20,7 +20,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from slackwater.core.sorted_arrays import distinct_values, find_run_starts, is_in_sorted
-from slackwater.state.commit import SegmentMeta
+from slackwater.state.commit import SegmentMetadata
 from slackwater.state.protocol import OUTLINE
 from slackwater.storage.arrow_files import frame_of
 from slackwater.storage.base import FileRef, Storage, open_file
@@ -37,7 +37,7 @@ FAN = 8  # number of segments of one size class that are merged into a segment o
 MOST = 2 * FAN  # number of segments of one size class at which an epoch merges them itself
 
 
-def file_ref(meta: SegmentMeta) -> FileRef:
+def file_ref(meta: SegmentMetadata) -> FileRef:
     """Return a reference to the file of a segment."""
     return FileRef(meta.file, meta.checksum, meta.bytes, meta.rows)
 
@@ -55,7 +55,7 @@ class SegmentColumns:
 class Segment:
     """One segment: a file and its metadata."""
 
-    def __init__(self, storage: Storage, meta: SegmentMeta) -> None:
+    def __init__(self, storage: Storage, meta: SegmentMetadata) -> None:
         self.meta, self._storage = meta, storage
 
     @cached_property
@@ -96,7 +96,7 @@ class Segment:
         return begin[units], np.append(begin, len(self.columns.h))[units + 1]
 
 
-def list_segments(storage: Storage, metas: Sequence[SegmentMeta]) -> list[Segment]:
+def list_segments(storage: Storage, metas: Sequence[SegmentMetadata]) -> list[Segment]:
     """Return a `Segment` for each entry of `metas` that has rows. Files are opened on first use."""
     return [Segment(storage, m) for m in metas if m.rows]
 
@@ -124,7 +124,7 @@ class SegmentReader:
         """Return all rows of each unit whose newest version has a due row."""
         frames: list[pl.DataFrame] = []
         for age, segment in enumerate(self.segments):
-            if not when.may_select(segment.meta.first_due, segment.meta.last_due):
+            if not when.may_match_segment(segment.meta.first_due, segment.meta.last_due):
                 continue
             is_due = when.mask(segment.columns.kind, segment.columns.start, segment.columns.due)
             begin, end = segment.find_units(np.flatnonzero(is_due))
@@ -211,7 +211,7 @@ def _expand_ranges(begin: Int64s, end: Int64s) -> Int64s:
     return np.arange(int(lengths.sum())) + offsets
 
 
-def count_segments_to_merge(metas: Sequence[SegmentMeta], fan: int = FAN) -> int:
+def count_segments_to_merge(metas: Sequence[SegmentMetadata], fan: int = FAN) -> int:
     """Return how many of the newest segments should be merged into one segment, or 0.
 
     A size class spans a factor of FAN in rows. Once a class has `fan` segments, they and all newer segments are merged
@@ -230,10 +230,10 @@ def count_segments_to_merge(metas: Sequence[SegmentMeta], fan: int = FAN) -> int
 class SegmentMerge:
     """A merge of adjacent segments of one shard. `outputs` is empty if all their rows have expired."""
 
-    inputs: tuple[SegmentMeta, ...]
-    outputs: tuple[SegmentMeta, ...]
+    inputs: tuple[SegmentMetadata, ...]
+    outputs: tuple[SegmentMetadata, ...]
 
-    def apply(self, metas: tuple[SegmentMeta, ...], watermark: int) -> tuple[SegmentMeta, ...]:
+    def apply(self, metas: tuple[SegmentMetadata, ...], watermark: int) -> tuple[SegmentMetadata, ...]:
         """Return the segments with the inputs replaced by the outputs.
 
         If an input that has not expired at this watermark is missing, another merge has replaced it, and the segments

@@ -25,10 +25,10 @@ from pathlib import Path
 import polars as pl
 
 from slackwater.errors import FencedError, StateError, Topic
-from slackwater.state.commit import Commit, OutputMeta, SegmentMeta
+from slackwater.state.commit import Commit, OutputMetadata, SegmentMetadata
 from slackwater.state.files.commit_log import CommitLog, ProgressFiles, list_file
 from slackwater.state.files.segments import file_ref
-from slackwater.state.files.shard_rows import BackgroundMerger, FilesShard
+from slackwater.state.files.shard import BackgroundMerger, FileShard
 from slackwater.state.fork import forked_commit, name_taken_error
 from slackwater.state.protocol import ASIDE, Publish, Snapshot, StateLayout, StoredRecord, missing_epoch_error
 from slackwater.state.run_history import Run
@@ -210,7 +210,7 @@ class FilesStore:
         """Read a commit. Raises StateError if it is missing, damaged, or belongs to another epoch or pipeline."""
         return self._log.read(epoch)
 
-    def stored_record(self) -> StoredRecord | None:
+    def read_commit_record(self) -> StoredRecord | None:
         epochs = self.epochs()
         return self._log.read_record(epochs[-1]) if epochs else None
 
@@ -220,16 +220,18 @@ class FilesStore:
     def drop_stages(self, stages: range) -> None:
         """Do nothing, because garbage collection deletes unreferenced files."""
 
-    def shard(self, shard: int, shards: int, epoch: int, metas: tuple[SegmentMeta, ...], stage: int = 0) -> FilesShard:
-        return FilesShard(self.storage, shard, epoch, self._merger.apply_merges(stage, shard, metas))
+    def shard(
+        self, shard: int, shards: int, epoch: int, metas: tuple[SegmentMetadata, ...], stage: int = 0
+    ) -> FileShard:
+        return FileShard(self.storage, shard, epoch, self._merger.apply_merges(stage, shard, metas))
 
-    def outputs(self, metas: Sequence[OutputMeta]) -> list[pl.DataFrame]:
+    def outputs(self, metas: Sequence[OutputMetadata]) -> list[pl.DataFrame]:
         if not self.storage.is_remote or len(metas) < 2:
             return [self._read_output(m) for m in metas]
         with ThreadPoolExecutor(min(len(metas), FETCHED_AT_ONCE)) as pool:
             return list(pool.map(self._read_output, metas))
 
-    def _read_output(self, meta: OutputMeta) -> pl.DataFrame:
+    def _read_output(self, meta: OutputMetadata) -> pl.DataFrame:
         held = self.storage.local_path(FileRef(meta.file, meta.checksum))
         return read_arrow(held, meta.checksum, self.storage.full_name(meta.file))
 

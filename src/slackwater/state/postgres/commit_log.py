@@ -19,17 +19,19 @@ import pyarrow as pa
 from slackwater.core.humanize import mismatch, plural
 from slackwater.errors import StateError, Topic
 from slackwater.state import migrations
-from slackwater.state.commit import Commit, OutputMeta, parse_commit
+from slackwater.state.commit import Commit, OutputMetadata, parse_commit
 from slackwater.state.commit_record_fields import RecordError
 from slackwater.state.postgres import client, table_ownership
-from slackwater.state.postgres.shard_rows import PostgresShard
+from slackwater.state.postgres.pipeline_tables import PipelineTables
+from slackwater.state.postgres.shard import PostgresShard
 from slackwater.state.postgres.table_integrity import check_tables
-from slackwater.state.postgres.table_names import TableNames
 from slackwater.state.protocol import Snapshot, StoredRecord, missing_epoch_error
 from slackwater.storage.arrow_files import frame_of
 
 
-def stored_record(db: psycopg.Connection[Any], tables: TableNames, location: str) -> tuple[StoredRecord, int] | None:
+def read_commit_record(
+    db: psycopg.Connection[Any], tables: PipelineTables, location: str
+) -> tuple[StoredRecord, int] | None:
     """Return the stored record of a pipeline and its last published epoch, or None if the pipeline has no state.
 
     Args:
@@ -57,13 +59,15 @@ def stored_record(db: psycopg.Connection[Any], tables: TableNames, location: str
     return StoredRecord(row[1], row[2]), row[0]
 
 
-def latest_commit(db: psycopg.Connection[Any], tables: TableNames, location: str) -> tuple[Commit, int, int] | None:
+def read_latest_commit(
+    db: psycopg.Connection[Any], tables: PipelineTables, location: str
+) -> tuple[Commit, int, int] | None:
     """Return the latest commit, the last published epoch, and the format of the stored record.
 
     Return None if the pipeline has no state. Raises StateError if the record is damaged or cannot be migrated.
     `location`: the location of the store, for messages.
     """
-    stored = stored_record(db, tables, location)
+    stored = read_commit_record(db, tables, location)
     if stored is None:
         return None
     (version, record), published = stored
@@ -77,12 +81,14 @@ def latest_commit(db: psycopg.Connection[Any], tables: TableNames, location: str
         ) from None
 
 
-def _state_label(tables: TableNames, location: str) -> str:
+def _state_label(tables: PipelineTables, location: str) -> str:
     return f'state of pipeline "{tables.pipeline}" {location}'
 
 
 @contextmanager
-def open_snapshot(url: str, tables: TableNames, location: str, epoch: int | None = None) -> Iterator[Snapshot | None]:
+def open_snapshot(
+    url: str, tables: PipelineTables, location: str, epoch: int | None = None
+) -> Iterator[Snapshot | None]:
     """Open a commit for reading; see `StateStore.peek`.
 
     Within the block, an open transaction protects the rows of the commit from VACUUM.
@@ -96,7 +102,7 @@ def open_snapshot(url: str, tables: TableNames, location: str, epoch: int | None
     with client.report_errors(location), client.borrow_connection(url, "state store") as db, db.transaction():
         db.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         db.execute("SET LOCAL lock_timeout = '5s'")  # limits the wait for another session that alters a table
-        latest = latest_commit(db, tables, location) if client.table_exists(db, tables.pipelines) else None
+        latest = read_latest_commit(db, tables, location) if client.table_exists(db, tables.pipelines) else None
         if epoch is not None and (latest is None or latest[0].epoch != epoch):
             raise missing_epoch_error(
                 epoch, [latest[0].epoch] if latest else [], f"the tables {location}, which hold the latest"
@@ -129,7 +135,7 @@ def pipeline_names(url: str, schema: str) -> list[str]:
     """Return the names of the pipelines with a state in a schema. Raises StartError or StateError."""
     location = f'in schema "{schema}" of {client.server_address(url)}'
     with client.report_errors(location), closing(client.open_connection(url, "state store")) as db:
-        table = TableNames(schema, "").pipelines
+        table = PipelineTables(schema, "").pipelines
         if not client.table_exists(db, table):
             return []
         return [row[0] for row in db.execute(f"SELECT pipeline_name FROM {table} ORDER BY 1").fetchall()]
@@ -138,14 +144,14 @@ def pipeline_names(url: str, schema: str) -> list[str]:
 # -- lists and staged output -------------------------------------------------------------------------------------------
 
 
-def write_list(db: psycopg.Connection[Any], tables: TableNames, epoch: int, lines: Sequence[str]) -> str:
+def write_list(db: psycopg.Connection[Any], tables: PipelineTables, epoch: int, lines: Sequence[str]) -> str:
     """Store a list of text lines for an epoch, and return its name."""
     token = uuid.uuid4().hex
     db.execute(f"INSERT INTO {tables.lists} VALUES (%s, %s, %s, %s)", (token, tables.pipeline, epoch, "\n".join(lines)))
     return token
 
 
-def read_list(db: psycopg.Connection[Any], tables: TableNames, location: str, name: str) -> list[str]:
+def read_list(db: psycopg.Connection[Any], tables: PipelineTables, location: str, name: str) -> list[str]:
     """Return the lines of a list. Raises StateError if the list is missing."""
     row = db.execute(f"SELECT lines FROM {tables.lists} WHERE token = %s", (name,)).fetchone()
     if row is None:
@@ -155,7 +161,7 @@ def read_list(db: psycopg.Connection[Any], tables: TableNames, location: str, na
     return str(row[0]).splitlines()
 
 
-def delete_unused_lists(db: psycopg.Connection[Any], tables: TableNames, epoch: int) -> None:
+def delete_unused_lists(db: psycopg.Connection[Any], tables: PipelineTables, epoch: int) -> None:
     """Delete the lists of all epochs up to `epoch`, except lists that the latest commit references."""
     row = db.execute(f"SELECT record FROM {tables.pipelines} WHERE pipeline_name = %s", (tables.pipeline,)).fetchone()
     if row is None:
@@ -168,7 +174,7 @@ def delete_unused_lists(db: psycopg.Connection[Any], tables: TableNames, epoch: 
 
 
 def read_staged_output(
-    db: psycopg.Connection[Any], tables: TableNames, location: str, meta: OutputMeta
+    db: psycopg.Connection[Any], tables: PipelineTables, location: str, meta: OutputMetadata
 ) -> pl.DataFrame:
     """Read one entry of staged output. Raises StateError if it is missing or damaged."""
     row = db.execute(f"SELECT data FROM {tables.outputs} WHERE token = %s", (meta.file,)).fetchone()

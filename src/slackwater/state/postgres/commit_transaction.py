@@ -18,24 +18,24 @@ from psycopg import errors
 from slackwater.core.offset_base import Offsets
 from slackwater.errors import FencedError, raise_unregistered
 from slackwater.joins.compiled_join import CompiledJoin
-from slackwater.state.commit import FORMAT, Commit, SegmentMeta, StageState, TableRecord
+from slackwater.state.commit import FORMAT, Commit, SegmentMetadata, StageState, TableRecord
 from slackwater.state.postgres import client, join_buffers, staged_row_merge
 from slackwater.state.postgres.join_buffers import JoinTable
+from slackwater.state.postgres.pipeline_tables import PipelineTables
 from slackwater.state.postgres.schema_setup import column_types
-from slackwater.state.postgres.table_names import TableNames
 from slackwater.state.protocol import NoState, Publish, StateLayout
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows.state_layout import EMITTED, FLOOR, WHOLE, KeyedStateLayout
 
 # the segments of each shard of a stage, and the number of rows that its table gained
-Changed = tuple[tuple[tuple[SegmentMeta, ...], ...], int]
+Changed = tuple[tuple[tuple[SegmentMetadata, ...], ...], int]
 
 
 class TargetRefusedError(Exception):
     """Raised when a target that shares the transaction rejects the rows."""
 
 
-def separate_refusals(publish: Publish) -> Publish:
+def separate_refused_targets(publish: Publish) -> Publish:
     """Wrap `publish` so that it raises TargetRefusedError if the target rejects rows. Connection errors stay unchanged."""
 
     def publishing(db: psycopg.Connection[Any]) -> None:
@@ -63,7 +63,7 @@ class Transaction:
     """
 
     db: psycopg.Connection[Any]
-    tables: TableNames
+    tables: PipelineTables
     stages: Sequence[StateLayout]
     location: str
     altering: Sequence[str] = ()
@@ -118,7 +118,7 @@ class Transaction:
         return commit.model_copy(update={"stages": tuple(merged)})
 
     @singledispatchmethod
-    def _merge(self, logic: StateLayout, tables: TableNames, state: StageState, epoch: int) -> Changed:
+    def _merge(self, logic: StateLayout, tables: PipelineTables, state: StageState, epoch: int) -> Changed:
         """Merge staged rows into the state table of a stage, and delete expired rows.
 
         Return the resulting segments, and the number of rows that the table gained. Raises EpochError if staged rows
@@ -127,8 +127,8 @@ class Transaction:
         raise_unregistered(logic, "slackwater.state.postgres.commit_transaction.Transaction")
 
     @_merge.register
-    def _(self, logic: KeyedStateLayout, tables: TableNames, state: StageState, epoch: int) -> Changed:
-        staged = staged_row_merge.staged_segments(state.segments)
+    def _(self, logic: KeyedStateLayout, tables: PipelineTables, state: StageState, epoch: int) -> Changed:
+        staged = staged_row_merge.list_staged_segments(state.segments)
         fresh = [m for m in staged if m.file not in self.named]
         staged_row_merge.check_staged_rows(self.db, tables.staged, fresh, epoch)
         if not self.altering and not staged_row_merge.should_merge(state.segments):
@@ -139,32 +139,32 @@ class Transaction:
             self.db.execute(f"DELETE FROM {tables.staged} WHERE epoch <= {epoch}")
         gained -= self._forget(logic, tables, state.watermark_us)
         size = self._size(tables) // state.shards
-        return tuple(staged_row_merge.collapsed_segments(metas, size) for metas in state.segments), gained
+        return tuple(staged_row_merge.list_merged_segments(metas, size) for metas in state.segments), gained
 
     @_merge.register
-    def _(self, logic: CompiledJoin, tables: TableNames, state: StageState, epoch: int) -> Changed:
+    def _(self, logic: CompiledJoin, tables: PipelineTables, state: StageState, epoch: int) -> Changed:
         table = JoinTable(tables, logic)
         gained = join_buffers.apply_staged(self.db, table, state, epoch)
         gone = join_buffers.delete_expired(self.db, table, state)
-        return join_buffers.collapsed_segments(logic, state, gone, self._size(tables)), gained - sum(gone.values())
+        return join_buffers.list_merged_segments(logic, state, gone, self._size(tables)), gained - sum(gone.values())
 
     @_merge.register
-    def _(self, logic: NoState, tables: TableNames, state: StageState, epoch: int) -> Changed:
+    def _(self, logic: NoState, tables: PipelineTables, state: StageState, epoch: int) -> Changed:
         return state.segments, 0
 
-    def _count(self, tables: TableNames, state: StageState, gained: int) -> int:
+    def _count(self, tables: PipelineTables, state: StageState, gained: int) -> int:
         """Return the new row count of a table that gained `gained` rows. If no count is recorded, count the rows."""
         if state.table is not None:
             return state.table.rows + gained
         row = self.db.execute(f"SELECT count(*) FROM {tables.state}").fetchone()
         return int(row[0]) if row else 0
 
-    def _size(self, tables: TableNames) -> int:
+    def _size(self, tables: PipelineTables) -> int:
         """Return the size of the state table in bytes, including indexes."""
         row = self.db.execute("SELECT pg_total_relation_size(%s)", (tables.state,)).fetchone()
         return int(row[0]) if row else 0
 
-    def _forget(self, logic: KeyedStateLayout, tables: TableNames, watermark: int) -> int:
+    def _forget(self, logic: KeyedStateLayout, tables: PipelineTables, watermark: int) -> int:
         """Delete the units in which all rows have expired, and return the number of deleted rows."""
         if watermark <= NO_WATERMARK:
             return 0

@@ -17,14 +17,14 @@ from slackwater.errors import LockHeldError, StateError, Topic
 from slackwater.state import migrations
 from slackwater.state.commit import FORMAT, Commit
 from slackwater.state.fork import forked_commit, name_taken_error
-from slackwater.state.postgres import client, runners, staged_row_merge, table_ownership
-from slackwater.state.postgres.commit_log import latest_commit
-from slackwater.state.postgres.table_names import TableNames
+from slackwater.state.postgres import client, pipeline_lock, staged_row_merge, table_ownership
+from slackwater.state.postgres.commit_log import read_latest_commit
+from slackwater.state.postgres.pipeline_tables import PipelineTables
 from slackwater.state.protocol import missing_epoch_error
 
 
 def fork_tables(
-    url: str, tables: TableNames, name: str, epoch: int | None, location: str, renames: bool = False
+    url: str, tables: PipelineTables, name: str, epoch: int | None, location: str, renames: bool = False
 ) -> Commit | None:
     """Copy a commit to another pipeline; see `StateStore.fork`.
 
@@ -46,7 +46,7 @@ def fork_tables(
             return _fork(db, tables, new, epoch, location, renames)
 
 
-def _check_free(db: psycopg.Connection[Any], new: TableNames, location: str) -> None:
+def _check_free(db: psycopg.Connection[Any], new: PipelineTables, location: str) -> None:
     """Raise StateError if the new pipeline already has a state."""
     if not client.table_exists(db, new.pipelines):
         return
@@ -54,19 +54,24 @@ def _check_free(db: psycopg.Connection[Any], new: TableNames, location: str) -> 
         raise name_taken_error(new.pipeline, row[0], location)
 
 
-def _lock(db: psycopg.Connection[Any], new: TableNames, location: str) -> None:
+def _lock(db: psycopg.Connection[Any], new: PipelineTables, location: str) -> None:
     """Take the lock of the new pipeline, so that it cannot be started. Raises LockHeldError if it is running."""
-    if not runners.take_lock(db, new):
-        holder = runners.lock_holder(db, new) or "another process"
+    if not pipeline_lock.acquire_lock(db, new):
+        holder = pipeline_lock.find_lock_holder(db, new) or "another process"
         raise LockHeldError(
             f'"{new.pipeline}" is already running: {holder} holds its lock {location}; choose another name'
         )
 
 
 def _fork(
-    db: psycopg.Connection[Any], old: TableNames, new: TableNames, epoch: int | None, location: str, renames: bool
+    db: psycopg.Connection[Any],
+    old: PipelineTables,
+    new: PipelineTables,
+    epoch: int | None,
+    location: str,
+    renames: bool,
 ) -> Commit | None:
-    latest = latest_commit(db, old, location) if client.table_exists(db, old.pipelines) else None
+    latest = read_latest_commit(db, old, location) if client.table_exists(db, old.pipelines) else None
     if latest is None or epoch not in (None, latest[0].epoch):
         raise missing_epoch_error(
             epoch or 0, [latest[0].epoch] if latest else [], f"the tables {location}, which hold the latest"
@@ -87,7 +92,7 @@ def _fork(
         db.execute(statement)
     new_tokens = {token: uuid.uuid4().hex for token in commit.lists}
     _copy_lists(db, new, new_tokens)
-    copied = forked_commit(staged_row_merge.merged_commit(commit), new.pipeline, new_tokens.__getitem__, renames)
+    copied = forked_commit(staged_row_merge.build_merged_commit(commit), new.pipeline, new_tokens.__getitem__, renames)
     db.execute(
         f"INSERT INTO {new.pipelines} (pipeline_name, state_version, epoch, published_epoch, watermark, open_windows,"
         " commit_id, record) VALUES (%s, %s, %s, %s, %s, %s, gen_random_uuid(), %s)",
@@ -109,14 +114,14 @@ def _fork(
     return copied
 
 
-def _copy_table(db: psycopg.Connection[Any], old: TableNames, new: TableNames) -> None:
+def _copy_table(db: psycopg.Connection[Any], old: PipelineTables, new: PipelineTables) -> None:
     """Copy the table of a stage with its indexes and rows.
 
     The new pipeline has no state, so tables that already exist for it are left over from a failed start, and are replaced.
     """
     if not client.table_exists(db, old.state):
         raise StateError(f"table {old.state} is missing; restore it from a backup", Topic.STATE_DAMAGED)
-    table_ownership.drop_tables(db, new)
+    table_ownership.drop_owned_tables(db, new)
     settings = db.execute(
         "SELECT array_to_string(reloptions, ', ') FROM pg_class WHERE oid = to_regclass(%s)", (old.state,)
     ).fetchone()
@@ -125,11 +130,11 @@ def _copy_table(db: psycopg.Connection[Any], old: TableNames, new: TableNames) -
     db.execute(f"ALTER TABLE {new.state} ALTER COLUMN pipeline_name SET DEFAULT {new.literal}")
     names = client.quote_names([c for c in client.columns_of(db, old.state) if c != "pipeline_name"])
     db.execute(f"INSERT INTO {new.state} ({names}) SELECT {names} FROM {old.state}")
-    table_ownership.name_indexes(db, new)
-    table_ownership.sign_table(db, new, "state")
+    table_ownership.rename_indexes(db, new)
+    table_ownership.record_table_owner(db, new, "state")
 
 
-def _copy_lists(db: psycopg.Connection[Any], new: TableNames, new_tokens: Mapping[str, str]) -> None:
+def _copy_lists(db: psycopg.Connection[Any], new: PipelineTables, new_tokens: Mapping[str, str]) -> None:
     """Copy lists under new tokens. `new_tokens`: new tokens by old token. Raises StateError if a list is missing."""
     cursor = db.execute(
         f"INSERT INTO {new.lists} SELECT n.fresh, %s, l.epoch, l.lines FROM {new.lists} l"

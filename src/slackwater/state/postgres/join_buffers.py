@@ -24,11 +24,11 @@ from slackwater.core.sorted_arrays import Int64s
 from slackwater.errors import EpochError, StartError, Topic
 from slackwater.joins.compiled_join import CompiledJoin, JoinSide
 from slackwater.joins.join_buffers import OUTLINE, Changes, SortedRows
-from slackwater.state.commit import FORMAT, SegmentMeta, StageState
+from slackwater.state.commit import FORMAT, SegmentMetadata, StageState
 from slackwater.state.files.join_buffers import describe_segment
 from slackwater.state.postgres import client
+from slackwater.state.postgres.pipeline_tables import PipelineTables
 from slackwater.state.postgres.table_integrity import check_rows, report_read_errors
-from slackwater.state.postgres.table_names import TableNames
 
 ROW_KEY = ("side", "key_hash", "event_time", "row_id")  # primary key of the table
 _FAR = 2**62  # stands for an unknown number of rows
@@ -38,7 +38,7 @@ _FAR = 2**62  # stands for an unknown number of rows
 class JoinTable:
     """The table of the buffered rows of a join, with columns for both sides."""
 
-    tables: TableNames
+    tables: PipelineTables
     logic: CompiledJoin
 
     @property
@@ -115,7 +115,7 @@ def shard_number(column: str, shards: int) -> str:
 
 
 @dataclass(frozen=True)
-class PostgresBuffers:
+class PostgresJoinBuffers:
     """The `Buffers` of one shard in Postgres: the committed rows, and the rows staged in this epoch.
 
     Args:
@@ -131,7 +131,7 @@ class PostgresBuffers:
     table: JoinTable
     shard: int
     shards: int
-    metas: tuple[SegmentMeta, ...]
+    metas: tuple[SegmentMetadata, ...]
     snapshot: str | None = None
 
     def _side(self, which: int) -> JoinSide:
@@ -227,8 +227,8 @@ class PostgresBuffers:
 
 
 def stage_changes(
-    url: str, table: JoinTable, metas: Sequence[SegmentMeta], changes: Changes
-) -> tuple[SegmentMeta, ...]:
+    url: str, table: JoinTable, metas: Sequence[SegmentMetadata], changes: Changes
+) -> tuple[SegmentMetadata, ...]:
     """Stage changes to the buffers of a shard with COPY, and return the segments of the shard.
 
     Raises EpochError if this fails.
@@ -257,7 +257,7 @@ def stage_changes(
     return tuple(staged)
 
 
-def replace_buffer_rows(table: JoinTable, changes: Changes) -> tuple[SegmentMeta, ...]:
+def replace_buffer_rows(table: JoinTable, changes: Changes) -> tuple[SegmentMetadata, ...]:
     """Return the segments of a shard after a reshard. `changes`: its rows by side.
 
     The table stays unchanged, because it does not store to which shard a row belongs.
@@ -326,9 +326,9 @@ def delete_expired(db: psycopg.Connection[Any], table: JoinTable, state: StageSt
     return expired
 
 
-def collapsed_segments(
+def list_merged_segments(
     logic: CompiledJoin, state: StageState, expired: Mapping[tuple[str, int], int], size: int
-) -> tuple[tuple[SegmentMeta, ...], ...]:
+) -> tuple[tuple[SegmentMetadata, ...], ...]:
     """Return the segments of each shard after staged changes are applied and expired rows are deleted.
 
     Args:
@@ -346,7 +346,7 @@ def collapsed_segments(
             rows = sum(m.rows for m in buffered) - evicted - expired.get((side.name, shard), 0)
             if rows > 0:
                 segments.append(
-                    SegmentMeta(
+                    SegmentMetadata(
                         file="",
                         kind=side.name,
                         rows=rows,

@@ -17,14 +17,14 @@ from slackwater.joins.compiled_join import CompiledJoin
 from slackwater.state import migrations
 from slackwater.state.commit import FORMAT
 from slackwater.state.postgres import client, table_ownership
-from slackwater.state.postgres.commit_log import latest_commit
+from slackwater.state.postgres.commit_log import read_latest_commit
 from slackwater.state.postgres.join_buffers import JoinTable
-from slackwater.state.postgres.table_names import TableNames, add_columns
+from slackwater.state.postgres.pipeline_tables import PipelineTables, add_columns
 from slackwater.state.protocol import NoState, StateLayout
 from slackwater.windows.state_layout import KeyedStateLayout
 
 
-def create_shared_tables(db: psycopg.Connection[Any], t: TableNames) -> None:
+def create_shared_tables(db: psycopg.Connection[Any], t: PipelineTables) -> None:
     """Create the schema if necessary, and the tables that all pipelines in it share. `t`: names of the tables."""
     if db.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (t.schema,)).fetchone() is None:
         db.execute(f"CREATE SCHEMA IF NOT EXISTS {client.quote_name(t.schema)}")
@@ -34,12 +34,12 @@ def create_shared_tables(db: psycopg.Connection[Any], t: TableNames) -> None:
             db.execute(statement)
 
 
-def migrate_tables(db: psycopg.Connection[Any], tables: TableNames, location: str) -> None:
+def migrate_tables(db: psycopg.Connection[Any], tables: PipelineTables, location: str) -> None:
     """Migrate the tables and the stored commit of a pipeline from an older format, in one transaction.
 
     `location`: the location of the store, for messages. Raises StateError if the commit cannot be migrated.
     """
-    latest = latest_commit(db, tables, location)
+    latest = read_latest_commit(db, tables, location)
     assert latest is not None
     commit, _, version = latest
     with db.transaction():
@@ -56,28 +56,28 @@ def migrate_tables(db: psycopg.Connection[Any], tables: TableNames, location: st
 
 
 @singledispatch
-def column_types(logic: StateLayout, tables: TableNames) -> dict[str, str]:
+def column_types(logic: StateLayout, tables: PipelineTables) -> dict[str, str]:
     """Map the columns of a state table to their types, except the columns that all state tables have."""
     raise_unregistered(logic, "slackwater.state.postgres.schema_setup.column_types")
 
 
 @column_types.register
-def _(logic: KeyedStateLayout, tables: TableNames) -> dict[str, str]:
+def _(logic: KeyedStateLayout, tables: PipelineTables) -> dict[str, str]:
     return tables.types(logic)
 
 
 @column_types.register
-def _(logic: CompiledJoin, tables: TableNames) -> dict[str, str]:
+def _(logic: CompiledJoin, tables: PipelineTables) -> dict[str, str]:
     return JoinTable(tables, logic).types()
 
 
 @column_types.register
-def _(logic: NoState, tables: TableNames) -> dict[str, str]:
+def _(logic: NoState, tables: PipelineTables) -> dict[str, str]:
     return {}
 
 
 @singledispatch
-def check_columns(logic: StateLayout, tables: TableNames, where: str) -> None:
+def check_columns(logic: StateLayout, tables: PipelineTables, where: str) -> None:
     """Raise StartError for a column whose name or values Postgres cannot store unchanged.
 
     Args:
@@ -89,17 +89,17 @@ def check_columns(logic: StateLayout, tables: TableNames, where: str) -> None:
 
 
 @check_columns.register
-def _(logic: KeyedStateLayout, tables: TableNames, where: str) -> None:
+def _(logic: KeyedStateLayout, tables: PipelineTables, where: str) -> None:
     client.check_names(list(tables.columns(logic).values()), where)
 
 
 @check_columns.register
-def _(logic: CompiledJoin, tables: TableNames, where: str) -> None:
+def _(logic: CompiledJoin, tables: PipelineTables, where: str) -> None:
     JoinTable(tables, logic).check(where)
 
 
 @check_columns.register
-def _(logic: NoState, tables: TableNames, where: str) -> None:
+def _(logic: NoState, tables: PipelineTables, where: str) -> None:
     """Do nothing, because a stage without state has no columns."""
 
 
@@ -116,7 +116,7 @@ class SchemaSetup:
     """
 
     db: psycopg.Connection[Any]
-    tables: TableNames
+    tables: PipelineTables
     location: str
     epoch: int
     begins: bool = False
@@ -148,16 +148,16 @@ class SchemaSetup:
             if t.complete_state(logic):
                 self.db.execute(t.complete_state(logic))
             altering = t.alter_state(logic, client.columns_of(self.db, t.state))
-            table_ownership.find_table(self.db, t, "windows")
+            table_ownership.find_owned_table(self.db, t, "windows")
         else:
             self._begin([t.create_state(logic), t.create_index()])
         with self.db.transaction():
             if not altering:  # otherwise, the commit that alters the table creates the view again
-                table_ownership.drop_tables(self.db, t, "windows")
+                table_ownership.drop_owned_tables(self.db, t, "windows")
             self._empty_staged(logic)
             if not altering:
                 self.db.execute(t.create_view(logic))
-                table_ownership.sign_table(self.db, t, "windows")
+                table_ownership.record_table_owner(self.db, t, "windows")
         self._forget_outputs()
         return altering
 
@@ -207,13 +207,13 @@ class SchemaSetup:
         with self.db.transaction():
             current = self._existing_names()
             if current.stage in current.former:  # left by a state whose record was deleted
-                table_ownership.drop_tables(self.db, current)
-            table_ownership.drop_tables(self.db, self.tables)
+                table_ownership.drop_owned_tables(self.db, current)
+            table_ownership.drop_owned_tables(self.db, self.tables)
             for statement in statements:
                 self.db.execute(statement)
-            table_ownership.sign_table(self.db, self.tables, "state")
+            table_ownership.record_table_owner(self.db, self.tables, "state")
 
-    def _existing_names(self) -> TableNames:
+    def _existing_names(self) -> PipelineTables:
         """Return the current names of the tables, which an earlier version may have chosen."""
         return table_ownership.current_names(self.db, self.tables, self.tables.stage + 1)
 
@@ -227,28 +227,28 @@ class SchemaSetup:
         expected_columns = {"token", *t.types(logic), "ordinal", "epoch", "updated_at"}
         is_kept = "epoch" in existing_columns and (self._has_view() or expected_columns == set(existing_columns))
         if not is_kept:
-            table_ownership.drop_tables(self.db, t, "staged")
+            table_ownership.drop_owned_tables(self.db, t, "staged")
             self._create_staged(t.create_staged(logic))
             return
-        table_ownership.find_table(self.db, t, "staged")
+        table_ownership.find_owned_table(self.db, t, "staged")
         self.db.execute(f"DELETE FROM {t.staged}")
         if statement := add_columns(t.staged, t.types(logic), existing_columns):
             self.db.execute(statement)
 
     def _has_view(self) -> bool:
-        return table_ownership.find_table(self.db, self.tables, "windows") is not None
+        return table_ownership.find_owned_table(self.db, self.tables, "windows") is not None
 
     def _make_staged(self, statements: Sequence[str]) -> None:
         """Recreate the table of staged rows, and delete staged output of epochs that were not committed."""
         with self.db.transaction():
-            table_ownership.drop_tables(self.db, self.tables, "staged")
+            table_ownership.drop_owned_tables(self.db, self.tables, "staged")
             self._create_staged(statements)
         self._forget_outputs()
 
     def _create_staged(self, statements: Sequence[str]) -> None:
         for statement in statements:
             self.db.execute(statement)
-        table_ownership.sign_table(self.db, self.tables, "staged")
+        table_ownership.record_table_owner(self.db, self.tables, "staged")
 
     def _forget_outputs(self) -> None:
         """Delete staged output of epochs that were not committed."""

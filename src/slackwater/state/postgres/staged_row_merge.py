@@ -20,11 +20,11 @@ from typing import Any
 import psycopg
 
 from slackwater.errors import EpochError, StateError, Topic
-from slackwater.state.commit import Commit, SegmentMeta
+from slackwater.state.commit import Commit, SegmentMetadata
 from slackwater.state.postgres import client
-from slackwater.state.postgres.staged_version_overlay import forget_copies
+from slackwater.state.postgres.pipeline_tables import PipelineTables
+from slackwater.state.postgres.staged_rows import delete_local_copies
 from slackwater.state.postgres.table_integrity import check_tables
-from slackwater.state.postgres.table_names import TableNames
 from slackwater.windows.state_layout import TOMBSTONE
 
 log = logging.getLogger("slackwater")
@@ -34,22 +34,22 @@ MOST_ROWS = 4_000_000  # above this number, staged rows are merged
 MOST_TOKENS = 16  # from this number of tokens per shard on, staged rows are merged, because a read searches all of them
 _SORTING = "64MB"  # `work_mem` for a merge of many rows
 
-Segments = Sequence[Sequence[SegmentMeta]]
+Segments = Sequence[Sequence[SegmentMetadata]]
 
 
-def staged_segments(segments: Segments) -> list[SegmentMeta]:
+def list_staged_segments(segments: Segments) -> list[SegmentMetadata]:
     """Return the segments of a stage that have rows in the staged table. `segments`: per shard."""
     return [m for metas in segments for m in metas if m.file]
 
 
 def should_merge(segments: Segments) -> bool:
     """Return whether to merge staged rows now, because they are few or have reached a limit. `segments`: per shard."""
-    rows = sum(m.rows for m in staged_segments(segments))
+    rows = sum(m.rows for m in list_staged_segments(segments))
     most = max((sum(1 for m in metas if m.file) for metas in segments), default=0)
     return rows <= FEW_ROWS or rows > MOST_ROWS or most >= MOST_TOKENS
 
 
-def check_staged_rows(db: psycopg.Connection[Any], staged: str, metas: Sequence[SegmentMeta], epoch: int) -> None:
+def check_staged_rows(db: psycopg.Connection[Any], staged: str, metas: Sequence[SegmentMetadata], epoch: int) -> None:
     """Raise EpochError if staged rows that the next commit references are missing.
 
     Args:
@@ -67,7 +67,7 @@ def check_staged_rows(db: psycopg.Connection[Any], staged: str, metas: Sequence[
         )
 
 
-def _count(db: psycopg.Connection[Any], staged: str, metas: Sequence[SegmentMeta]) -> int:
+def _count(db: psycopg.Connection[Any], staged: str, metas: Sequence[SegmentMetadata]) -> int:
     if not metas:
         return 0
     row = db.execute(f"SELECT count(*) FROM {staged} WHERE token = ANY(%s)", ([m.file for m in metas],)).fetchone()
@@ -85,7 +85,7 @@ def merge_staged_rows(db: psycopg.Connection[Any], staged: str, state: str, segm
         state: The quoted SQL name of the state table.
         segments: The segments of each shard, oldest first.
     """
-    metas = staged_segments(segments)
+    metas = list_staged_segments(segments)
     if not metas:
         return 0
     missing = [t for t in (staged, state) if not client.table_exists(db, t)]
@@ -132,18 +132,18 @@ def merge_staged_rows(db: psycopg.Connection[Any], staged: str, state: str, segm
     return (added[0] if added else 0) - removed
 
 
-def merged_commit(commit: Commit) -> Commit:
+def build_merged_commit(commit: Commit) -> Commit:
     """Return the commit as it will be once all its staged rows are merged."""
     stages = tuple(
-        s.model_copy(update={"segments": tuple(collapsed_segments(metas) for metas in s.segments)})
-        if staged_segments(s.segments)
+        s.model_copy(update={"segments": tuple(list_merged_segments(metas) for metas in s.segments)})
+        if list_staged_segments(s.segments)
         else s
         for s in commit.stages
     )
     return commit.model_copy(update={"stages": stages})
 
 
-def collapsed_segments(metas: Sequence[SegmentMeta], size: int | None = None) -> tuple[SegmentMeta, ...]:
+def list_merged_segments(metas: Sequence[SegmentMetadata], size: int | None = None) -> tuple[SegmentMetadata, ...]:
     """Return the segments of a shard as they will be once its staged rows are merged.
 
     `size`: the size of the shard in the table in bytes; None if unknown.
@@ -151,7 +151,7 @@ def collapsed_segments(metas: Sequence[SegmentMeta], size: int | None = None) ->
     if not metas:
         return ()
     return (
-        SegmentMeta(
+        SegmentMetadata(
             file="",
             rows=sum(m.rows for m in metas),
             bytes=sum(m.bytes for m in metas) if size is None else size,
@@ -163,7 +163,9 @@ def collapsed_segments(metas: Sequence[SegmentMeta], size: int | None = None) ->
     )
 
 
-def merge_at_start(db: psycopg.Connection[Any], tables: TableNames, commit: Commit, location: str) -> Commit:
+def merge_staged_rows_at_start(
+    db: psycopg.Connection[Any], tables: PipelineTables, commit: Commit, location: str
+) -> Commit:
     """Check the tables, merge the staged rows that the latest commit references, and return the resulting commit.
 
     Raises StateError if tables or staged rows differ from what the commit recorded.
@@ -175,10 +177,10 @@ def merge_at_start(db: psycopg.Connection[Any], tables: TableNames, commit: Comm
         location: The location of the store, for messages.
     """
     check_tables(db, tables, commit, location)
-    if not any(staged_segments(s.segments) for s in commit.stages):
+    if not any(list_staged_segments(s.segments) for s in commit.stages):
         return commit
     with db.transaction():
-        merged = merged_commit(_merge_stages(db, tables, commit))
+        merged = build_merged_commit(_merge_stages(db, tables, commit))
         row = db.execute(
             f"UPDATE {tables.pipelines} SET record = record || jsonb_build_object('stages', %s::jsonb -> 'stages')"
             " WHERE pipeline_name = %s AND epoch = %s",
@@ -186,16 +188,16 @@ def merge_at_start(db: psycopg.Connection[Any], tables: TableNames, commit: Comm
         )
         if row.rowcount != 1:
             raise StateError(f'pipeline "{tables.pipeline}" {location} was changed by another runner; start again')
-    forget_copies(staged_tokens(commit))
+    delete_local_copies(list_staged_tokens(commit))
     return merged
 
 
-def _merge_stages(db: psycopg.Connection[Any], tables: TableNames, commit: Commit) -> Commit:
+def _merge_stages(db: psycopg.Connection[Any], tables: PipelineTables, commit: Commit) -> Commit:
     """Merge the staged rows of all stages, and return the commit with the new row counts."""
     for number, stage in enumerate(commit.stages):
         t = tables.for_stage(number)
         commit = add_merged_row_count(commit, number, merge_staged_rows(db, t.staged, t.state, stage.segments))
-        if staged_segments(stage.segments):
+        if list_staged_segments(stage.segments):
             db.execute(f"DELETE FROM {t.staged}")
     return commit
 
@@ -215,13 +217,13 @@ def add_merged_row_count(commit: Commit, number: int, gained: int) -> Commit:
     return commit.model_copy(update={"stages": tuple(stages)})
 
 
-def staged_tokens(commit: Commit) -> frozenset[str]:
+def list_staged_tokens(commit: Commit) -> frozenset[str]:
     """Return the tokens of the staged rows that this commit references."""
     return frozenset(m.file for m in commit.metas if m.file)
 
 
-def clear_merged(
-    db: psycopg.Connection[Any], tables: TableNames, before: frozenset[str], commit: Commit, stored: Commit
+def clear_merged_rows(
+    db: psycopg.Connection[Any], tables: PipelineTables, before: frozenset[str], commit: Commit, stored: Commit
 ) -> frozenset[str]:
     """Delete local copies of the rows that a commit has merged, and vacuum staged tables that are now empty.
 
@@ -235,10 +237,10 @@ def clear_merged(
     Returns:
         The tokens that the stored commit references.
     """
-    waits = staged_tokens(stored)
-    forget_copies((before | staged_tokens(commit)) - waits)
+    waits = list_staged_tokens(stored)
+    delete_local_copies((before | list_staged_tokens(commit)) - waits)
     for number, stage in enumerate(stored.stages) if before - waits else ():
-        if not staged_segments(stage.segments):
+        if not list_staged_segments(stage.segments):
             try:
                 db.execute(f"VACUUM {tables.for_stage(number).staged}")
             except psycopg.Error as error:  # harmless: autovacuum or a later commit cleans up

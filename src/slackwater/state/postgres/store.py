@@ -35,11 +35,11 @@ from psycopg import errors
 
 from slackwater.core.schema import YEARS, ValueLimits
 from slackwater.errors import EpochError, FencedError, LockHeldError, StartError, StateError, Topic
-from slackwater.state.commit import FORMAT, Commit, OutputMeta, SegmentMeta
-from slackwater.state.postgres import client, commit_log, runners, schema_setup, staged_row_merge, table_ownership
-from slackwater.state.postgres.commit_transaction import TargetRefusedError, Transaction, separate_refusals
-from slackwater.state.postgres.shard_rows import PostgresShard
-from slackwater.state.postgres.table_names import TableNames
+from slackwater.state.commit import FORMAT, Commit, OutputMetadata, SegmentMetadata
+from slackwater.state.postgres import client, commit_log, pipeline_lock, schema_setup, staged_row_merge, table_ownership
+from slackwater.state.postgres.commit_transaction import TargetRefusedError, Transaction, separate_refused_targets
+from slackwater.state.postgres.pipeline_tables import PipelineTables
+from slackwater.state.postgres.shard import PostgresShard
 from slackwater.state.protocol import ASIDE, Publish, Snapshot, StateLayout, StoredRecord
 from slackwater.state.run_history import Run
 
@@ -77,7 +77,7 @@ class PostgresStore:
     def __init__(self, url: str, schema: str, pipeline: str, path: str | Path | None = None) -> None:
         self._url, self._schema, self._pipeline, self._path = str(url), schema, pipeline, path
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
-        self.tables = TableNames(schema, pipeline)
+        self.tables = PipelineTables(schema, pipeline)
         self._connection: psycopg.Connection[Any] | None = None
         self._stages: dict[int, StateLayout] = {}
         self._altering: dict[int, list[str]] = {}  # by stage: statements with which the next commit alters its table
@@ -116,15 +116,15 @@ class PostgresStore:
             raise
 
     def _open_latest(self) -> Commit | None:
-        latest = commit_log.latest_commit(self._db, self.tables, self.location)
+        latest = commit_log.read_latest_commit(self._db, self.tables, self.location)
         commit, self._published, self._version = latest or (None, -1, FORMAT)
         self._epoch = commit.epoch if commit else -1
         self._reached = frozenset(commit.reached if commit else ())
-        return commit and staged_row_merge.merge_at_start(self._db, self.tables, commit, self.location)
+        return commit and staged_row_merge.merge_staged_rows_at_start(self._db, self.tables, commit, self.location)
 
     def start_over(self) -> str | None:
         """Take the lock, and put an existing state aside in one transaction; see `StateStore.start_over`."""
-        return self._begin(lambda: self.put_aside() if table_ownership.has_record(self._db, self.tables) else None)
+        return self._begin(lambda: self.put_aside() if table_ownership.has_commit(self._db, self.tables) else None)
 
     def put_aside(self) -> str:
         aside = f"{self._pipeline}{ASIDE}{dt.datetime.now(dt.UTC):%Y%m%dT%H%M%S%fZ}"
@@ -142,11 +142,11 @@ class PostgresStore:
         with self.peek() as snapshot:
             return [] if snapshot is None else [snapshot.commit.epoch]
 
-    def stored_record(self) -> StoredRecord | None:
+    def read_commit_record(self) -> StoredRecord | None:
         with client.report_errors(self.location), closing(client.open_connection(self._url, "state store")) as db:
             if not client.table_exists(db, self.tables.pipelines):
                 return None
-            stored = commit_log.stored_record(db, self.tables, self.location)
+            stored = commit_log.read_commit_record(db, self.tables, self.location)
             return stored[0] if stored else None
 
     def fork(self, name: str, epoch: int | None = None, renames: bool = False) -> Commit | None:
@@ -156,14 +156,14 @@ class PostgresStore:
 
     def runner(self) -> str | None:
         with client.report_errors(self.location), closing(client.open_connection(self._url, "state store")) as db:
-            return runners.lock_holder(db, self.tables)
+            return pipeline_lock.find_lock_holder(db, self.tables)
 
     def runs(self) -> tuple[Run, ...]:
-        return runners.read_runs(self._url, self.tables, self.location)
+        return pipeline_lock.read_runs(self._url, self.tables, self.location)
 
     @_report_epoch_errors
     def save_run(self, run: Run) -> None:
-        runners.write_run(self._db, self.tables, run)
+        pipeline_lock.write_run(self._db, self.tables, run)
 
     @property
     def capacity(self) -> ValueLimits:
@@ -196,12 +196,12 @@ class PostgresStore:
     def drop_stages(self, stages: range) -> None:
         for stage in stages:
             with self._db.transaction():
-                table_ownership.drop_tables(self._db, self.tables.for_stage(stage))
+                table_ownership.drop_owned_tables(self._db, self.tables.for_stage(stage))
 
     def _connect(self) -> None:
         """Connect, and take the lock of the pipeline. Closing the connection releases the lock."""
         self._disconnect()
-        self._connection = runners.connect_locked(self._url, self.tables, self.location)
+        self._connection = pipeline_lock.connect_with_lock(self._url, self.tables, self.location)
 
     def _disconnect(self) -> None:
         if self._connection is not None:
@@ -213,8 +213,8 @@ class PostgresStore:
         """Delete the state, and release the lock. Call `prepare` for each stage first."""
         with self._db.transaction():
             for stage in self._stages:
-                table_ownership.drop_tables(self._db, self.tables.for_stage(stage))
-            table_ownership.delete_rows(self._db, self.tables)
+                table_ownership.drop_owned_tables(self._db, self.tables.for_stage(stage))
+            table_ownership.delete_pipeline_rows(self._db, self.tables)
         shutil.rmtree(self.checkpoint.parent, ignore_errors=True)
         self.close()
 
@@ -227,12 +227,12 @@ class PostgresStore:
     # -- an epoch ------------------------------------------------------------------------------------------------
 
     def shard(
-        self, shard: int, shards: int, epoch: int, metas: tuple[SegmentMeta, ...], stage: int = 0
+        self, shard: int, shards: int, epoch: int, metas: tuple[SegmentMetadata, ...], stage: int = 0
     ) -> PostgresShard:
         return PostgresShard(self._url, replace(self.tables, stage=stage), shard, shards, epoch, metas)
 
     @_report_epoch_errors
-    def outputs(self, metas: Sequence[OutputMeta]) -> list[pl.DataFrame]:
+    def outputs(self, metas: Sequence[OutputMetadata]) -> list[pl.DataFrame]:
         reads_only = self._connection is None  # no lock is held
         with client.borrow_connection(self._url, "state store") if reads_only else nullcontext(self._db) as db:
             return [commit_log.read_staged_output(db, self.tables, self.location, meta) for meta in metas]
@@ -271,7 +271,7 @@ class PostgresStore:
                 raise EpochError(f"epoch {commit.epoch} was not committed: {client.error_reason(error)}") from None
             stored = self._resolve_lost_commit(commit, publish, commit_id, error)
         self._epoch = commit.epoch
-        self._named = staged_row_merge.clear_merged(self._db, self.tables, self._named, commit, stored)
+        self._named = staged_row_merge.clear_merged_rows(self._db, self.tables, self._named, commit, stored)
         self._reached = frozenset(commit.reached)
         if publish is not None and not commit.missing(()):
             self._published = commit.epoch
@@ -314,7 +314,7 @@ class PostgresStore:
         stages = [self._stages[n] for n in sorted(self._stages)]
         altering = [statement for n in sorted(self._altering) for statement in self._altering[n]]
         stored = Transaction(self._db, self.tables, stages, self.location, altering, self._named).run(
-            commit, None if publish is None else separate_refusals(publish), commit_id
+            commit, None if publish is None else separate_refused_targets(publish), commit_id
         )
         self._altering.clear()
         return stored

@@ -19,7 +19,7 @@ from slackwater.core.humanize import mismatch, plural
 from slackwater.errors import EpochError, StateError, Topic
 from slackwater.state.commit import Commit, TableRecord
 from slackwater.state.postgres import client, table_ownership
-from slackwater.state.postgres.table_names import TableNames
+from slackwater.state.postgres.pipeline_tables import PipelineTables
 from slackwater.windows.state_layout import CLEAN, DIRTY, EMITTED, EMITTED_FRAGMENT, FLOOR, FRAGMENT, TOMBSTONE, WHOLE
 
 # columns that are never NULL; names of other columns are always different
@@ -32,7 +32,7 @@ _REMEDIES = "from a backup, check what is intact with `slackwater state verify`,
 _WAYS = f"the table was changed outside Slackwater. Restore the database {_REMEDIES}"
 
 
-def check_tables(db: psycopg.Connection[Any], tables: TableNames, commit: Commit, location: str) -> None:
+def check_tables(db: psycopg.Connection[Any], tables: PipelineTables, commit: Commit, location: str) -> None:
     """Raise StateError if the rows or columns of a table differ from what the commit recorded.
 
     Missing tables are skipped, because `prepare` reports them. Stages of earlier versions have no record to compare.

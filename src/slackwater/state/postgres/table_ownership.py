@@ -21,7 +21,7 @@ import psycopg
 from slackwater.config.step_base import MOST_STAGES
 from slackwater.errors import StateError, Topic
 from slackwater.state.postgres import client
-from slackwater.state.postgres.table_names import TableNames
+from slackwater.state.postgres.pipeline_tables import PipelineTables
 
 STAGES = range(MOST_STAGES)  # all numbers that a stage can have
 KINDS = {"windows": "VIEW", "staged": "TABLE", "state": "TABLE"}  # in the order in which they can be dropped
@@ -40,7 +40,7 @@ class TableOwner(NamedTuple):
     owner: str | None
 
 
-def _find_owner(db: psycopg.Connection[Any], tables: TableNames, table_kind: str) -> TableOwner | None:
+def _find_owner(db: psycopg.Connection[Any], tables: PipelineTables, table_kind: str) -> TableOwner | None:
     """Return the relation that has the name of a table of the pipeline, with its owner; None if there is none."""
     name = tables.qualify(tables.name_of(table_kind))
     row = db.execute(
@@ -71,7 +71,7 @@ def _find_owner(db: psycopg.Connection[Any], tables: TableNames, table_kind: str
     return TableOwner(name, None if pipeline == tables.pipeline else f'pipeline "{pipeline}"')
 
 
-def _owner_of_view(db: psycopg.Connection[Any], view: str, tables: TableNames) -> str | None:
+def _owner_of_view(db: psycopg.Connection[Any], view: str, tables: PipelineTables) -> str | None:
     """Return a description of the owner of a view (quoted SQL name); None if it reads the table of this pipeline."""
     state = _find_owner(db, tables, "state")
     if state is None or state.owner is not None:
@@ -90,7 +90,7 @@ def _literal(default: str | None) -> str | None:
     return match[1].replace("''", "'") if match else None
 
 
-def find_table(db: psycopg.Connection[Any], tables: TableNames, table_kind: str) -> str | None:
+def find_owned_table(db: psycopg.Connection[Any], tables: PipelineTables, table_kind: str) -> str | None:
     """Return the quoted SQL name of a table of the pipeline, or None if the table is missing.
 
     `table_kind`: a key of KINDS. Raises StateError if the name has another owner.
@@ -106,30 +106,30 @@ def find_table(db: psycopg.Connection[Any], tables: TableNames, table_kind: str)
     )
 
 
-def _is_free(db: psycopg.Connection[Any], tables: TableNames) -> bool:
+def _is_free(db: psycopg.Connection[Any], tables: PipelineTables) -> bool:
     """Return whether none of the table names of a stage has another owner."""
     return all((owned := _find_owner(db, tables, table_kind)) is None or owned.owner is None for table_kind in KINDS)
 
 
-def drop_tables(db: psycopg.Connection[Any], tables: TableNames, *table_kinds: str) -> None:
+def drop_owned_tables(db: psycopg.Connection[Any], tables: PipelineTables, *table_kinds: str) -> None:
     """Drop the tables of a stage, if they exist. `table_kinds`: keys of KINDS; by default, all of them.
 
     Raises StateError before any change if one of the tables has another owner.
     """
-    names = {kind: find_table(db, tables, kind) for kind in KINDS if kind in (table_kinds or KINDS)}
+    names = {kind: find_owned_table(db, tables, kind) for kind in KINDS if kind in (table_kinds or KINDS)}
     for table_kind, name in names.items():
         if name is not None:
             db.execute(f"DROP {KINDS[table_kind]} {name}")
 
 
-def sign_table(db: psycopg.Connection[Any], tables: TableNames, table_kind: str) -> None:
+def record_table_owner(db: psycopg.Connection[Any], tables: PipelineTables, table_kind: str) -> None:
     """Record the owner of a table in its comment. `table_kind`: a key of KINDS."""
     comment = tables.comment(table_kind).replace("'", "''")
     name = tables.qualify(tables.name_of(table_kind))
     db.execute(f"COMMENT ON {KINDS[table_kind]} {name} IS '{comment}'")
 
 
-def current_names(db: psycopg.Connection[Any], tables: TableNames, stages: int) -> TableNames:
+def current_names(db: psycopg.Connection[Any], tables: PipelineTables, stages: int) -> PipelineTables:
     """Return the current table names of the first `stages` stages. They may be names from an earlier version."""
     former = set()
     for stage in range(stages):
@@ -143,7 +143,7 @@ def current_names(db: psycopg.Connection[Any], tables: TableNames, stages: int) 
     return replace(tables, former=frozenset(former))
 
 
-def rename_tables(db: psycopg.Connection[Any], tables: TableNames, new: TableNames) -> None:
+def rename_tables(db: psycopg.Connection[Any], tables: PipelineTables, new: PipelineTables) -> None:
     """Rename the tables of a stage, or move them to another pipeline. Views and unlogged tables are dropped.
 
     The caller must have opened a transaction. Raises StateError if one of the names has another owner.
@@ -153,17 +153,17 @@ def rename_tables(db: psycopg.Connection[Any], tables: TableNames, new: TableNam
         tables: The current names.
         new: The new names.
     """
-    current, moves = find_table(db, tables, "state"), tables.name_of("state") != new.name_of("state")
+    current, moves = find_owned_table(db, tables, "state"), tables.name_of("state") != new.name_of("state")
     if moves:  # otherwise, the view stays until its table changes
-        drop_tables(db, tables, "windows")
+        drop_owned_tables(db, tables, "windows")
     if current is None:
         if moves:
-            drop_tables(db, tables, "staged")
+            drop_owned_tables(db, tables, "staged")
         return
     if moves:
-        drop_tables(db, new, "windows", "staged")
+        drop_owned_tables(db, new, "windows", "staged")
         _rename_staged(db, tables, new)
-        if find_table(db, new, "state") is not None:
+        if find_owned_table(db, new, "state") is not None:
             raise StateError(
                 f"both {current} and {new.state} hold the state of a stage; remove the obsolete one", Topic.NAME_IN_USE
             )
@@ -171,24 +171,24 @@ def rename_tables(db: psycopg.Connection[Any], tables: TableNames, new: TableNam
     if tables.pipeline != new.pipeline:
         db.execute(f"ALTER TABLE {new.state} ALTER COLUMN pipeline_name SET DEFAULT {new.literal}")
         db.execute(f"UPDATE {new.state} SET pipeline_name = %s", (new.pipeline,))
-    name_indexes(db, new)
-    sign_table(db, new, "state")
+    rename_indexes(db, new)
+    record_table_owner(db, new, "state")
 
 
-def _rename_staged(db: psycopg.Connection[Any], tables: TableNames, new: TableNames) -> None:
+def _rename_staged(db: psycopg.Connection[Any], tables: PipelineTables, new: PipelineTables) -> None:
     """Rename the table of staged rows. An unlogged table is dropped instead, because no commit references its rows."""
-    name = find_table(db, tables, "staged")
+    name = find_owned_table(db, tables, "staged")
     row = db.execute("SELECT relpersistence::text FROM pg_class WHERE oid = to_regclass(%s)", (name,)).fetchone()
     if name is None or row != ("p",):
-        drop_tables(db, tables, "staged")
+        drop_owned_tables(db, tables, "staged")
         return
     db.execute(f"ALTER TABLE {name} RENAME TO {client.quote_name(new.name_of('staged'))}")
     index = tables.qualify(tables.name_of("staged", "token"))
     db.execute(f"ALTER INDEX IF EXISTS {index} RENAME TO {client.quote_name(new.name_of('staged', 'token'))}")
-    sign_table(db, new, "staged")
+    record_table_owner(db, new, "staged")
 
 
-def name_indexes(db: psycopg.Connection[Any], tables: TableNames) -> None:
+def rename_indexes(db: psycopg.Connection[Any], tables: PipelineTables) -> None:
     """Rename the indexes of a state table, because a name that Postgres chose may clash with that of another table."""
     rows = db.execute(
         "SELECT c.relname::text, i.indisprimary, array_agg(a.attname::text ORDER BY a.attnum) FROM pg_index i JOIN pg_class c ON"
@@ -204,7 +204,7 @@ def name_indexes(db: psycopg.Connection[Any], tables: TableNames) -> None:
             taken.add(index_name)
 
 
-def put_aside(db: psycopg.Connection[Any], tables: TableNames, aside: str) -> None:
+def put_aside(db: psycopg.Connection[Any], tables: PipelineTables, aside: str) -> None:
     """Rename the pipeline to `aside`, in the tables that all pipelines share and in the names of its own tables."""
     for shared in tables.shared_tables:
         db.execute(f"UPDATE {shared} SET pipeline_name = %s WHERE pipeline_name = %s", (aside, tables.pipeline))
@@ -214,13 +214,13 @@ def put_aside(db: psycopg.Connection[Any], tables: TableNames, aside: str) -> No
             rename_tables(db, current.for_stage(stage), replace(tables, pipeline=aside, stage=stage))
 
 
-def has_record(db: psycopg.Connection[Any], tables: TableNames) -> bool:
+def has_commit(db: psycopg.Connection[Any], tables: PipelineTables) -> bool:
     """Return whether the pipeline has a stored commit."""
     query = f"SELECT 1 FROM {tables.pipelines} WHERE pipeline_name = %s"
     return db.execute(query, (tables.pipeline,)).fetchone() is not None
 
 
-def delete_rows(db: psycopg.Connection[Any], tables: TableNames) -> None:
+def delete_pipeline_rows(db: psycopg.Connection[Any], tables: PipelineTables) -> None:
     """Delete the rows of the pipeline from the tables that all pipelines share."""
     for shared in tables.shared_tables:
         db.execute(f"DELETE FROM {shared} WHERE pipeline_name = %s", (tables.pipeline,))

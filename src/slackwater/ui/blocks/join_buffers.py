@@ -22,7 +22,7 @@ from slackwater.core.hashing import shard_of
 from slackwater.core.humanize import format_brief, format_exact_time, format_number, plural
 from slackwater.core.sorted_arrays import Int64s
 from slackwater.engine import next_commit
-from slackwater.evolution.operator_from_state import restore_operator
+from slackwater.evolution.pipeline_from_state import restore_operator
 from slackwater.joins.compiled_join import CompiledJoin
 from slackwater.query.state_inspection import to_plain_key
 from slackwater.state.protocol import Snapshot

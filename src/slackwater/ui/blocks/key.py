@@ -13,9 +13,9 @@ from markupsafe import Markup
 from slackwater.core.humanize import format_exact_time
 from slackwater.errors import StartError, Topic, raise_unregistered
 from slackwater.evolution.compare_stage import kind_name
-from slackwater.evolution.operator_from_state import restore_window
+from slackwater.evolution.pipeline_from_state import restore_window
 from slackwater.operators.base import Operator
-from slackwater.operators.window_operators import PaneOperator, SessionOperator
+from slackwater.operators.window_operators import PaneWindowOperator, SessionWindowOperator
 from slackwater.query import state_inspection
 from slackwater.query.open_windows import compute_current_windows
 from slackwater.query.why_report import KeyHistory
@@ -132,12 +132,12 @@ def _session_cap_us(operator: Operator) -> int | None:
 
 
 @_session_cap_us.register
-def _(operator: PaneOperator) -> None:
+def _(operator: PaneWindowOperator) -> None:
     return
 
 
 @_session_cap_us.register
-def _(operator: SessionOperator) -> int:
+def _(operator: SessionWindowOperator) -> int:
     return operator.cap_us
 
 

@@ -24,10 +24,10 @@ from slackwater.core.hashing import mix_bits
 from slackwater.core.humanize import format_brief, format_exact_time, plural
 from slackwater.core.sorted_arrays import Int64s, distinct_values, is_in_sorted
 from slackwater.errors import raise_unregistered
-from slackwater.evolution.operator_from_state import restore_operator
+from slackwater.evolution.pipeline_from_state import restore_operator
 from slackwater.operators.base import NonWindowOperator, Operator
-from slackwater.operators.window_base import WindowOperator
-from slackwater.operators.window_operators import PaneOperator, SessionOperator
+from slackwater.operators.window_operator_base import WindowOperator
+from slackwater.operators.window_operators import PaneWindowOperator, SessionWindowOperator
 from slackwater.query import state_inspection
 from slackwater.state.protocol import Snapshot, StateReader
 from slackwater.ui import svg
@@ -109,10 +109,10 @@ def _closing_times(operator: Operator, snapshot: Snapshot) -> tuple[str, Int64s,
 
 
 @_closing_times.register
-def _(operator: PaneOperator, snapshot: Snapshot) -> tuple[str, Int64s, Int64s]:
+def _(operator: PaneWindowOperator, snapshot: Snapshot) -> tuple[str, Int64s, Int64s]:
     last = snapshot.commit.stages[-1]
     groups = {pane: sum(of_shards) for pane, of_shards in last.panes.items()}
-    totals = pane_windows.window_totals(operator, groups, last.watermark_us)
+    totals = pane_windows.count_groups_by_window(operator, groups, last.watermark_us)
     ends = {s + operator.duration_us: n for s, n in sorted(totals.items()) if n}
     still = [(e, n) for e, n in ends.items() if e > last.watermark_us]
     times = np.array([e for e, _ in still], dtype=np.int64)
@@ -120,7 +120,7 @@ def _(operator: PaneOperator, snapshot: Snapshot) -> tuple[str, Int64s, Int64s]:
 
 
 @_closing_times.register
-def _(operator: SessionOperator, snapshot: Snapshot) -> tuple[str, Int64s, Int64s]:
+def _(operator: SessionWindowOperator, snapshot: Snapshot) -> tuple[str, Int64s, Int64s]:
     watermark = snapshot.commit.stages[-1].watermark_us
     close_times: list[Int64s] = [np.empty(0, dtype=np.int64)]
     for reader, rows in _outlines(snapshot, operator):
@@ -225,7 +225,7 @@ def _candidate_hashes(
 
 @_candidate_hashes.register
 def _(
-    operator: PaneOperator, reader: StateReader, rows: pl.DataFrame, watermark: int, low: int, high: int
+    operator: PaneWindowOperator, reader: StateReader, rows: pl.DataFrame, watermark: int, low: int, high: int
 ) -> Iterator[Int64s]:
     h, start = rows["__h"].to_numpy(), rows["__start"].to_numpy()
     inside = np.flatnonzero((start < high) & (start >= low - operator.duration_us))
@@ -239,7 +239,7 @@ def _(
 
 @_candidate_hashes.register
 def _(
-    operator: SessionOperator, reader: StateReader, rows: pl.DataFrame, watermark: int, low: int, high: int
+    operator: SessionWindowOperator, reader: StateReader, rows: pl.DataFrame, watermark: int, low: int, high: int
 ) -> Iterator[Int64s]:
     h, kind, _, due = (rows[c].to_numpy() for c in rows.columns)
     fragments = distinct_values(h[(kind == FRAGMENT) | (kind == EMITTED_FRAGMENT)])

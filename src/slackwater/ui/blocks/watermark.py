@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from slackwater.core.humanize import format_exact_time, format_span
-from slackwater.query.why_report import ClockReport, WhyReport
+from slackwater.query.why_report import WatermarkReport, WhyReport
 from slackwater.state.commit import Commit
 from slackwater.ui import svg
 from slackwater.watermark import NO_WATERMARK
@@ -70,7 +70,7 @@ def build_watermark(report: WhyReport, commits: Sequence[Commit]) -> WatermarkBl
     )
 
 
-def _shown_clocks(report: WhyReport) -> tuple[ClockReport, ...]:
+def _shown_clocks(report: WhyReport) -> tuple[WatermarkReport, ...]:
     """Return the clocks that the watermark block shows.
 
     For a report about one stage, these are the clocks of its inputs. For a report about several stages, they are the
@@ -89,7 +89,7 @@ def _watermark(report: WhyReport, commits: Sequence[Commit]) -> int | None:
     return None if commits[-1].watermark_us <= NO_WATERMARK else commits[-1].watermark_us
 
 
-def _holds(clock: ClockReport, report: WhyReport) -> bool:
+def _holds(clock: WatermarkReport, report: WhyReport) -> bool:
     """Return whether the watermark waits for the input with this clock.
 
     In a report about several stages, only the source at the end of the chain of waiting stages holds the watermark.
@@ -99,7 +99,7 @@ def _holds(clock: ClockReport, report: WhyReport) -> bool:
     return clock == report.holder and (bool(report.stages) or not report.through)
 
 
-def _lane(clock: ClockReport, report: WhyReport) -> WatermarkLane:
+def _lane(clock: WatermarkReport, report: WhyReport) -> WatermarkLane:
     return WatermarkLane(
         clock.source,
         clock.partition,

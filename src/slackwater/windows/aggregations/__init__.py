@@ -36,28 +36,33 @@ from slackwater.config.aggregation import Aggregation
 from slackwater.config.custom_aggregator import AggregatorError
 from slackwater.core.schema import Field
 from slackwater.errors import StartError, Topic
+from slackwater.windows.aggregations.aggregate_function import (
+    AggregateFunction,
+    AggregationInput,
+    normalization_sql,
+    normalize_columns,
+)
 from slackwater.windows.aggregations.custom import custom_kind
 from slackwater.windows.aggregations.floats import FloatTotal, Moments, total_kind
-from slackwater.windows.aggregations.kind import AggregationInput, AggregationKind, normalization_sql, normalize_columns
 from slackwater.windows.aggregations.sketches import ApproximateDistinct, Quantile
 from slackwater.windows.aggregations.totals import Count, DecimalTotal, IntegerTotal
-from slackwater.windows.aggregations.values import (
+from slackwater.windows.aggregations.value_aggregations import (
     CollectList,
     CollectSet,
-    ExactDistinct,
-    Extreme,
+    ExactCountDistinct,
     FirstLast,
+    MinByMaxBy,
+    MinMax,
     TopK,
-    ValueBy,
 )
 
 _LOW = (1 << 32) - 1
 _TOTALS = (IntegerTotal, FloatTotal, DecimalTotal)
-Make = Callable[[Aggregation, tuple[Field, ...], tuple[str, ...]], AggregationKind]
+Make = Callable[[Aggregation, tuple[Field, ...], tuple[str, ...]], AggregateFunction]
 
 
-def _distinct(spec: Aggregation, columns: tuple[Field, ...], keys: tuple[str, ...]) -> AggregationKind:
-    return (ExactDistinct if spec.mode == "exact" else ApproximateDistinct)(spec, columns, keys)
+def _distinct(spec: Aggregation, columns: tuple[Field, ...], keys: tuple[str, ...]) -> AggregateFunction:
+    return (ExactCountDistinct if spec.mode == "exact" else ApproximateDistinct)(spec, columns, keys)
 
 
 KINDS: Mapping[str, Make] = {
@@ -66,12 +71,12 @@ KINDS: Mapping[str, Make] = {
     "avg": total_kind,
     "var": Moments,
     "stddev": Moments,
-    "min": Extreme,
-    "max": Extreme,
+    "min": MinMax,
+    "max": MinMax,
     "first": FirstLast,
     "last": FirstLast,
-    "min_by": ValueBy,
-    "max_by": ValueBy,
+    "min_by": MinByMaxBy,
+    "max_by": MinByMaxBy,
     "count_distinct": _distinct,
     "collect_set": CollectSet,
     "collect_list": CollectList,
@@ -82,7 +87,7 @@ KINDS: Mapping[str, Make] = {
 
 def bind_aggregation(
     spec: Aggregation, column: Field | None, more: Sequence[Field] = (), keys: Sequence[str] = ()
-) -> AggregationKind:
+) -> AggregateFunction:
     """Bind an aggregation of a window to its columns.
 
     Args:
@@ -108,12 +113,12 @@ def bind_aggregation(
 # -- restoring accumulators from results -------------------------------------------------------------------------------
 
 
-def find_unrestorable_aggregations(aggs: Sequence[AggregationKind]) -> list[str]:
+def find_unrestorable_aggregations(aggs: Sequence[AggregateFunction]) -> list[str]:
     """Return the aggregations whose accumulators cannot be restored from results, formatted like `"mean" (avg)`."""
     return [f'"{a.name}" ({a.spec.agg})' for a in aggs if not _is_restorable(a, aggs)]
 
 
-def restore_accumulators(aggs: Sequence[AggregationKind], rows: pl.DataFrame) -> pl.DataFrame:
+def restore_accumulators(aggs: Sequence[AggregateFunction], rows: pl.DataFrame) -> pl.DataFrame:
     """Restore accumulators from results (`rows`, with the output columns), to correct windows that have left the state.
 
     Accumulators that cannot be restored are NULL. A stored sum of floating-point numbers was rounded once. A correction
@@ -127,22 +132,22 @@ def restore_accumulators(aggs: Sequence[AggregationKind], rows: pl.DataFrame) ->
     return rows.select(exprs.get(name, pl.lit(None)).cast(dtype).alias(name) for name, dtype in types.items())
 
 
-def _is_restorable(agg: AggregationKind, aggs: Sequence[AggregationKind]) -> bool:
+def _is_restorable(agg: AggregateFunction, aggs: Sequence[AggregateFunction]) -> bool:
     """Return whether the accumulators of an aggregation can be restored from results with the columns of all `aggs`."""
     if isinstance(agg, _TOTALS) and any(a.spec.on_overflow == "null" for a in aggs if a.columns[:1] == agg.columns[:1]):
         return isinstance(agg, FloatTotal) and agg.spec.agg == "sum"  # NULL may mean that the sum overflowed
     if isinstance(agg, _TOTALS) and agg.spec.agg == "avg":
         return _find_output(aggs, agg, "sum") is not None and _find_output(aggs, agg, "count") is not None
-    return isinstance(agg, Count | Extreme | CollectSet | IntegerTotal | FloatTotal | DecimalTotal)
+    return isinstance(agg, Count | MinMax | CollectSet | IntegerTotal | FloatTotal | DecimalTotal)
 
 
-def _find_output(aggs: Sequence[AggregationKind], agg: AggregationKind, which: str) -> str | None:
+def _find_output(aggs: Sequence[AggregateFunction], agg: AggregateFunction, which: str) -> str | None:
     """Return the output column of the aggregation `which` ("sum" or "count") over the same column as `agg`, or None."""
     return next((a.name for a in aggs if a.spec.agg == which and a.columns[:1] == agg.columns[:1]), None)
 
 
-def _restored_parts(agg: AggregationKind, aggs: Sequence[AggregationKind]) -> Iterator[pl.Expr]:
-    if isinstance(agg, Count | Extreme | CollectSet):
+def _restored_parts(agg: AggregateFunction, aggs: Sequence[AggregateFunction]) -> Iterator[pl.Expr]:
+    if isinstance(agg, Count | MinMax | CollectSet):
         (name,) = agg.accumulators
         yield pl.col(agg.name).alias(name)
         return
@@ -161,8 +166,8 @@ def _restored_parts(agg: AggregationKind, aggs: Sequence[AggregationKind]) -> It
 
 __all__ = [
     "KINDS",
+    "AggregateFunction",
     "AggregationInput",
-    "AggregationKind",
     "bind_aggregation",
     "find_unrestorable_aggregations",
     "normalization_sql",

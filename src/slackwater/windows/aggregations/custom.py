@@ -19,11 +19,11 @@ from slackwater.config.custom_aggregator import (
 from slackwater.core import schema
 from slackwater.core.schema import Field
 from slackwater.errors import EpochError
-from slackwater.windows.aggregations.kind import AggregationKind
+from slackwater.windows.aggregations.aggregate_function import AggregateFunction
 
 
 @dataclass(frozen=True)
-class CustomAggregation(AggregationKind):
+class CustomAggregation(AggregateFunction):
     """An aggregation that runs a user's `Aggregator`. `columns` has one column per input, in order."""
 
     aggregator: Aggregator = field(default_factory=Aggregator, compare=False)
@@ -128,7 +128,7 @@ class CustomAggregation(AggregationKind):
         return f"{self._class}({', '.join(named)}; {', '.join(accumulators)})" + "".join(f" {a}" for a in arguments)
 
 
-def custom_kind(spec: Aggregation, columns: tuple[Field, ...] = (), keys: tuple[str, ...] = ()) -> AggregationKind:
+def custom_kind(spec: Aggregation, columns: tuple[Field, ...] = (), keys: tuple[str, ...] = ()) -> AggregateFunction:
     """Bind the user-defined aggregator of a spec to its columns."""
     aggregator = spec.aggregator()
     check_aggregator(aggregator)

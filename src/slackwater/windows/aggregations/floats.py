@@ -26,8 +26,8 @@ from slackwater.core import schema
 from slackwater.core.column_names import quote_identifier
 from slackwater.core.schema import Field
 from slackwater.core.sorted_arrays import Int64s
-from slackwater.windows.aggregations.exact_float_total import TYPES, ExactTotal, GridSql, round_to_double
-from slackwater.windows.aggregations.kind import AggregationKind
+from slackwater.windows.aggregations.aggregate_function import AggregateFunction
+from slackwater.windows.aggregations.exact_float_sum import TYPES, ExactFloatSum, GridSumSql, round_to_double
 from slackwater.windows.aggregations.totals import DecimalTotal, IntegerTotal, SumKind, count_flag
 
 
@@ -41,12 +41,12 @@ class FloatTotal(SumKind):
         return {"n": pl.Int64(), **TYPES}
 
     @property
-    def total(self) -> ExactTotal:
-        return ExactTotal(*map(self.part, TYPES))
+    def total(self) -> ExactFloatSum:
+        return ExactFloatSum(*map(self.part, TYPES))
 
     @property
-    def _grid(self) -> GridSql:
-        return GridSql(quote_identifier(self.column.name), f"__{self.column.name}")
+    def _grid(self) -> GridSumSql:
+        return GridSumSql(quote_identifier(self.column.name), f"__{self.column.name}")
 
     @property
     def sql_columns(self) -> Sequence[str]:
@@ -65,7 +65,7 @@ class FloatTotal(SumKind):
 
     def from_sql(self, rows: pl.DataFrame) -> Sequence[pl.Series]:
         n, parts = rows[self.part("n")], [rows[name] for name in self._grid.sums]
-        return [n, *self.total.from_grid(n, rows[self._grid.outside], parts)]
+        return [n, *self.total.from_grid_sums(n, rows[self._grid.outside], parts)]
 
     def lift(self, rows: pl.DataFrame, event_us: str) -> Sequence[pl.Expr | pl.Series]:
         return [count_flag(self.column.name).alias(self.part("n")), *self.total.from_values(rows[self.column.name])]
@@ -82,7 +82,7 @@ class FloatTotal(SumKind):
         values = [round_to_double(t / k) for t, k in zip(self.total.fractions(some), some[self.part("n")], strict=True)]
         return averages.scatter(beyond.arg_true(), values)
 
-    def legacy_form(self) -> AggregationKind:
+    def legacy_form(self) -> AggregateFunction:
         return LegacyFloatTotal(self.spec, self.columns, self.keys)
 
     def from_legacy(self, rows: pl.DataFrame) -> Sequence[pl.Series]:
@@ -106,7 +106,7 @@ class LegacyFloatTotal(SumKind):
         return [count_flag(self.column.name).alias(self.part("n")), total.alias(self.part("sum"))]
 
 
-class _Moments(AggregationKind):
+class _Moments(AggregateFunction):
     """Base class of var and stddev."""
 
     NUMERIC = True
@@ -124,12 +124,12 @@ class Moments(_Moments):
         return {"n": pl.Int64(), **TYPES, **{f"square_{part}": dtype for part, dtype in TYPES.items()}}
 
     @property
-    def total(self) -> ExactTotal:
-        return ExactTotal(*map(self.part, TYPES))
+    def total(self) -> ExactFloatSum:
+        return ExactFloatSum(*map(self.part, TYPES))
 
     @property
-    def squares(self) -> ExactTotal:
-        return ExactTotal(*(self.part(f"square_{part}") for part in TYPES))
+    def squares(self) -> ExactFloatSum:
+        return ExactFloatSum(*(self.part(f"square_{part}") for part in TYPES))
 
     def lift(self, rows: pl.DataFrame, event_us: str) -> Sequence[pl.Expr | pl.Series]:
         n, values = count_flag(self.column.name).alias(self.part("n")), rows[self.column.name]
@@ -143,19 +143,19 @@ class Moments(_Moments):
         ]
 
     def finish(self, frame: pl.DataFrame) -> pl.Series:
-        from slackwater.core import exact_sum
+        from slackwater.core import exact_sum_loops
 
         total, squares = self.total, self.squares
         n = np.array(frame[self.part("n")])
         sums, rests = np.array(frame[total.sum]), np.array(frame[total.rest])
         square_sums, square_rests = np.array(frame[squares.sum]), np.array(frame[squares.rest])
         variances = np.empty(len(n))
-        inexact = exact_sum.write_variances(n, sums, rests, square_sums, square_rests, variances)
+        inexact = exact_sum_loops.write_variances(n, sums, rests, square_sums, square_rests, variances)
         if frame[squares.limbs].null_count() < len(n):
             some = frame[squares.limbs].is_not_null() & frame[total.limbs].is_null() & pl.Series(n > 1)
             wide = np.array(some.arg_true(), dtype=np.int64)
             limbs, offsets = squares.read_limbs(frame[wide])
-            rest = exact_sum.wide_variances(wide, n, sums, rests, offsets, limbs, variances)
+            rest = exact_sum_loops.compute_wide_variances(wide, n, sums, rests, offsets, limbs, variances)
             inexact = np.union1d(np.setdiff1d(inexact, wide), rest)
         if frame[total.limbs].null_count() < len(n):
             wide = np.array(frame[total.limbs].is_not_null().arg_true(), dtype=np.int64)
@@ -168,7 +168,7 @@ class Moments(_Moments):
     def _exact(self, frame: pl.DataFrame) -> list[tuple[int, Fraction | None, Fraction | None]]:
         """Return `n` and both totals of each group. A total is None if not all values are finite."""
 
-        def totals(total: ExactTotal) -> list[Fraction | None]:
+        def totals(total: ExactFloatSum) -> list[Fraction | None]:
             sound = (frame[total.sum].is_finite() | frame[total.limbs].is_not_null()).to_list()
             exact = iter(total.fractions(frame.filter(pl.Series(sound, dtype=pl.Boolean))))
             return [next(exact) if is_sound else None for is_sound in sound]
@@ -188,7 +188,7 @@ class Moments(_Moments):
         scaled = math.sqrt(round_to_double(variance / Fraction(4) ** half))
         return round_to_double(Fraction(scaled) * Fraction(2) ** half)
 
-    def legacy_form(self) -> AggregationKind:
+    def legacy_form(self) -> AggregateFunction:
         return LegacyMoments(self.spec, self.columns, self.keys)
 
     def from_legacy(self, rows: pl.DataFrame) -> Sequence[pl.Series]:
@@ -236,7 +236,10 @@ def sum_counts(frame: pl.DataFrame, column: str, heads: Int64s) -> pl.Series:
     return pl.Series(column, np.add.reduceat(frame[column].fill_null(0).to_numpy(), heads))
 
 
-def total_kind(spec: Aggregation, columns: tuple[Field, ...] = (), keys: tuple[str, ...] = ()) -> AggregationKind:
+def total_kind(spec: Aggregation, columns: tuple[Field, ...] = (), keys: tuple[str, ...] = ()) -> AggregateFunction:
     """Return the kind that computes sum or avg for the type of its column."""
-    kinds: dict[str, type[AggregationKind]] = {**dict.fromkeys(schema.INTEGERS, IntegerTotal), "decimal": DecimalTotal}
+    kinds: dict[str, type[AggregateFunction]] = {
+        **dict.fromkeys(schema.INTEGERS, IntegerTotal),
+        "decimal": DecimalTotal,
+    }
     return kinds.get(columns[0].base, FloatTotal)(spec, columns, keys)

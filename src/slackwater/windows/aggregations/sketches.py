@@ -29,13 +29,18 @@ from numpy.typing import NDArray
 from slackwater.config.aggregation import QUANTILE_K
 from slackwater.core.column_names import quote_identifier
 from slackwater.core.schema import Field
-from slackwater.windows.aggregations.kind import AggregationInput, AggregationKind, as_lists, concatenate_lists
+from slackwater.windows.aggregations.aggregate_function import (
+    AggregateFunction,
+    AggregationInput,
+    concatenate_lists,
+    wrap_values_in_lists,
+)
 
 RANK_BITS = 6
 _NAN = float("nan")
 
 
-class ApproximateDistinct(AggregationKind):
+class ApproximateDistinct(AggregateFunction):
     """The aggregation count_distinct with mode = "approximate". Its accumulator `set` is a list of HLL coupons."""
 
     @property
@@ -54,7 +59,7 @@ class ApproximateDistinct(AggregationKind):
 
     def lift(self, rows: pl.DataFrame, event_us: str) -> Sequence[pl.Series]:
         coupons = hash_coupons(rows[self.inputs[0].field.name], self.spec.hll_precision)
-        return [as_lists(coupons.alias(self.part("set")))]
+        return [wrap_values_in_lists(coupons.alias(self.part("set")))]
 
     def merge(self) -> Sequence[pl.Expr]:
         return [merge_sketches(pl.col(self.part("set")))]
@@ -134,7 +139,7 @@ def _tau(x: NDArray[np.float64]) -> NDArray[np.float64]:
             return np.where(trivial, 0.0, z / 3.0)
 
 
-class Quantile(AggregationKind):
+class Quantile(AggregateFunction):
     """The aggregation approx_quantile.
 
     Its accumulators are `nans` (the number of NaNs), `values` (the buffer), and `sketch` (a list of at most one
@@ -157,7 +162,7 @@ class Quantile(AggregationKind):
         value = rows[self.column.name].cast(pl.Float64)
         return [
             value.is_nan().fill_null(False).cast(pl.Int64).alias(self.part("nans")),
-            as_lists(value.fill_nan(None).alias(self.part("values"))),
+            wrap_values_in_lists(value.fill_nan(None).alias(self.part("values"))),
             pl.lit([], pl.List(pl.Binary())).alias(self.part("sketch")),
         ]
 

@@ -18,13 +18,13 @@ from slackwater.core import schema
 from slackwater.core.column_names import quote_identifier
 from slackwater.core.schema import Field
 from slackwater.errors import ValueRangeError
-from slackwater.windows.aggregations.kind import AggregationKind
+from slackwater.windows.aggregations.aggregate_function import AggregateFunction
 
 _LOW = (1 << 32) - 1
 _DIGITS = 38  # precision of the widest decimal type
 
 
-class Count(AggregationKind):
+class Count(AggregateFunction):
     """The `count` aggregation. Its accumulator `n` is the number of rows, or of values that are not NULL."""
 
     OUTPUT = "bigint"
@@ -54,7 +54,7 @@ class Count(AggregationKind):
         return frame[self.part("n")]
 
 
-class SumKind(AggregationKind):
+class SumKind(AggregateFunction):
     """Base class of sum and avg. The accumulators are `n` and a total. Without values, the total is 0."""
 
     NUMERIC = True

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Literal
 
 from journal_connector.offsets import JournalOffsets
+from slackwater.config.config_key import declare_key
 from slackwater.config.connection import Connection
 from slackwater.config.connector_description import ConnectorDescription, ConnectorKeys, StartPosition, absolute_path
-from slackwater.config.key import declare_key
 from slackwater.config.value_parsers import choice_parser, integer_parser, parse_flag, parse_text
-from slackwater.core.paths import path_dataset
+from slackwater.core.paths import build_openlineage_dataset
 
 
 class JournalConnection(Connection):
@@ -48,11 +48,11 @@ JOURNAL = ConnectorDescription(
     start=StartPosition("earliest", no_offsets_reason="a journal begins at its first line"),
     short_name=lambda s: f"journal {s.query}",
     plan_text=lambda s: f"journal {s.query}",
-    source_datasets=lambda connection, query: [path_dataset(query)],
+    source_datasets=lambda connection, query: [build_openlineage_dataset(query)],
     target_keys=("path",),
     required_target_key=("path", 'a journal target needs a file, as in "out/totals.journal"'),
     own_target_keys=JournalTargetKeys,
     location_text=lambda t: f'journal "{absolute_path(t.path)}"',
     write_text=lambda t, adds, within: f'journal "{absolute_path(t.path)}", one entry per epoch',
-    target_dataset=lambda connection, t: path_dataset(t.path or ""),
+    target_dataset=lambda connection, t: build_openlineage_dataset(t.path or ""),
 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from journal_connector.description import JournalSourceKeys
 from journal_connector.offsets import JournalOffsets
-from slackwater.connectors import dead_letter_source_rows
+from slackwater.connectors import dead_letter_restoration
 from slackwater.connectors.source import SelfPlannedSource, SourceBatch
 from slackwater.errors import StartError
 from slackwater.state.commit import SourceRecord
@@ -50,8 +50,8 @@ class JournalSource(SelfPlannedSource):
         start = self.configured_start() if record.offsets is None else JournalOffsets.coerce(record.offsets)
         return JournalPlanner(self, start.line)
 
-    def rows_of_letters(self, letters: DataFrame, letter: str, file: str) -> DataFrame:
-        return dead_letter_source_rows.decoded_letter_rows(letters, self.schema, [letter])
+    def decode_dead_letter_rows(self, letters: DataFrame, letter: str, file: str) -> DataFrame:
+        return dead_letter_restoration.restore_decoded_rows(letters, self.schema, [letter])
 
 
 class JournalPlanner:

@@ -1,0 +1,105 @@
+"""Choose how rows travel to the shards: pre-aggregated or not, in Arrow batches limited by bytes or by row count.
+
+Both choices depend on the previous epoch, and neither changes a result.
+
+Pre-aggregation is faster if tumbling or hopping windows have many rows per pane and key. Otherwise, one shuffle is enough:
+
+    pre-aggregated  rows ─▶ partial aggregates ─▶ shuffle ─▶ aggregates ─▶ shuffle ─▶ panes ─▶ shard
+    by shard        rows ─▶ shuffle ─▶ rows ─▶ shard: panes
+
+Batches are limited only by row count if the previous epoch's batches were far below the byte limit:
+
+    by bytes        row ─▶ measure the batch ─▶ add the row   costs 0.5 µs of CPU time per row, as much as the transfer
+    by rows         row ─▶ add, up to 100,000 rows
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from slackwater.operators.base import Operator
+from slackwater.operators.reports import IngestReport
+from slackwater.spark import operator_input
+from slackwater.tuning_switches import is_enabled
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+MANY_ROWS_PER_PANE = 32  # the measured number from which pre-aggregation is faster
+SKEW = 1.5  # maximum shard size, relative to the average, without pre-aggregation; an estimate
+
+
+@dataclass
+class PreaggregationPolicy:
+    """Policy that decides for each epoch of one engine whether rows are pre-aggregated.
+
+    The rows of the first epoch are pre-aggregated, because their keys are unknown and pre-aggregation handles hot keys.
+    """
+
+    _after_shuffle: bool = False
+    _converted: tuple[Operator, Operator] | None = field(
+        default=None, repr=False
+    )  # the operator, and its variant without pre-aggregation
+
+    def operator_for_epoch(self, operator: Operator) -> Operator:
+        """Return the variant of `operator` to use for this epoch: with or without pre-aggregation."""
+        if not self._after_shuffle:
+            return operator
+        if self._converted is None or self._converted[0] is not operator:
+            self._converted = operator, operator_input.disable_preaggregation(operator)
+        return self._converted[1]
+
+    def observe(self, reports: Sequence[IngestReport]) -> None:
+        """Decide for the next epoch. `reports`: the reports of all shards about the current epoch."""
+        if not is_enabled("preaggregation"):
+            return
+        rows, panes = [r.rows for r in reports], sum(r.panes for r in reports)
+        if panes:
+            self._after_shuffle = sum(rows) < MANY_ROWS_PER_PANE * panes and max(rows) * len(rows) < SKEW * sum(rows)
+
+
+# -- Arrow batches -------------------------------------------------------------------------------------------------------
+
+
+MOST_ROWS = 100_000  # per batch
+MANY_ROWS = 20_000  # estimated rows per epoch from which the savings exceed the cost of three more calls to Spark
+_MOST_BYTES = 1 << 26  # expected maximum per batch; equal to Spark's default limit
+_KEY = "spark.sql.execution.arrow.maxBytesPerBatch"
+_WITHOUT = str(2**31 - 1)  # with this limit, Spark does not count bytes
+
+
+@dataclass
+class ArrowBatchSizer:
+    """Policy that chooses the batch limit for each epoch of one engine.
+
+    It assumes that rows are as wide as in the previous epoch. If a batch becomes too large for Arrow or for memory, the
+    epoch fails, and the next attempt limits the bytes.
+    """
+
+    _are_narrow: bool = False
+
+    @contextmanager
+    def limit_batches(self, rows: DataFrame) -> Iterator[None]:
+        """Set the chosen batch limit in the Spark session of `rows` within this context."""
+        if not self._are_narrow:
+            yield
+            return
+        self._are_narrow = False
+        conf = rows.sparkSession.conf
+        before = str(conf.get(_KEY))
+        conf.set(_KEY, _WITHOUT)
+        try:
+            yield
+        finally:
+            conf.set(_KEY, before)
+
+    def observe(self, sizes: Sequence[tuple[int, int]]) -> None:
+        """Choose the limit for the next job. `sizes`: the rows and bytes of each partition of the last job."""
+        if not is_enabled("arrow_batch_size"):
+            return
+        widest = max((size / rows for rows, size in sizes if rows), default=0)
+        self._are_narrow = sum(rows for rows, _ in sizes) >= MANY_ROWS and widest * MOST_ROWS <= _MOST_BYTES
