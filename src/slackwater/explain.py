@@ -43,12 +43,8 @@ class Plan(TerminalRepr, NotebookRepr):
     """The plan of a pipeline: its stages, its delivery guarantee and the size of its state.
 
     Args:
-        stages: What happens to a row, in dataflow order, from reading to publishing.
-        guarantee: The delivery guarantee.
         state_bytes: The maximum size of the last stage's state, in bytes. It is 0 for a stage without state, and None
             if the size depends on the input, as for a join or a keyed step.
-        notes: Warnings about the config, and limits that follow from it.
-        pipeline: The name of the pipeline.
         kept: For each stage, a description of its state or, for a window, the maximum number of bytes and groups.
     """
 
@@ -61,10 +57,7 @@ class Plan(TerminalRepr, NotebookRepr):
 
 
 def build_plan(pipeline: Pipeline) -> Plan:
-    """Build the plan of a pipeline: its stages in dataflow order, the delivery guarantee, and the size of the state.
-
-    This needs neither Spark nor data.
-    """
+    """Build the plan of a pipeline, without Spark and without data."""
     last = list(pipeline.stage_pipelines.values())[-1].transform.step
     bound: int | None = 0 if isinstance(last, StatelessStep) else None
     if isinstance(last, Window):

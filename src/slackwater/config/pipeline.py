@@ -315,10 +315,8 @@ class Pipeline(Spec, NotebookRepr):
             yield "transform", f"missing; {STEP}"
         name = values.get("name")
         if name is not None and not re.fullmatch(NAME, name):
-            yield (
-                "name",
-                describe_value_mismatch(name, 'only letters, digits, ".", "_" and "-", as it becomes a directory name'),
-            )
+            expected = 'only letters, digits, ".", "_" and "-", as it becomes a directory name'
+            yield "name", describe_value_mismatch(name, expected)
         elif name is not None and len(name) > LONGEST_NAME:
             yield "name", mismatch(f"{len(name)} characters", f"at most {LONGEST_NAME}, as it becomes a directory name")
         formerly = values.get("formerly")
