@@ -137,7 +137,7 @@ def test_a_state_of_an_earlier_version_is_compared_by_its_epoch(make: Make, monk
     one = make("files")
     with monkeypatch.context() as patch:
         patch.setattr("slackwater.state.commit.new_commit_id", lambda: "")
-        patch.setattr("slackwater.engine.publishing.target_locations.with_targets", unmarked)
+        patch.setattr("slackwater.engine.publishing.target_changes.with_targets", unmarked)
         one.add(1, 2)
         one.start()
         one.copy_state("copy")
