@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 import textwrap
@@ -86,8 +87,10 @@ _INTRODUCTIONS: Mapping[str, tuple[str, ...]] = {  # first lines of a page
     ),
     "python/config.md": (
         "These classes describe a pipeline in Python, as the tables of a TOML file do. A config class takes the",
-        "[keys of its table](../keys.md) as keyword arguments, with the same names, defaults and checks. The last three classes on",
-        "this page have a different purpose: with them, you write your own aggregations and operators.",
+        "[keys of its table](../keys.md) as keyword arguments, with the same names, defaults and checks. Three keys are reserved",
+        "words of Python, so their arguments end with an underscore: `as_`, `class_` and `from_`.",
+        "",
+        "The last three classes on this page have a different purpose: with them, you write your own aggregations and operators.",
         "",
     ),
     "python/state.md": (
@@ -185,7 +188,7 @@ def _doc(documented: Any) -> str:
     text = re.sub(
         r"^(Args|Raises):\n((?: {4}.*\n?)+)",
         lambda m: f"{m[1]}:\n\n{_entries(m[2])}",
-        inspect.getdoc(documented) or "",
+        _docstring_with_inherited_fields(documented),
         flags=re.MULTILINE,
     )
     # indented parts are code
@@ -195,6 +198,16 @@ def _doc(documented: Any) -> str:
         text,
         flags=re.MULTILINE,
     )
+
+
+def _docstring_with_inherited_fields(documented: Any) -> str:
+    """Return the docstring. For a dataclass, its list of fields begins with the fields of its base classes."""
+    text = inspect.getdoc(documented) or ""
+    if not inspect.isclass(documented) or not dataclasses.is_dataclass(documented):
+        return text
+    bases = [inspect.getdoc(base) or "" for base in documented.__mro__[1:] if dataclasses.is_dataclass(base)]
+    inherited = "".join(doc.partition("\nArgs:\n")[2].rstrip() + "\n" for doc in reversed(bases))
+    return text.replace("\nArgs:\n", f"\nArgs:\n{inherited}", 1)
 
 
 def _with_links(text: str) -> str:

@@ -151,7 +151,7 @@ def test_each_problem_names_the_file_and_what_to_do(directory: Place, tmp_path: 
     text = directory.say("verify", directory.where, code=1)
     assert re.search(
         rf"{home / new}: is missing; restore it from a copy of the state directory, or start from epoch \d+, the last sound "
-        r"commit: slackwater state fork NEW --at \d+\n",
+        r"commit: slackwater state fork WHERE NEW --at \d+\n",
         text,
     )
     assert re.search(

@@ -64,7 +64,8 @@ class ClientConnection(Connection):
 class FilesConnection(ClientConnection):
     """A connection to files on a local disk, or at any path that Spark can read.
 
-    `options` are the settings of obstore, the library that writes to targets in an object store.
+    `options` are the settings of obstore, the library that accesses targets in an object store. Sources in an object
+    store are read by Spark, which has its own settings: see docs/sources/files.md.
     """
 
     kind: Literal["files"] = "files"

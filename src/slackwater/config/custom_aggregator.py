@@ -33,12 +33,14 @@ class Aggregator:
 
     It declares these attributes:
 
-    - `inputs`: the names and Spark types of the input columns. A column of another type is cast if every value fits: any
-      number fits a floating-point type, and an integer fits a wider integer type.
+    - `inputs`: the names and Spark types of the input columns. A column of another type is cast if the type of the input
+      can hold every value: any number is cast to a floating-point type, and an integer to a wider integer type. Other
+      columns are rejected.
     - `accumulators`: the names and Spark types of the values that are stored per group. Each type is a scalar or an
       array of scalars.
     - `output`: the Spark type of the result. It may be `array<…>` or `struct<…>`.
-    - `wants_keys`: whether `merge` receives the group keys as its first argument, a mapping of names to expressions.
+    - `wants_keys`: whether `merge` receives the group keys as its first argument, a mapping of names to expressions. The
+      default is `False`.
 
     The methods take and return Polars expressions:
 
@@ -47,9 +49,12 @@ class Aggregator:
       must be associative and commutative, because rows are merged in any order and in batches.
     - `finish` takes the accumulators by name, and returns the result.
 
-    For example, this class computes an average:
+    For example, this class computes an average. As with the built-in `avg`, the result for a group without values is NULL:
 
-            class Mean(Aggregator):
+            import polars as pl
+            import slackwater as sw
+
+            class Mean(sw.Aggregator):
                 inputs = {"value": "double"}
                 accumulators = {"n": "bigint", "total": "double"}
                 output = "double"
@@ -61,7 +66,7 @@ class Aggregator:
                     return {"n": n.sum(), "total": total.sum()}
 
                 def finish(self, n, total):
-                    return total / n
+                    return pl.when(n > 0).then(total / n)
     """
 
     inputs: Mapping[str, str] = {}

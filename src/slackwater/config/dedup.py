@@ -11,11 +11,11 @@ from slackwater.core.humanize import format_ms, plural
 
 
 class Dedup(KeyedStep):
-    """Removes duplicates: emits one of all rows with the same key and nearby event times.
+    """Removes duplicates: of the rows with the same key and nearby event times, it emits only one.
 
     The other rows are dropped and counted. `keep="first"` emits a row when it is read, and drops rows of the same key
     whose event times are less than `within` before or after it. `keep="last"` emits the last row by event time, once
-    `within` has passed without another row of its key.
+    the watermark has passed that row by `within` and no further row of its key has followed in that time.
     """
 
     keep: str = declare_key(

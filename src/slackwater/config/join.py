@@ -55,10 +55,11 @@ def _prefix(value: Any) -> str:
 
 
 class Join(StepBase):
-    """A join of two sources: `Join(kind="inner", left_source="orders", …, left_keys=["id"], …, time_window="5m")`.
+    """A join of two inputs: `Join(kind="inner", left_source="orders", …, left_keys=["id"], …, time_window="5m")`.
 
-    Two rows match if their keys are equal and `lower <= right.ts - left.ts <= upper`. Here, `ts` is the event time.
-    `time_window="5m"` sets `lower` to minus five minutes and `upper` to five minutes.
+    An input is a source or an earlier stage. Two rows match if their keys are equal and
+    `lower <= right.ts - left.ts <= upper`. Here, `ts` is the event time. `time_window="5m"` sets `lower` to minus five
+    minutes and `upper` to five minutes.
 
     See docs/joins.md. Raises ConfigError, with one line per mistake.
     """

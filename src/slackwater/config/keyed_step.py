@@ -48,9 +48,9 @@ class KeyedResult(NamedTuple):
     Args:
         rows: The rows to emit, with the output columns and `TIME`.
         state: The new state rows, with `KEY`, `TIMER` and the state columns.
-        changed: For `advance`, the keys whose stored rows are replaced by `state`, as values of `KEY`. By default, all
-            keys for which the call received rows.
-        duplicates: The number of rows that were dropped as duplicates.
+        changed: For `advance`, the keys whose stored rows are replaced by `state`, as values of `KEY`. By default, these
+            are all keys for which the call received rows.
+        duplicates: The number of rows that were dropped as duplicates, for the counters of the pipeline.
     """
 
     rows: pl.DataFrame | None = None
@@ -66,7 +66,7 @@ class KeyedFunction:
 
     - `state`: the names and Spark types of the columns of a state row. A key may have any number of state rows.
     - `output`: the names and Spark types of the columns of the emitted rows. By default, these are the input columns.
-      The event time is added as `_event_ts`.
+      Slackwater adds the event time as the column `_event_ts`.
 
     Both methods must be pure: they may use only their arguments and the options. All frames are Polars frames. In
     addition to columns of data, they have hidden columns, whose names are attributes of the class:
@@ -91,14 +91,16 @@ class KeyedFunction:
         Args:
             rows: The rows, sorted by key, event time and values. Columns: `KEY`, `TIME` and the columns of the SQL.
             state: The state rows of these keys. Columns: `KEY`, `TIMER`, the key columns and the state columns.
-            watermark: The watermark (µs) of the previous epoch. No row is earlier, and all timers are later.
+            watermark: The watermark (µs) of the previous epoch. No row has an earlier event time, and all timers in
+                `state` are later.
         """
         raise NotImplementedError
 
     def expire(self, due: pl.DataFrame, watermark: int) -> KeyedResult:
         """Process state rows whose timers are due. Return rows to emit, and state rows to add for these keys.
 
-        The due rows have already been removed from the state. Within one call, all rows of a key have the same timer.
+        The due rows have already been removed from the state. Within one call, all rows of a key have the same timer. Rows
+        that are added must have a later timer.
 
         Args:
             due: The due state rows. Columns: `KEY`, `TIMER`, the key columns and the state columns.

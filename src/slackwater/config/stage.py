@@ -165,8 +165,8 @@ class Transform(Spec):
 class Stage(Transform):
     """One of several stages of a pipeline: SQL, a window, join, dedup or keyed step, and the names of its inputs.
 
-    By default, a join reads its two sides, the first stage reads all sources, and any other stage reads the stage above
-    it.
+    If `from_` is omitted, a join reads its `left_source` and `right_source`. Otherwise, the first stage reads all sources,
+    and any other stage reads the stage before it.
     """
 
     name: str = declare_key(

@@ -110,7 +110,7 @@ def format_remedy(problem: Problem, kept_epochs: Sequence[int], sound: int | Non
         return f"restore it from {copy}; no kept commit is sound"
     if kept_epochs and sound == kept_epochs[-1]:
         return f"restore it from {copy}"
-    return f"restore it from {copy}, or start from epoch {sound}, the last sound commit: slackwater state fork NEW --at {sound}"
+    return f"restore it from {copy}, or start from epoch {sound}, the last sound commit: slackwater state fork WHERE NEW --at {sound}"
 
 
 def _span(epochs: Sequence[int]) -> str:

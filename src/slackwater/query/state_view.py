@@ -51,7 +51,7 @@ def open_state(state: str | Path | Pipeline, pipeline: str | None = None, *, sch
 
     Args:
         state: A state directory, a URL in an object store, a database URL, the pipeline, or its TOML file.
-        pipeline: The name of the pipeline. It is required if `state` contains several.
+        pipeline: The name of the pipeline. It is required if `state` contains the states of several pipelines.
         schema: The database schema that contains the tables, if the state is in Postgres.
 
     Raises StartError if the state cannot be located, and ConfigError if the TOML file is invalid.
@@ -63,10 +63,11 @@ class StateView(NotebookRepr):
     """A read-only view of the windows in a state, as Polars frames. `open_state` returns one.
 
     The view contains the open windows. It also contains the *retained* ones, which are closed but stay in the state for
-    corrections. Windows that have left the state are only in the target.
+    corrections. Windows that have left the state exist only in the target. If the pipeline has several stages, the view
+    shows the last one.
 
-    The frames have the columns of the target, with the values that would be emitted if no more rows arrived. To convert
-    a frame to Arrow, call `frame.to_arrow()`. The view adds these columns:
+    The frames have the columns of the target (without those that `emit_metadata` adds), with the values that would be
+    emitted if no more rows arrived. To convert a frame to Arrow, call `frame.to_arrow()`. The view adds these columns:
 
     - `_status`: `open` or `retained`.
     - `_closes_at`: the watermark that closes the window.
@@ -75,10 +76,14 @@ class StateView(NotebookRepr):
 
     If the target already has a column with one of these names, another `_` is prepended.
 
-    For a keyed stage, the frames contain the state rows that are not due yet, with their keys, `_due_at`, `_last_event`
-    and `_epoch`.
+    If the last stage is a keyed or dedup stage, the frames contain the state rows that are not due yet: their keys, their
+    state columns, and these columns:
 
-    A view may be used from several threads.
+    - `_due_at`: the watermark at which the row is due; NULL if it is never due.
+    - `_last_event`: the newest event time of the key in the epoch that wrote the row.
+    - `_epoch`: the epoch of the commit.
+
+    A view may be used from several threads. Methods that read the state raise StateError if there is no commit yet.
     """
 
     def __init__(self, store: StateStore, epoch: int | None = None) -> None:
@@ -128,13 +133,13 @@ class StateView(NotebookRepr):
     def scan(
         self, where: str | pl.Expr | None = None, limit: int | None = None, *, timeout_s: float | None = None
     ) -> pl.DataFrame:
-        """Return the windows of all keys, ordered by (start, key).
+        """Return the windows of all keys, ordered by (start, key). State rows of a keyed stage are ordered by key.
 
         The state is read shard by shard, and only matching windows stay in memory.
 
         Args:
             where: A condition over the columns, as a Polars expression or as SQL ("events > 100 AND _status = 'open'").
-                The module `slackwater.query.where_condition` lists what the SQL may contain.
+                For what the SQL may contain, see docs/state/serve.md.
             limit: The maximum number of windows.
             timeout_s: The maximum number of seconds that the scan may take.
 
@@ -177,12 +182,16 @@ class StateView(NotebookRepr):
         return self._store.epochs()
 
     def manifest(self) -> Commit:
-        """Return the commit that the view reads. Raises StateError if there is no commit."""
+        """Return the commit that the view reads, as a `slackwater.state.commit.Commit`."""
         with self._store.peek(self._epoch) as snapshot:
             return _require_snapshot(snapshot).commit
 
     def key_of(self, texts: Sequence[str]) -> dict[str, Any]:
-        """Parse a key for `fetch` and `find_sessions` from `name=value` strings (see `state_inspection.parse_key`)."""
+        """Parse a key for `fetch` and `find_sessions` from strings such as `user_id=u1` or `user_id=u1,page=/`.
+
+        A name without a value stands for NULL. Raises StartError if a key column is missing, a column is unknown, or a
+        value has the wrong type.
+        """
         logic = _restore_viewed(self.manifest(), self.stage)
         if not texts and not logic.key_names:
             return {}

@@ -231,8 +231,8 @@ class StageReport:
 class WhyReport(TerminalRepr, StageReport, NotebookRepr):
     """The report of `why` for one commit.
 
-    Fields that are not listed here describe the requested stage, or the last stage by default. The class
-    `slackwater.query.why_report.StageReport` documents these fields.
+    The fields from `stage` to `held_back_us` describe the requested stage, or the last stage by default. The module
+    `slackwater.query.why_report` documents the classes of nested reports.
 
     Args:
         pipeline: The name of the pipeline.

@@ -261,12 +261,15 @@ def dlq_replay(
             "-n",
             min=1,
             max=MOST_ROWS,
-            help="The maximum number of dead letters to apply; those tried least often come first.",
+            help="The maximum number of dead letters to apply; those tried least often come first. By default, all.",
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only report what would happen.")] = False,
 ) -> None:
-    """Replay dead letters, each at most once: late rows correct their windows, and bad rows are read again."""
+    """Replay dead letters, each at most once: late rows correct their windows, and bad rows are read again.
+
+    No runner may be active, even with --dry-run.
+    """
     from slackwater.cli.dlq import replay_file
 
     replay_file(file, reason, epoch, limit, dry_run)
@@ -286,7 +289,7 @@ PendingEpoch = Annotated[
 def outbox_show(
     file: File,
     limit: Annotated[
-        int, typer.Option("--limit", "-n", min=1, max=MOST_ROWS, help="The number of rows to print.")
+        int, typer.Option("--limit", "-n", min=1, max=MOST_ROWS, help="The number of rows to print per target.")
     ] = 10,
 ) -> None:
     """Show the epoch that is waiting to be published and its rows, without taking a lock."""
@@ -297,7 +300,10 @@ def outbox_show(
 
 @outbox.command("retry")
 def outbox_retry(file: File, epoch: PendingEpoch) -> None:
-    """Publish the pending epoch as the next start would, without reading any input."""
+    """Publish the pending epoch as the next start would, without reading any input.
+
+    No runner may be active.
+    """
     from slackwater.cli.dlq import retry_pending_epoch
 
     retry_pending_epoch(file, epoch)
@@ -314,7 +320,10 @@ def outbox_skip(
         ),
     ] = None,
 ) -> None:
-    """Skip an epoch that its target rejects: its rows become dead letters, and the next start continues after it."""
+    """Skip an epoch that its target rejects: its rows become dead letters, and the next start continues after it.
+
+    No runner may be active.
+    """
     from slackwater.cli.dlq import skip_pending_epoch
 
     skip_pending_epoch(file, epoch, to)
