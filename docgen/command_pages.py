@@ -130,7 +130,7 @@ def _command(command: Any, path: list[str]) -> Iterator[str]:
     options = [p for p in command.params if p.param_type_name == "option" and p.name != "help" and not p.hidden]
     usage = [*path, *("[OPTIONS]" if options else "",), *(_usage(a) for a in arguments)]
     yield from ("", "```", " ".join(filter(None, usage)), "```")
-    documented_parameters = [(_usage(a), a.help) for a in arguments if getattr(a, "help", None)] + [
+    documented_parameters = [(_usage(a), _meaning(a)) for a in arguments if getattr(a, "help", None)] + [
         (_option(o, hints), _meaning(o)) for o in options
     ]
     if documented_parameters:
@@ -144,11 +144,11 @@ def _guide(path: Sequence[str]) -> tuple[str, str] | None:
 
 
 def _meaning(option: Any) -> str:
-    """Return the help of an option, followed by its environment variable and its default, which `--help` also prints."""
+    """Return the help of a parameter, followed by its environment variable and its default, as `--help` prints them."""
     text = option.help or ""
     if option.envvar:
         text += f" The environment variable {code(option.envvar)} has the same effect."
-    if not option.is_flag and option.default not in (None, "", ()):
+    if not getattr(option, "is_flag", False) and option.default not in (None, "", ()):
         text += f" Default: {code(str(option.default))}."
     return text
 

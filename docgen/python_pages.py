@@ -82,7 +82,8 @@ _INTRODUCTIONS: Mapping[str, tuple[str, ...]] = {  # first lines of a page
     ),
     "python/run.md": (
         "With these functions and classes, you run a pipeline that you have [defined or loaded](define.md), or compute the same",
-        "windows and joins over batch DataFrames. The last two classes are the errors that they raise.",
+        "windows and joins over batch DataFrames. The last two classes are errors: the base class of all errors that",
+        "Slackwater raises, and the error for an invalid config.",
         "",
     ),
     "python/config.md": (
@@ -186,7 +187,7 @@ def _folded(text: str) -> str:
 
 def _doc(documented: Any) -> str:
     text = re.sub(
-        r"^(Args|Raises):\n((?: {4}.*\n?)+)",
+        r"^(Args|Raises|Attributes):\n((?: {4}.*\n?)+)",
         lambda m: f"{m[1]}:\n\n{_entries(m[2])}",
         _docstring_with_inherited_fields(documented),
         flags=re.MULTILINE,

@@ -80,14 +80,15 @@ def pipeline(  # noqa: PLR0913 -- one argument per key of a config
 ) -> Pipeline:
     """Build a pipeline with a `window`, a `join`, several `stages`, or only `transform_sql`.
 
-    Each argument corresponds to a key of the TOML config; see docs/configuration.md. Durations are milliseconds, or
-    strings such as "30s". You can specify sources and targets in several ways:
+    Each argument corresponds to a key of the TOML config; see docs/configuration.md. `transform_sql` is the key `sql`
+    of `[transform]`, and `spark_settings` is the table `[spark]`. To use a dedup or a keyed function, pass it in a
+    `Stage`. Durations are milliseconds, or strings such as "30s". You can specify sources and targets in several ways:
 
     Args:
-        source: A `Source`, or a connection together with `source_query` and other source settings, such as
-            `source_format`, `source_schema`, `source_options` and `max_files_per_trigger`.
+        source: A `Source`, or a connection (or its name) together with `source_query` and other source settings, such
+            as `source_format`, `source_schema`, `source_options` and `max_files_per_trigger`.
         sources: Several sources, instead of `source`.
-        target: A `Target`, or a connection together with `target_path`, `target_table` or `target_topic`.
+        target: A `Target`, or a connection (or its name) together with `target_path`, `target_table` or `target_topic`.
         targets: Several targets, instead of `target`.
 
     Raises:
@@ -147,10 +148,11 @@ def run_streaming_pipeline(
     former_output: str | None = None,
     **settings: Any,
 ) -> Status | None:
-    """Build a pipeline from the keyword arguments of `pipeline`, and run it with the options of `sw.run`.
+    """Build a pipeline from the keyword arguments of `sw.pipeline`, and run it.
 
-    The pipeline runs until `stop` is set. With `available_now`, it stops once all input that exists at the start has
-    been processed.
+    `settings` are the arguments of `sw.pipeline`. The other arguments have the same meaning as in `sw.run`. The
+    pipeline runs until `stop` is set. With `available_now`, it stops once all input that exists at the start has been
+    processed.
     """
     from slackwater.runner.run import run_pipeline
     from slackwater.runner.run_options import RunOptions
@@ -169,7 +171,10 @@ def run_streaming_pipeline(
 
 
 class RegisteredPipeline:
-    """A pipeline that `sw.streaming_pipeline` has registered. Calling it runs the pipeline, with the options of `sw.run`."""
+    """A pipeline that `sw.streaming_pipeline` has registered. Calling it runs it, with the options of `sw.run`.
+
+    Its attribute `pipeline` contains the `Pipeline`.
+    """
 
     def __init__(self, function: Callable[[], Any], spec: Pipeline) -> None:
         self.function, self.pipeline = function, spec
@@ -186,7 +191,8 @@ class RegisteredPipeline:
 def streaming_pipeline(**settings: Any) -> Callable[[Callable[[], Any]], RegisteredPipeline]:
     """Return a decorator that registers a pipeline by name. Calling the decorated function runs the pipeline.
 
-    The settings are the arguments of `sw.pipeline`. The function may return SQL, which is then used as `transform_sql`:
+    The settings are the arguments of `sw.pipeline`; by default, `name` is the name of the function. The function is
+    called once, when it is decorated. If it returns SQL, this SQL is used as `transform_sql`:
 
         @sw.streaming_pipeline(name="clicks", source=sw.Source(…), window=sw.Window(…), target=…, state_store=…)
         def clicks():

@@ -103,7 +103,8 @@ class Topic(StrEnum):
 class SlackwaterError(Exception):
     """The base class of all errors that Slackwater raises deliberately. The command line shows the message without a stack trace.
 
-    A message never contains a registered secret (see `slackwater.secret_masking`), whatever text it quotes.
+    Its subclasses, such as StartError, are in `slackwater.errors`. A message shows `${NAME}` or `***` instead of the
+    secrets of a config, even within text that it quotes; see docs/write-config.md.
 
     `topic`: the section of docs/messages.md that explains the error; by default, the topic of the error's class.
     """

@@ -40,11 +40,13 @@ class ExplainedStage:
 
 @dataclass(frozen=True)
 class Plan(TerminalRepr, NotebookRepr):
-    """The plan of a pipeline: its stages, its delivery guarantee and the size of its state.
+    """The plan of a pipeline: its steps, delivery guarantee and state size. It prints as `slackwater explain` shows it.
 
     Args:
+        stages: The steps in the path of a row, each with a `name`, a `title`, and `where` it runs (such as "shards").
         state_bytes: The maximum size of the last stage's state, in bytes. It is 0 for a stage without state, and None
-            if the size depends on the input, as for a join or a keyed step.
+            if the size depends on the input, as for a join or a keyed function.
+        notes: Warnings about the config, such as limits of a replay or a state that may become large.
         kept: For each stage, a description of its state or, for a window, the maximum number of bytes and groups.
     """
 

@@ -50,7 +50,7 @@ def load(path: str | Path, env: Mapping[str, str] | None = None) -> Pipeline:
 
     Args:
         path: The path of the file.
-        env: The environment variables; by default, those of the process.
+        env: The environment variables that replace `${NAME}`; by default, those of the process.
 
     Raises:
         ConfigError: The config is invalid; the error has one line per mistake.
@@ -84,7 +84,7 @@ def loads(content: str, file: str = "<string>", env: Mapping[str, str] | None = 
     Args:
         content: The TOML text.
         file: The file name that error messages show.
-        env: The environment variables; by default, those of the process.
+        env: The environment variables that replace `${NAME}`; by default, those of the process.
 
     Raises:
         ConfigError: The config is invalid; the error has one line per mistake.
@@ -176,10 +176,12 @@ def _interpolate(value: Any, env: Mapping[str, str], file: str, path: str, probl
 
 
 def to_toml(pipeline: Pipeline) -> str:
-    """Serialize a pipeline to TOML text, so that `loads(to_toml(p)) == p`. Interpolated strings keep their `${ENV}` spelling.
+    """Serialize a pipeline to TOML text, so that `loads(to_toml(p)) == p`.
 
-    Raises ConfigError if the pipeline has a DataFrame source or an aggregation that is a class, because these exist only
-    in Python.
+    A string with environment variables keeps its spelling `${NAME}`, so the text does not contain their values.
+
+    Raises ConfigError if the pipeline has a DataFrame source, or an aggregation whose `agg` is a class, because these
+    exist only in Python.
     """
     import tomlkit
 

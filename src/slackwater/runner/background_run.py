@@ -28,11 +28,17 @@ _LEAVE_S = 30.0  # how long the program's exit waits for the epoch in progress
 
 
 class Handle(NotebookRepr):
-    """A run in the background, as started by `sw.run(…, background=True)`.
+    """A run in the background, which `sw.run(…, background=True)` starts and returns.
 
     As a context manager (`with sw.run(…, background=True) as run:`), it stops the run at the end of the block.
 
-    If the run fails, its error is logged immediately. `status`, `wait` and `stop` raise it every time they are called.
+    If the run fails, its error is logged immediately. `status`, `wait` and `stop` raise it every time they are used.
+
+    Attributes:
+        status: The status after the latest commit, or None before the first. Raises the error of a failed run.
+        latest: Like `status`, but never raises an error.
+        error: The error that ended the run. None if the run is active, or ended without an error.
+        is_running: Whether the run is active.
     """
 
     def __init__(self, pipeline: Pipeline, run: Callable[[threading.Event, Observer], Status | None]) -> None:
@@ -80,7 +86,7 @@ class Handle(NotebookRepr):
         return self._seen.latest
 
     def why(self, key: Mapping[str, Any] | str | None = None, stage: str | None = None) -> WhyReport:
-        """Report what holds back the watermark and which windows close next, like `sw.why`.
+        """Report what holds back the watermark and which windows close next, like `sw.why`, with the same arguments.
 
         The state must be in files or Postgres.
         """

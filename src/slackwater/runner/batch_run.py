@@ -78,7 +78,8 @@ def batch(
     """Compute the windows of a batch DataFrame, with the columns and rows that a pipeline would write.
 
     All rows form one epoch, so no row is late. Unless `flush` is False, the watermark then advances to the end of time,
-    so every window closes. Its `_emit_reason` is `close` or `cap`. `max_groups_per_window` does not apply.
+    so every window closes. If the output contains `_emit_reason`, its value is `close` or `cap`. The limit
+    `max_groups_per_window` does not apply.
 
     All rows of a key are in one shard, and the rows of a shard are in memory at once. Rows from different shards are in
     no particular order.
@@ -87,8 +88,8 @@ def batch(
         df: The rows to aggregate.
         window: The window or session, as in a pipeline.
         transform_sql: A SELECT that reads the view `source`.
-        flush: If False, omit windows that are still open at the final watermark: the newest event time minus `lateness`
-            and, with `late_data = "reopen"`, minus `allowed_lateness`.
+        flush: If False, omit windows that are still open at the final watermark. This is the newest event time minus
+            `lateness` and, with `late_data = "reopen"`, also minus `allowed_lateness`.
         shards: The number of shards. By default, Spark chooses it according to the size of the data
             (spark.sql.shuffle.partitions, adaptive execution).
         on_error: What to do with a row that has no usable event time or gap: "fail" raises an error that names the row,

@@ -92,24 +92,27 @@ def run(  # noqa: PLR0913 -- one argument per option
 ) -> Status | Handle | None:
     """Run a pipeline until its input ends (`available_now`), `stop` is set, or the run fails.
 
-    Return the status after the last commit, or None if nothing was committed. The method `results()` of the status
-    reads the target as a DataFrame. If the run fails, its commits remain, and the next run continues from them.
+    Return the status after the last commit, or None if nothing was committed. The status has the fields `epoch`, `rows`
+    (of this epoch), `watermark_us`, `counters` and others. Its method `results()` reads the target as a Polars
+    DataFrame. If the run fails, its commits remain, and the next run continues from them.
 
     Args:
         pipeline: The pipeline to run.
         available_now: End when all input that exists now has been processed.
-        flush: Close all open windows at the end.
+        flush: Close all open windows at the end. This requires `available_now`.
         spark: The Spark session to use; by default, one is started.
         on_status: A function that is called with the status after each commit.
         on_notice: A function that is called with the level and the text of each log line of the run. By default, the
             lines are logged.
-        stop: An event that, once set, ends the run after the epoch in progress.
+        stop: An event that, once set, ends the run after the epoch in progress. With `background`, use `Handle.stop`
+            instead.
         rebuild: Start over with a new state, and keep the old one under another name. The mapping contains the offsets
             to begin at: "earliest", "latest" or offsets for each source, or for all sources under the name "*". An
             empty mapping (`{}`) uses the starting offsets in the config.
         former_output: What to do if an earlier state, or a newer copy of the state, has written to the target. "aside"
             moves its files away, "keep" continues without moving them, and None makes startup fail.
-        observers: Objects that are notified during the run; see `slackwater.observe`.
+        observers: Objects that are notified of each commit and of other events, such as
+            `slackwater.observe.open_telemetry()`; see docs/monitoring.md.
         background: Return a `Handle` immediately, while the run continues in a thread. The handle reports on the run,
             stops it and raises its error. Unless `on_notice` is set, only warnings are logged.
 

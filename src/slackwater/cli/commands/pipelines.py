@@ -18,21 +18,35 @@ def init(  # noqa: PLR0913 -- one argument per option of the command
         typer.Option(
             "--sample",
             metavar="PATH",
-            help="A sample of the rows: a file or directory of JSON lines, CSV or Parquet, optionally .gz; repeat for a join.",
+            help="A sample of the rows: a file or directory of JSON lines, CSV or Parquet, also compressed as .gz; for a join, specify the option twice, the left side first.",
         ),
     ] = None,
-    source: Annotated[str | None, typer.Option(help="The kind of source: files or kafka.")] = None,
-    kind: Annotated[str | None, typer.Option(help="The window or join: session, tumbling, hopping or join.")] = None,
-    key: Annotated[
-        list[str] | None, typer.Option("--key", metavar="COLUMN", help="A column to group or join by; may be repeated.")
+    source: Annotated[str | None, typer.Option(help="The kind of source: files (the default) or kafka.")] = None,
+    kind: Annotated[
+        str | None,
+        typer.Option(help="The kind of window (session, which is the default, tumbling or hopping), or join."),
     ] = None,
-    time: Annotated[str | None, typer.Option(metavar="COLUMN", help="The event time column.")] = None,
-    topic: Annotated[list[str] | None, typer.Option("--topic", help="The Kafka topic; repeat for a join.")] = None,
+    key: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--key",
+            metavar="COLUMN",
+            help="A column to group or join by; may be repeated. By default, the most likely column of the sample.",
+        ),
+    ] = None,
+    time: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="The event time column. By default, the most likely column of the sample."),
+    ] = None,
+    topic: Annotated[
+        list[str] | None,
+        typer.Option("--topic", help="The Kafka topic; for a join, specify the option twice, the left side first."),
+    ] = None,
     brokers: Annotated[str, typer.Option(help="Kafka's bootstrap servers.")] = "localhost:9092",
     name: Annotated[
-        str | None, typer.Option(help="The name of the pipeline; by default, the name of the file.")
+        str | None, typer.Option(help="The name of the pipeline; by default, the name of the config file.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the config and the test if they exist.")] = False,
     no_test: Annotated[
         bool, typer.Option("--no-test", help="Do not write the test tests/NAME.toml with rows from the sample.")
     ] = False,
@@ -63,14 +77,15 @@ def run_tests(
     path: Annotated[
         Path,
         typer.Argument(
-            metavar="FILE|DIR", help="A test, a pipeline with tests next to it, or a directory that contains them."
+            metavar="FILE|DIR",
+            help="A test file, a config whose tests are in the folder tests/ next to it, or a directory with tests.",
         ),
     ] = Path(),
     update: Annotated[
         bool, typer.Option("--update", help="Replace the expected results of failed tests with the actual results.")
     ] = False,
 ) -> None:
-    """Run a pipeline's tests (tests/*.toml).
+    """Run the tests of one or more pipelines (tests/*.toml).
 
     The exit code is 0 if all tests pass, 1 if a test fails, and 2 if a test or its config is invalid.
     """
@@ -83,9 +98,9 @@ def run_tests(
 def schema(
     tests: Annotated[bool, typer.Option("--tests", help="Print the schema of test files instead.")] = False,
 ) -> None:
-    """Print the JSON Schema of configs, with which editors complete keys and flag mistakes.
+    """Print the JSON Schema of configs. Editors use it to complete keys and to flag mistakes.
 
-    The schema includes the keys of installed connectors.
+    It includes the keys of connectors from other installed packages.
     """
     from importlib import resources
 
@@ -253,7 +268,9 @@ def prepare(
 
 
 def demo(
-    keep: Annotated[Path | None, typer.Option(help="Write the demo's files to this new directory.")] = None,
+    keep: Annotated[
+        Path | None, typer.Option(help="A new directory for the demo's files; by default, a temporary directory.")
+    ] = None,
     rows: Annotated[int, typer.Option(min=1000, max=MOST_ROWS, help="The number of clicks to generate.")] = 60_000,
     ui: Annotated[
         bool, typer.Option("--ui", help="At the end, serve the web page of both pipelines until Ctrl-C.")
@@ -269,7 +286,7 @@ def demo(
 def demo_kafka(
     rows: Annotated[int, typer.Option(min=10_000, max=MOST_ROWS, help="The number of clicks to produce.")] = 60_000,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Keep Kafka and Postgres running until Ctrl-C, to inspect them.")
+        bool, typer.Option("--keep", help="Keep Kafka and Postgres running until Ctrl-C, so that you can inspect them.")
     ] = False,
 ) -> None:
     """Demonstrate recovery with a local Kafka and Postgres: kill the runner twice, and show that no row is lost."""

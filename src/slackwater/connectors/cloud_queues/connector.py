@@ -95,7 +95,7 @@ def kinesis_options(
         endpoint: The URL of an endpoint to use in place of the region's default endpoint.
         consumer_name: The consumer name for enhanced fan-out, which pushes the stream and costs extra. Each pipeline
             needs its own name. If None, the stream is polled.
-        max_records_per_shard: The maximum number of records that one request fetches from a shard.
+        max_records_per_shard: The maximum number of records per shard and batch.
         on_data_loss: "skip" continues if a shard was deleted or has expired; "fail" stops with an error.
 
     Raises:
