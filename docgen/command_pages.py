@@ -37,6 +37,18 @@ _GUIDES: Mapping[str, tuple[str, str]] = {  # a command, or the beginning of sev
     "slackwater dlq": ("Late rows and dead letters", "late-data.md"),
     "slackwater dlq replay": ("Replay dead letters", "how-replay.md"),
     "slackwater outbox": ("Publish or skip an epoch that its target rejects", "outbox.md"),
+    "slackwater state compact": ("Measure and shrink the state", "state/size.md"),
+    "slackwater state export": ("Query the state", "state/query.md"),
+    "slackwater state find-sessions": ("Query the state", "state/query.md"),
+    "slackwater state fork": ("Rename or copy a pipeline", "state/rename.md"),
+    "slackwater state get": ("Query the state", "state/query.md"),
+    "slackwater state history": ("Measure and shrink the state", "state/size.md"),
+    "slackwater state ls": ("Query the state", "state/query.md"),
+    "slackwater state migrate": ("Format of the state", "state/format.md#migrate-to-another-format"),
+    "slackwater state reset": ("Reset the offsets of a source", "state/offsets.md"),
+    "slackwater state show": ("Query the state", "state/query.md"),
+    "slackwater state sizes": ("Measure and shrink the state", "state/size.md"),
+    "slackwater state verify": ("Check that the state is sound", "state/verify.md"),
 }
 
 _INTRODUCTIONS: Mapping[str, tuple[str, ...]] = {  # first lines of a page
@@ -73,7 +85,7 @@ def index_page() -> str:
         "| exit code | meaning |",
         "|---|---|",
         "| 0 | the command succeeded |",
-        "| 1 | the command failed, or a check found a problem |",
+        "| 1 | the command failed, or `plan`, `test`, `diff` or `state verify` found a problem or a difference |",
         "| 2 | the config or the command line is invalid |",
         "| 70 | an internal error occurred, which is a bug in Slackwater |",
         "| 130, 143 | a signal (SIGINT or SIGTERM) ended the command immediately |",
@@ -144,13 +156,13 @@ def _guide(path: Sequence[str]) -> tuple[str, str] | None:
 
 
 def _meaning(option: Any) -> str:
-    """Return the help of a parameter, followed by its environment variable and its default, as `--help` prints them."""
+    """Return the help of a parameter, its environment variable, its default and whether it is required, as in `--help`."""
     text = option.help or ""
     if option.envvar:
         text += f" The environment variable {code(option.envvar)} has the same effect."
     if not getattr(option, "is_flag", False) and option.default not in (None, "", ()):
         text += f" Default: {code(str(option.default))}."
-    return text
+    return f"{text} Required." if option.required else text
 
 
 def _usage(argument: Any) -> str:

@@ -1,6 +1,6 @@
 """The command groups `state`, `dlq` and `outbox`, which are implemented in other modules.
 
-The argument WHERE is the pipeline's TOML file, a state directory, or a database URL.
+The argument WHERE is the pipeline's TOML file, a state directory, or the URL of an object store or database.
 """
 
 from __future__ import annotations
@@ -16,13 +16,19 @@ from slackwater.cli.state_location import StateLocation
 state = typer.Typer(help="Inspect, check, copy and change states.", no_args_is_help=True)
 
 Where = Annotated[
-    str, typer.Argument(metavar="WHERE", help="The pipeline's TOML file, a state directory, or a database URL.")
+    str,
+    typer.Argument(
+        metavar="WHERE", help="The pipeline's TOML file, a state directory, or the URL of an object store or database."
+    ),
 ]
 Name = Annotated[str | None, typer.Option("--pipeline", help="The name of the pipeline, if WHERE contains several.")]
 Schema = Annotated[str, typer.Option(help="The database schema that contains the tables.")]
 ConfigKey = Annotated[
     list[str] | None,
-    typer.Argument(metavar="K=V", help="The key, such as user_id=u1; a name without a value stands for NULL."),
+    typer.Argument(
+        metavar="K=V",
+        help="The key, such as user_id=u1 or user_id=u1,country=DE; a name alone (country) stands for NULL.",
+    ),
 ]
 Epoch = Annotated[
     int | None,
@@ -35,7 +41,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per li
 
 @state.command("ls")
 def ls(where: Where, schema: Schema = "public", as_json: Json = False) -> None:
-    """List the pipelines in a state directory or database, each with its epoch, watermark and size."""
+    """List the pipelines in a state directory, object store or database, each with its epoch, watermark and size."""
     from slackwater.cli.state_show import list_states
 
     list_states(where, schema, as_json)
@@ -139,7 +145,10 @@ Dry = Annotated[bool, typer.Option("--dry-run", help="Only report what would hap
 
 @state.command("migrate")
 def migrate(where: Where, pipeline: Name = None, schema: Schema = "public", dry_run: Dry = False) -> None:
-    """Migrate a state from an older format to the current one, in a separate commit. A run also does this at startup."""
+    """Migrate a state from an older format to the current one, in a separate commit. A run also does this at startup.
+
+    No runner may be active, except with --dry-run.
+    """
     from slackwater.cli.state_maintenance import migrate
 
     migrate(StateLocation(where, pipeline, schema), dry_run)
@@ -172,7 +181,7 @@ def reset(
         typer.Option(
             metavar="OFFSETS",
             help="Where to continue: earliest, latest or a time, for all sources or for one (SOURCE=latest); or JSON with "
-            "source, topic, partition and offset. May be repeated.",
+            'offsets by source, topic and partition, such as {"clicks": {"clicks": {"0": 42}}}. May be repeated.',
         ),
     ],
     pipeline: Name = None,
@@ -181,7 +190,7 @@ def reset(
 ) -> None:
     """Change the offsets from which sources continue, without changing the windows in the state.
 
-    No runner may be active.
+    No runner may be active, except with --dry-run.
     """
     from slackwater.cli.state_maintenance import reset_state
 
