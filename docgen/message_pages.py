@@ -37,16 +37,16 @@ def index_page() -> str:
         "These pages explain every error and warning of Slackwater, grouped by topic. To look up a message, follow the link below that",
         "describes the problem, or search the pages for words of the message that do not vary.",
         "",
-        "An error is a single line. It says what is wrong and where, which value was found, which value was expected, and what to do. On a",
-        "terminal, a second line names the section of these pages that explains the error. In Python, the attribute `documented` of the",
-        "exception names the same section. The `slackwater` command exits with code 2 if the config or the command line is invalid, and with",
-        "code 1 after other errors ([all exit codes](commands.md)).",
+        "An error is a single line; if a config has several mistakes, each of them has a line. The line says what is wrong and where, which",
+        "value was found, which value was expected, and what to do. On a terminal, the line after it names the section of these pages that",
+        "explains the error. In Python, the attribute `documented` of the exception names the same section. The `slackwater` command exits with",
+        "code 2 if the config or the command line is invalid, and with code 1 after the other errors on these pages ([all exit codes](commands.md)).",
     ]
     for page, topics in _GROUPS.items():
         lines += ["", f"## {_TITLES[page]}", ""]
         lines += [f"- [{t.title}]({page}#{t.anchor})" for t in topics]
         if page == "messages/config.md":
-            lines.append(f"- [Mistakes of single keys]({_MISTAKES})")
+            lines.append(f"- [Mistakes in single keys]({_MISTAKES})")
     return "\n".join(lines) + "\n"
 
 
@@ -64,7 +64,7 @@ def group_page(page: str) -> str:
             kinds = " and ".join(code(kind) for kind in CLASSES if any(m.kind == kind for m in of_topic))
             lines += ["", *([f"{kinds}:", ""] if kinds else []), *(f"- {code(t)}" for t in texts)]
         if topic.topic is Topic.CONFIG_WRONG:
-            lines += ["", f"[Mistakes of single keys]({_MISTAKES.partition('/')[2]}) are listed by table."]
+            lines += ["", f"[Mistakes in single keys]({_MISTAKES.partition('/')[2]}) are listed by table."]
     return "\n".join(lines) + "\n"
 
 
@@ -91,7 +91,7 @@ def mistakes_page() -> str:
     for module, texts in mistakes().items():
         texts_by_heading.setdefault(HEADINGS.get(module, "the-pipeline"), []).extend(texts)
     lines = [
-        "# Mistakes of single keys",
+        "# Mistakes in single keys",
         "",
         MADE,
         "",

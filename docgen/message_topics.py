@@ -213,7 +213,7 @@ ERRORS: Sequence[MessageTopic] = (
     ),
     MessageTopic(
         Topic.SPARK_CONNECT,
-        "It is not available over Spark Connect",
+        "Something is not available over Spark Connect",
         "The server in `SPARK_REMOTE` does not exist, or a pipeline needs something that a client cannot use. Examples "
         "are settings of the server, a streaming query, and packages that are not installed.",
         "See what runs over Spark Connect, and which settings it needs: [over Spark Connect](cluster.md#over-spark-"

@@ -61,7 +61,7 @@ class Topic(StrEnum):
     CLASS_ARCHIVE = "services.md#the-archive-of-sparks-classes-was-not-created"
     PERMISSION = "services.md#permission-is-missing"
     NOT_INSTALLED = "services.md#something-is-not-installed"
-    SPARK_CONNECT = "services.md#it-is-not-available-over-spark-connect"
+    SPARK_CONNECT = "services.md#something-is-not-available-over-spark-connect"
     SPARK_START = "services.md#spark-does-not-start"
     INPUT_MISSING = "data.md#the-input-does-not-exist"
     KAFKA_SETTING = "data.md#a-kafka-setting-is-not-accepted"

@@ -162,7 +162,7 @@ class Metrics(Collector, Observer):
 
 def _gauges(statuses: Iterable[Status], lag: dict[str, float]) -> Iterator[Metric]:
     for name, about, value in (
-        ("epoch", "Epoch of the latest commit.", lambda s: s.epoch),
+        ("epoch", "Number of the epoch of the latest commit.", lambda s: s.epoch),
         ("windows_active", "Open windows.", lambda s: s.windows_active),
         (
             "state_groups_total",
@@ -242,7 +242,7 @@ def _joins(statuses: Iterable[Status]) -> Iterator[Metric]:
     if not joins:
         return
     labels = ["pipeline", "stage", "side"]
-    rows = GaugeMetricFamily(f"{PREFIX}join_buffered_rows", "Rows in the state, by side.", labels=labels)
+    rows = GaugeMetricFamily(f"{PREFIX}join_buffered_rows", "Rows of a join in the state, by side.", labels=labels)
     largest = GaugeMetricFamily(
         f"{PREFIX}join_largest_key_rows",
         "Rows of the largest key that the latest epoch updated; reported as 0 until it exceeds half of `max_rows_per_key`.",
@@ -254,12 +254,12 @@ def _joins(statuses: Iterable[Status]) -> Iterator[Metric]:
             largest.add_metric([pipeline, stage.name, side], buffer.hot_key[0] if buffer.hot_key else 0)
     yield from (rows, largest)
     for name, about in (
-        ("late", "Late rows, by side."),
-        ("null_keys", "Rows with a NULL key, by side."),
-        ("matched", "Rows that found their first partner, by side."),
-        ("unmatched", "Outer rows that were emitted without a partner, by side."),
-        ("evicted", "Rows that were dropped early (`on_state_cap`), by side."),
-        ("expired", "Rows that left the state after the watermark had passed them, by side."),
+        ("late", "Late rows of a join, by side."),
+        ("null_keys", "Rows of a join with a NULL key, by side."),
+        ("matched", "Rows of a join that found their first partner, by side."),
+        ("unmatched", "Rows of the outer sides of a join that were emitted without a partner, by side."),
+        ("evicted", "Rows of a join that were dropped early (`on_state_cap`), by side."),
+        ("expired", "Rows of a join that expired and left the state, by side."),
     ):
         family = CounterMetricFamily(f"{PREFIX}join_{name}_rows", about, labels=labels)
         for pipeline, stage in joins:

@@ -40,7 +40,10 @@ def show(
         typer.Option(metavar="NAME,…", help="Print only these columns, in this order; may be repeated."),
     ] = None,
     sql: Annotated[
-        str | None, typer.Option(metavar="QUERY", help="Print the result of a SQL query: SELECT … FROM result.")
+        str | None,
+        typer.Option(
+            metavar="QUERY", help="Print the result of a SQL query over the published rows: SELECT … FROM result."
+        ),
     ] = None,
     target: Annotated[
         str | None, typer.Option(metavar="NAME", help="Read only this target, if the pipeline has several.")
@@ -58,7 +61,7 @@ def why(
         list[str] | None,
         typer.Option(
             metavar="K=V,…",
-            help="Also report on this key, its late rows and last results; a name without a value stands for NULL.",
+            help="Also report on this key, its late rows and its last results; a name without a value stands for NULL.",
         ),
     ] = None,
     stage: Annotated[
@@ -118,7 +121,8 @@ def diff(
     a: Annotated[
         str,
         typer.Argument(
-            metavar="A", help="Files, a Delta table, postgresql://…#table, FILE.toml, FILE.toml#target or state:WHERE."
+            metavar="A",
+            help="A path to files or a Delta table, postgresql://…#TABLE, FILE.toml or FILE.toml#TARGET, or state:WHERE.",
         ),
     ],
     b: Annotated[str, typer.Argument(metavar="B", help="The other side of the comparison, in one of the same forms.")],

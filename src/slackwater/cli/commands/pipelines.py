@@ -153,7 +153,10 @@ def run(  # noqa: PLR0913 -- one argument per option of the command
         bool, typer.Option("--flush", help="With --available-now: close all open windows at the end.")
     ] = False,
     metrics_port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="The port for the Prometheus metrics; 0 means any free port.")
+        int | None,
+        typer.Option(
+            min=0, max=65535, help="Serve Prometheus metrics and health probes on this port; 0 means any free port."
+        ),
     ] = None,
     metrics_host: Annotated[str, typer.Option(help="The address to serve the metrics on.")] = "127.0.0.1",
     allow_host: AllowHost = None,
@@ -254,7 +257,7 @@ def backfill(
 
 def prepare(
     files: Annotated[
-        list[Path] | None, typer.Argument(metavar="FILE", help="Also download the jars that these configs need.")
+        list[Path] | None, typer.Argument(metavar="FILE…", help="Configs whose jars are also downloaded.")
     ] = None,
     jars: Annotated[
         list[str] | None,
