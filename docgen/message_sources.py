@@ -75,7 +75,7 @@ def messages() -> list[Message]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and (kind := _kind(node)) is not None:
                 said = node.args[-1 if _name(node) in _NOTICES else 0] if node.args else None
-                text = "" if said is None else re.sub(r"%[sd]", VALUE, shown(said))
+                text = "" if said is None else re.sub(r"%[sdg]", VALUE, shown(said))
                 says = text.strip(VALUE + " :.;")  # "" where it passes on what others say
                 file = str(path.relative_to(SOURCES))
                 all_messages.append(Message(file, node.lineno, kind, text if says else "", _topic(node, kind)))

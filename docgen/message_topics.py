@@ -479,7 +479,7 @@ WARNINGS: Sequence[MessageTopic] = (
         "A few rows have event times far ahead of the others. Such rows advance the watermark, and all other rows are "
         "then late.",
         "Filter at the source, or set `max_jump`: [far dates](semantics.md#watermarks).",
-        ("newest event time", "jumps from", "far from now", "most rows are late"),
+        ("newest event time", "jumps from", "far from the current time", "most rows are late"),
     ),
     MessageTopic(
         None,
@@ -498,7 +498,7 @@ WARNINGS: Sequence[MessageTopic] = (
         (
             "connection was lost during",
             "was committed before the connection was lost",
-            "the commit is repeated",
+            "retrying the commit",
             "could not be marked",
             "the target refused epoch",
             "was skipped",

@@ -198,7 +198,7 @@ class ResourceExhaustedError(SlackwaterError):
         holder = "this process" if error.errno == errno.EMFILE else "this machine"
         return ResourceExhaustedError(
             f"{holder} has too many open files and connections ({error.strerror or 'none is left'}), but no file "
-            "is damaged; close the programs that hold them, or raise the limit with ulimit -n, and start again"
+            "is damaged; close programs with many open files, or raise the limit with ulimit -n, and start again"
         )
 
 

@@ -130,7 +130,7 @@ def test_a_table_of_somebody_else_is_refused_with_the_columns(postgres: Any) -> 
     _, _, server = url.partition("@")
     with pytest.raises(
         StartError,
-        match=r'table public.out .* lacks new columns \("few" \(smallint\), .*\), but they could not be added \(must be owner of '
+        match=r'table public.out .* lacks new columns \("few" \(smallint\), .*\), which could not be added \(must be owner of '
         r"table out\); add them as the owner of the table, then start again",
     ) as raised:
         PostgresTarget(f"postgresql://columns_writer:w@{server}", "public.out", MORE).open()

@@ -140,9 +140,7 @@ def test_staged_rows_that_are_gone_are_missed(url: str) -> None:
     record = staged(store, 0, "a")
     with psycopg.connect(url) as db:
         db.execute("DELETE FROM slackwater_staged_p")
-    with pytest.raises(
-        EpochError, match=r"found 0 of its staged rows in .*, expected 1 .* start again to repeat the epoch"
-    ):
+    with pytest.raises(EpochError, match=r"found 0 of its rows in .*, expected 1 .* start again to repeat the epoch"):
         store.commit(record)
     store.close()
     again = opened(url)

@@ -134,7 +134,7 @@ def test_a_table_with_other_columns_is_refused_in_one_line(tmp_path: Path) -> No
     with pytest.raises(StartError) as caught:
         opened(tmp_path, TargetTable("p", fields, ("at",)))
     assert str(caught.value) == (
-        f'Delta table {tmp_path} has different columns from the pipeline: column "at" is timestamp_ntz, expected timestamp; '
+        f'the columns of Delta table {tmp_path} differ from those of the pipeline: column "at" is timestamp_ntz, expected timestamp; '
         'column "n" (bigint) is missing; column "d" is decimal(10,2), expected decimal(12,2); '
         'column "extra" (int) is not in the output of the pipeline; change the table or the pipeline, or choose another path'
     )

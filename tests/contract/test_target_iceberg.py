@@ -232,7 +232,7 @@ def test_a_table_with_other_columns_is_refused_in_one_line(lake: IcebergLake) ->
     with pytest.raises(StartError) as caught:
         open_(lake, TargetTable("p", (*NARROW, Field("d", "decimal(12,2)")), None), "append")
     assert str(caught.value) == (
-        f'Iceberg table {lake.name} has different columns from the pipeline: column "at" is bigint, expected timestamp; '
+        f'the columns of Iceberg table {lake.name} differ from those of the pipeline: column "at" is bigint, expected timestamp; '
         'column "n" (bigint) is missing; column "d" (decimal(12,2)) is missing; '
         'column "extra" (timestamp) is not in the output of the pipeline; '
         'column "key" is required, expected an optional one; '

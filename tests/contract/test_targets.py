@@ -111,7 +111,9 @@ def test_a_runner_that_was_replaced_changes_nothing_in_a_bucket(bucket: str) -> 
     stale.publish(0, rows(0))
     for epoch in (1, 2):
         in_bucket(bucket).publish(epoch, rows(epoch))
-    with pytest.raises(PublishError, match=r"another runner wrote s3://.*/_slackwater/p.json in the meantime"):
+    with pytest.raises(
+        PublishError, match=r"another runner has written s3://.*/_slackwater/p.json; this runner is stopping"
+    ):
         stale.publish(1, rows(1))
     assert in_bucket(bucket).last_epoch() == 2
 

@@ -132,7 +132,7 @@ COUNTS = sw.Window(
         ("SELECT user, _event_ts FROM source WHERE _event_ts > TIMESTAMP 'now'", "it uses TIMESTAMP 'now'"),
         ("SELECT user, _event_ts FROM source WHERE _event_ts > 'now'", "a literal such as DATE 'today'"),
         ("DESCRIBE source", "DESCRIBE is a statement; expected a query: SELECT … FROM source"),
-        ("SELECT usr, _event_ts FROM source", "`usr` cannot be resolved.*; available: user, ts, _event_ts"),
+        ("SELECT usr, _event_ts FROM source", "`usr` cannot be resolved.*; available columns: user, ts, _event_ts"),
         ("SELECT user FROM source", 'does not select "_event_ts"'),
     ],
 )

@@ -59,7 +59,7 @@ def test_a_wrong_clock_in_the_input_is_reported(
     path = config("wiki-hourly", tmp_path, f"{tmp_path}/in/*", "max_files_per_trigger = 1")
     assert command(monkeypatch, "run", str(path), "--available-now", "--flush") == 0
     said = capsys.readouterr()
-    assert "late rows dropped (watermark 2015-11-" in said.err
+    assert "late rows were dropped (watermark 2015-11-" in said.err
     assert "most rows were late, and the newest event time is 2015-" in said.out
     assert "if a clock in the input is wrong, set max_future" in said.out
     log = " ".join(said.err.split())

@@ -211,9 +211,9 @@ def test_a_quantile_keeps_its_rank_error_however_rows_are_cut(kind: str, size: i
 @pytest.mark.parametrize(
     ("given_", "message"),
     [
-        (agg("collect_set", "x", max_values_per_group=2), 'holds 3 distinct values of "x" in one group, but max_values_per_group is 2; raise it, or use'),
-        (agg("collect_list", "x", max_values_per_group=2), 'holds 3 values of "x" in one group, but max_values_per_group is 2; raise it, or use collect_set'),
-        (agg("top_k", "x", k=1, max_distinct_values_per_group=2), 'holds 3 distinct values of "x" in one group, but max_distinct_values_per_group is 2'),
+        (agg("collect_set", "x", max_values_per_group=2), 'has 3 distinct values of "x" in one group, but max_values_per_group is 2; raise it, or use'),
+        (agg("collect_list", "x", max_values_per_group=2), 'has 3 values of "x" in one group, but max_values_per_group is 2; raise it, or use collect_set'),
+        (agg("top_k", "x", k=1, max_distinct_values_per_group=2), 'has 3 distinct values of "x" in one group, but max_distinct_values_per_group is 2'),
     ],
 )  # fmt: skip
 def test_a_group_over_its_value_limit_fails(kind: str, epochs: int, given_: Aggregation, message: str) -> None:

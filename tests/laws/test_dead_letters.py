@@ -85,11 +85,11 @@ def test_the_log_says_where_they_went(caplog: pytest.LogCaptureFixture) -> None:
     run("tumbling", SCRIPTS["tumbling"])
     run("hopping", SCRIPTS["hopping"])
     assert [m for m in caplog.messages if "late" in m] == [
-        "law: epoch 1: 1 late row sent to the dead letters (watermark 1970-01-01T00:00:00.007000Z): "
+        "law: epoch 1: 1 late row was sent to the dead letters (watermark 1970-01-01T00:00:00.007000Z): "
         "u=b at 1969-12-31T23:59:59.990000Z",
-        "law: epoch 2: 1 late row sent to the dead letters (watermark 1970-01-01T00:00:00.010000Z): "
+        "law: epoch 2: 1 late row was sent to the dead letters (watermark 1970-01-01T00:00:00.010000Z): "
         "u=a at 1970-01-01T00:00:00Z",
-        "law: epoch 1: 1 late row sent to the dead letters, 1 of them late for some windows only "
+        "law: epoch 1: 1 late row was sent to the dead letters, 1 of them late for some windows only "
         "(watermark 1970-01-01T00:00:00.007000Z)",
     ]
 

@@ -220,7 +220,7 @@ def test_a_key_of_too_many_rows_stops_the_epoch_and_is_named() -> None:
     for script in ([first, rows([("x", 101, 4)])], [rows([("x", 100, n) for n in range(5)])]):
         with pytest.raises(
             LimitExceededError,
-            match=r"law: 5 rows of the left side wait for partners with k = 'x', but max_rows_per_key is 4; raise it, or set "
+            match=r"law: 5 rows of the left side with k = 'x' wait for partners, but max_rows_per_key is 4; raise it, or set "
             r'on_state_cap = "drop_oldest"; this epoch was not committed',
         ):
             run_join(spec, *script)

@@ -143,7 +143,7 @@ def test_sets_that_spark_makes_are_held_to_their_bound(runner: Runner) -> None:
                 runner.run(**settings)
                 continue
             with pytest.raises(
-                LimitExceededError, match=f'"x" holds 5 distinct values of "i" in one group, but {key} is 4'
+                LimitExceededError, match=f'"x" has 5 distinct values of "i" in one group, but {key} is 4'
             ):
                 runner.run(**settings)
 
@@ -161,7 +161,9 @@ def test_one_of_a_users_own_takes_the_keys_and_tells_what_fails(runner: Runner, 
     source = runner.source("user STRING, s STRING, ts TIMESTAMP", max_files_per_trigger=1)
     frame = runner.run(source=source, window=window(mark="="))
     assert set(frame["best"]) == {"a=xxxxxx"}
-    with pytest.raises(EpochError, match=r'aggregation "best": LongestText\.lift failed: .*; fix it') as error:
+    with pytest.raises(
+        EpochError, match=r'aggregation "best": LongestText\.lift failed: .*; correct this method'
+    ) as error:
         runner.run(source=source, window=window(fail=True), name="failing", target_path=str(runner.home / "failed"))
     assert "\n" not in str(error.value)
     wrong = sw.Aggregation(agg=LongestText, columns={"text": "i"}, as_="best")

@@ -134,7 +134,8 @@ def test_a_row_that_brings_no_gap(runner: Runner) -> None:
     runner.write("0.jsonl", rows)
     events, shape = frame_of(runner.spark, runner.home / "in", PLAIN), counts(gap_ms="gap")
     with pytest.raises(
-        Exception, match=r"batch: a shard has 2 bad rows without a gap \(gap\) that is .*: user=a at 2024-03-01"
+        Exception,
+        match=r"batch: the gap \(gap\) must be positive .* for at least 2 rows it is not: user=a at 2024-03-01",
     ):
         sw.batch(events, shape).collect()
     runner.notices.clear()

@@ -205,7 +205,7 @@ def test_caps_fail_exactly_or_refuse_new_groups(runner: Runner) -> None:
         target_path=str(runner.home / "ten"),
     )
     shape: dict[str, Any] = {"kind": "tumbling", "duration_ms": "1m", "gap_ms": None, "max_session_duration_ms": None}
-    with pytest.raises(LimitExceededError, match="2024-03-01T00:00:00Z to 2024-03-01T00:01:00Z holds 10 groups"):
+    with pytest.raises(LimitExceededError, match="2024-03-01T00:00:00Z to 2024-03-01T00:01:00Z has 10 groups"):
         runner.run(source=runner.source(SIMPLE), window=simple(**shape, max_groups_per_window=9), name="tumbling")
     runner.statuses.clear()
     refusing = simple(**shape, max_groups_per_window=4, on_state_cap="drop_new_groups")
@@ -218,7 +218,7 @@ def test_caps_fail_exactly_or_refuse_new_groups(runner: Runner) -> None:
 def test_exact_distinct_beyond_its_bound_fails(runner: Runner) -> None:
     runner.write("0.jsonl", [{"user": "a", "i": k, "ts": iso(k)} for k in range(5)])
     bounded = sw.Aggregation(agg="count_distinct", column="i", mode="exact", max_distinct_values_per_group=4, as_="d")
-    with pytest.raises(LimitExceededError, match='"d" holds 5 distinct values of "i" in one group'):
+    with pytest.raises(LimitExceededError, match='"d" has 5 distinct values of "i" in one group'):
         runner.run(source=runner.source(SIMPLE), window=simple(aggregations=[bounded]))
 
 
@@ -248,7 +248,7 @@ def test_a_second_runner_and_a_changed_window_are_refused(runner: Runner) -> Non
                 'test: source "events": event_time_column "tss" is neither a column nor a valid expression',
             ),
             ({"window": simple(event_time_column="i")}, 'event_time_column "i" is int; set event_time_unit'),
-            ({"transform_sql": "SELECT usr, _event_ts FROM source"}, "available: user, i, ts, _event_ts"),
+            ({"transform_sql": "SELECT usr, _event_ts FROM source"}, "available columns: user, i, ts, _event_ts"),
             ({"transform_sql": "SELECT user, i FROM source"}, 'does not select "_event_ts", the event time'),
             (
                 {"transform_sql": "SELECT user, count(*) AS i, max(_event_ts) AS _event_ts FROM source GROUP BY user"},

@@ -205,7 +205,7 @@ def test_too_many_rows_of_a_key_stop_the_epoch(runner: Runner) -> None:
     runner.write("0.jsonl", rows, "order_id")
     runner.write("0.jsonl", [{"paid_order": 1, "region": "eu", "ts": format_time(0)}], "paid_order")
     with pytest.raises(
-        LimitExceededError, match=r"20 rows of the left side wait for partners with order_id = 5, region = 'eu'"
+        LimitExceededError, match=r"20 rows of the left side with order_id = 5, region = 'eu' wait for partners"
     ):
         runner.run(sources=sources(runner), join=join(max_rows_per_key=19))
 

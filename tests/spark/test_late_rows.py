@@ -160,13 +160,13 @@ def test_without_sql_nothing_is_written(spark: Any, rows: Any) -> None:
 def test_what_cannot_be_rewritten_is_said_in_one_line(spark: Any, rows: Any, sql: str, why: str) -> None:
     spec = pipeline_with(sql)
     with pytest.raises(
-        StartError, match='late_data = "dlq" requires the hidden column _origin in the result'
+        StartError, match='late_data = "dlq" requires the hidden column "_origin" in the result'
     ) as raised:
         sql_analysis.add_origin_to_sql(spark, spec, IN, rows)
     text = str(raised.value)
     assert f"the column cannot be added ({why}" in text
     assert text.startswith('test: source "in": transform.sql: ')
-    assert text.endswith("; add _origin to every SELECT, from the one that reads source to the outermost")
+    assert text.endswith('; add "_origin" to every SELECT, from the one that reads "source" to the outermost one')
     assert "\n" not in text
 
 

@@ -210,13 +210,13 @@ def test_what_a_registry_has_and_no_message_can_be_is_told_in_a_line(
         registered.versions[1:] = [{"id": number, "schema": text}]
         with pytest.raises(
             sw.SlackwaterError,
-            match=rf'^source "events": schema {number} of the registry is not a Protobuf schema that can be used \({said}',
+            match=rf'^source "events": schema {number} of the registry cannot be used as a Protobuf schema \({said}',
         ) as e:
             runner.run(**settings)
         assert "\n" not in str(e.value)
     gone = events.source(schema=None, payload_format="protobuf", protobuf_schema_file=str(runner.home / "gone.proto"))
     with pytest.raises(
         sw.SlackwaterError,
-        match=r'^source "events": protobuf_schema_file ".*" is not a Protobuf schema that can be used \(.*No such file',
+        match=r'^source "events": protobuf_schema_file ".*" cannot be used as a Protobuf schema \(.*No such file',
     ):
         runner.run(**{**settings, "source": gone})

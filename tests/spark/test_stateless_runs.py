@@ -339,7 +339,7 @@ def test_columns_called_as_internal_ones(spark: Any, tmp_path: Path) -> None:
     ("sql", "said"),
     [
         ("SELECT user AS __reason FROM source", 'column "__reason" has a name that Slackwater reserves; rename'),
-        ("SELECT user, page AS USER FROM source", 'selects "user" more than once; give each column its own name'),
+        ("SELECT user, page AS USER FROM source", 'selects "user" more than once; give each column a different name'),
         ("SELECT NULL AS nothing, user FROM source", 'column "nothing" has type void, which no target supports; cast it in the SQL'),
         ("SELECT user, count(*) AS n FROM source GROUP BY user", "must be row-wise, but it uses an aggregate"),
         ("SELECT user, uuid() AS id FROM source", r"must be row-wise, but it uses uuid\(\)"),

@@ -98,7 +98,7 @@ def test_a_second_start_without_the_state_is_refused_and_put_aside(runner: Runne
     once = runner.run(**settings)
     assert runner.run(**settings).equals(once)  # the state knows what it wrote
     (runner.home / "state").rename(runner.home / "gone")
-    with pytest.raises(StartError, match=r'target holds . files? of another state of "test"'):
+    with pytest.raises(StartError, match=r'target already contains . files? of another state of "test"'):
         runner.run(**settings)
     with pytest.raises(StartError, match="--put-aside-output"):
         runner.run(**settings, rebuild={})

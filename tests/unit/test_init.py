@@ -413,10 +413,20 @@ WRONG: list[tuple[str, str | bytes | None, tuple[str, ...], str]] = [
     ("a.log", "one\ntwo words\nand three words\n", (), "its lines have no common separator"),
     ("a.parquet", b"PAR1nonsense", (), "cannot be read as Parquet"),
     ("a.csv", "user,ts\n", (), "has a header but no rows"),
-    ("a.json", '{"a": "x", "b": 5}\n', (), "no column contains times (a, b)"),
-    ("a.json", '{"a": 1.5, "ts": "2024-01-01T00:00:00Z"}\n', (), "no column is suitable as a session key (a, ts)"),
+    ("a.json", '{"a": "x", "b": 5}\n', (), "none of the columns (a, b) contains times"),
+    (
+        "a.json",
+        '{"a": 1.5, "ts": "2024-01-01T00:00:00Z"}\n',
+        (),
+        "none of the columns (a, ts) is suitable as a session key",
+    ),
     ("a.json", '{"a": "x", "ts": "2024-01-01T00:00:00Z"}\n', ("--key", "b"), '"b" is not a column'),
-    ("a.json", '{"a": "x", "ts": "2024-01-01T00:00:00Z"}\n', ("--time", "a"), '"a" of a.json does not contain times'),
+    (
+        "a.json",
+        '{"a": "x", "ts": "2024-01-01T00:00:00Z"}\n',
+        ("--time", "a"),
+        'column "a" of a.json does not contain times',
+    ),
     (
         "a.json",
         '{"a": "x", "ts": "2024-01-01T00:00:00Z"}\n',
@@ -439,7 +449,7 @@ WRONG: list[tuple[str, str | bytes | None, tuple[str, ...], str]] = [
         "a.json",
         '{"a": "x", "ts": "2024-01-01T00:00:00Z"}\n',
         ("--kind", "join"),
-        "found 1, expected 2: a join has two sides",
+        "found 1 sample, expected 2, because a join has two sides",
     ),
     ("a.csv", "a,ts\nx,2024-01-01T00:00:00Z\n", ("--source", "kafka"), "is csv; expected JSON lines"),
     ("a.json", '{"a": "x", "ts": "2024-01-01T00:00:00Z"}\n', ("--name", "a/b"), 'name: found "a/b"'),
@@ -461,7 +471,7 @@ def test_each_mistake_is_one_line(
 def test_two_sides_need_one_event_time(slackwater: Command) -> None:
     a, b = lines("a.json", clicks()), lines("b.json", [{"user_id": r["user_id"], "at": r["ts"]} for r in clicks()])
     line = init_error(slackwater, "--kind", "join", "--sample", a, "--sample", b)
-    assert 'are "ts" and "at"; in a join, both sides must have the same name and unit' in line
+    assert 'are "ts" and "at"; in a join, both columns must have the same name and unit' in line
 
 
 def test_a_missing_folder(slackwater: Command) -> None:
@@ -628,4 +638,4 @@ def test_samples_of_real_data_are_recognised(
 
 @pytest.mark.shared_data
 def test_a_log_of_a_web_server_is_refused(slackwater: Command, shared_data: Path) -> None:
-    assert "no column contains times" in init_error(slackwater, "--sample", str(shared_data / "apache_logs.log"))
+    assert "contains times" in init_error(slackwater, "--sample", str(shared_data / "apache_logs.log"))

@@ -215,7 +215,7 @@ def test_a_limit_is_counted_exactly_where_windows_overlap() -> None:
 
     operator.check_group_limit(figures, -(1 << 62), recount)
     assert len(counted) == 1
-    with pytest.raises(LimitExceededError, match=r"holds 4 groups, but max_groups_per_window is 3"):
+    with pytest.raises(LimitExceededError, match=r"has 4 groups, but max_groups_per_window is 3"):
         operator.check_group_limit(figures, -(1 << 62), lambda question: {0: 4})
     with pytest.raises(LimitExceededError, match=r"4 keys have open sessions, but max_groups_per_window is 3"):
         window("session").check_group_limit(StageCounts((2, 2), (2, 2)), 0, recount)

@@ -111,7 +111,7 @@ def test_plan_repeats_the_message_with_which_a_start_refuses(table: Any, say: Sa
     code, lines = say()
     assert code == 1
     assert re.fullmatch(
-        r'law: state in epoch 2: source "web": .* table .*: new columns in versions since its first start: "weight" \(bigint\); '
+        r'law: state in epoch 2: source "web": .* table .*: new columns in the versions since the first start: "weight" \(bigint\); '
         r'set schema_changes to add them \("add"\) or to leave them out \("ignore"\)',
         lines[-1],
     )
@@ -124,7 +124,7 @@ def test_a_recreated_table_is_refused(table: Any, say: Say, tmp_path: Path) -> N
     change_commits(lambda content: content["sources"]["web"]["offsets"].__setitem__("table", "another"))
     code, lines = say()
     assert code == 1
-    assert "is not the table that was read" in lines[-1]
+    assert "was created again after it had been read up to" in lines[-1]
 
 
 def test_a_table_that_cannot_be_read_is_one_line(table: Any, say: Say, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,8 +78,8 @@ def test_a_refused_start_changes_nothing(tmp_path: Path, rebuild: dict[str, str]
     before = sorted(p for p in tmp_path.rglob("*") if "state" not in p.parts)
     with pytest.raises(
         StartError,
-        match=r'^p: target holds 3 files of another state of "p" in ".*out", up to epoch 7\. .*; move them away with '
-        r"--put-aside-output, or add to them with --keep-output; nothing was changed$",
+        match=r'^p: target already contains 3 files of another state of "p" in ".*out", up to epoch 7; .*; move these files away with '
+        r"--put-aside-output, or add new rows to the existing output with --keep-output; nothing was changed$",
     ):
         run(pipeline, available_now=True, rebuild=rebuild)
     assert sorted(p for p in tmp_path.rglob("*") if "state" not in p.parts) == before
@@ -89,7 +89,7 @@ def test_a_refused_start_changes_nothing(tmp_path: Path, rebuild: dict[str, str]
 def test_files_without_a_marker_are_reported_too(tmp_path: Path) -> None:
     publish_epochs(tmp_path, 3)
     (tmp_path / "out" / "_slackwater" / "p.json").unlink()
-    with pytest.raises(StartError, match=r'1 file of another state of "p" in "[^,]*"\. This start has no state'):
+    with pytest.raises(StartError, match=r'1 file of another state of "p" in "[^,]*"; this start has no state'):
         existing_output.check_previous_output(toml.load(config(tmp_path)), None)
 
 
@@ -150,7 +150,7 @@ def test_an_append_only_delta_table(tmp_path: Path) -> None:
     for choice in (None, "aside"):
         with pytest.raises(
             StartError,
-            match=r'rows of another state of "p" in Delta table .*, up to epoch 6\. .*; empty it, or name another target',
+            match=r'rows of another state of "p" in Delta table .*, up to epoch 6; .*; empty the target, name another one, or',
         ):
             existing_output.check_previous_output(pipeline, choice)
     assert len(existing_output.check_previous_output(pipeline, "keep")) == 1
@@ -163,9 +163,7 @@ def test_an_append_only_iceberg_table(tmp_path: Path) -> None:
     lake.opened(TargetTable("p", FIELDS, None, "old"), "append").publish(6, ROWS)
     text = config(tmp_path, 'connection = "table"\ntable = "shop.t"\nmode = "append"').read_text()
     pipeline = toml.loads(text.replace('kind = "delta"', connection(tmp_path)))
-    message = (
-        r'rows of another state of "p" in Iceberg table shop.t, up to epoch 6\. .*; empty it, or name another target'
-    )
+    message = r'rows of another state of "p" in Iceberg table shop.t, up to epoch 6; .*; empty the target, name another one, or'
     with pytest.raises(StartError, match=message):
         existing_output.check_previous_output(pipeline, None)
     assert len(existing_output.check_previous_output(pipeline, "keep")) == 1

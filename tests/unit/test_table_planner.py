@@ -267,10 +267,10 @@ def test_another_table_of_the_same_name_is_refused(table: Any, tmp_path: Path) -
         shutil.rmtree(table.path)
     else:
         table.lake.tables().catalog.drop_table("shop.events")
-    with pytest.raises(SlackwaterError, match=r"does not exist|is not in the catalog"):
+    with pytest.raises(SlackwaterError, match="does not exist"):
         Run(table, run.at)
     append_versions(table, 1, 1, 1)
-    with pytest.raises(StartError, match=r"is not the table that was read up to .*created again"):
+    with pytest.raises(StartError, match=r"was created again after it had been read up to"):
         Run(table, run.at)
     with pytest.raises(SlackwaterError, match=r"created again|was replaced by another table"):
         run.all()  # while it runs
@@ -285,7 +285,7 @@ def test_a_table_that_was_rolled_back_is_refused(tmp_path: Path) -> None:
     run.all()
     with table.table.manage_snapshots() as change:
         change.rollback_to_snapshot(first)
-    with pytest.raises(StartError, match=r"no longer descends from snapshot .* rolled back"):
+    with pytest.raises(StartError, match=r"does not descend from snapshot .* rolled back"):
         Run(table, run.at).all()
 
 
@@ -300,9 +300,7 @@ def test_delete_files_are_refused_by_name(tmp_path: Path, content: str, words: s
     table.delete_by(content)
     with pytest.raises(SlackwaterError, match=f"removes or rewrites rows .{words}"):
         run.all()
-    with pytest.raises(
-        StartError, match=f'source "events": .* holds {words} at snapshot .*starting_offsets = "latest"'
-    ):
+    with pytest.raises(StartError, match=f'source "events": .* has {words} at snapshot .*starting_offsets = "latest"'):
         Run(table).all()
 
 

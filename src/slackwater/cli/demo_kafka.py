@@ -180,7 +180,7 @@ def _compare(say: Any, console: Console, url: str, rows: int) -> None:
     say(f"{clicks:,} of {rows:,} clicks are in {sessions:,} sessions")
     if clicks != rows:
         raise EpochError(
-            f"demo-kafka: {rows:,} clicks were produced, but {clicks:,} are in the table; this is a bug",
+            f"demo-kafka: {rows:,} clicks were produced, but {clicks:,} are in the table; please report this bug",
             Topic.DEMO_FAILED,
         )
     with psycopg.connect(url, autocommit=True) as db:
@@ -250,7 +250,10 @@ def _watch(say: Any, url: str, runner: subprocess.Popen[bytes], producer: _Produ
         if progress != last_counts:
             last_counts, last_progress = progress, time.monotonic()
         time.sleep(0.5)
-    raise EpochError(f"demo-kafka: no progress for {STALLED_SECONDS} s: {_log_tail(home)}", Topic.DEMO_FAILED)
+    raise EpochError(
+        f"demo-kafka: there was no progress for {STALLED_SECONDS} s; the log ends with: {_log_tail(home)}",
+        Topic.DEMO_FAILED,
+    )
 
 
 def _count_results(url: str) -> tuple[int, int]:
@@ -303,11 +306,12 @@ def _wait_for_end(say: Any, runner: subprocess.Popen[bytes], home: Path) -> None
     code = runner.poll()
     if code is None:
         raise EpochError(
-            f"demo-kafka: the runner printed nothing for {STALLED_SECONDS} s: {_log_tail(home)}", Topic.DEMO_FAILED
+            f"demo-kafka: the runner printed nothing for {STALLED_SECONDS} s; the log ends with: {_log_tail(home)}",
+            Topic.DEMO_FAILED,
         )
     if code != 0:
         how = f"was ended by signal {-code}" if code < 0 else f"failed with exit code {code}"
-        raise EpochError(f"demo-kafka: the runner {how}: {_log_tail(home)}", Topic.DEMO_FAILED)
+        raise EpochError(f"demo-kafka: the runner {how}; the log ends with: {_log_tail(home)}", Topic.DEMO_FAILED)
 
 
 def _stop(say: Any, runner: subprocess.Popen[bytes], home: Path) -> None:

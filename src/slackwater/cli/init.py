@@ -60,7 +60,10 @@ def write_first_config(options: InitOptions) -> None:
     sample_count = 2 if kind == "join" else 1
     if len(samples) > sample_count or (samples and len(samples) < sample_count):
         reason = "a join has two sides" if kind == "join" else f"a {kind} window reads one source"
-        raise StartError(f"--sample: found {len(samples)}, expected {sample_count}: {reason}", Topic.INIT_SAMPLE)
+        raise StartError(
+            f"--sample: found {plural(len(samples), 'sample')}, expected {sample_count}, because {reason}",
+            Topic.INIT_SAMPLE,
+        )
     for sample in samples:
         if source == "kafka" and sample.format != "json":
             raise StartError(
@@ -144,7 +147,7 @@ def _event_time(options: InitOptions, sample: Sample) -> TimeColumnCandidate | N
         if columns or options.source == "kafka":
             return columns[0] if columns else None
         raise StartError(
-            f"--sample: {sample.path}: no column contains times ({', '.join(list(sample.columns)[:8])})"
+            f"--sample: {sample.path}: none of the columns ({', '.join(list(sample.columns)[:8])}) contains times"
             f"{_wrong_time_text(sample)}; expected text such as 2024-03-01T09:00:00Z, or a number of seconds, ms, us or ns since 1970; name the column with --time",
             Topic.INIT_SAMPLE,
         )
@@ -158,7 +161,8 @@ def _event_time(options: InitOptions, sample: Sample) -> TimeColumnCandidate | N
             Topic.INIT_SAMPLE,
         )
     raise StartError(
-        f"--time: {format_value(options.time)} of {sample.path} does not contain times{_wrong_time_text(sample, options.time)}; "
+        f"--time: column {format_value(options.time)} of {sample.path} does not contain times"
+        f"{_wrong_time_text(sample, options.time)}; "
         "expected text such as 2024-03-01T09:00:00Z, or a number of seconds, ms, us or ns since 1970",
         Topic.INIT_SAMPLE,
     )
@@ -245,7 +249,8 @@ def _window_config(options: InitOptions, samples: Sequence[Sample]) -> tuple[str
     sets = _key_sets(options, sample, time) or ([] if kind == "session" else [[]])
     if not sets:
         raise StartError(
-            f"--sample: {sample.path}: no column is suitable as a session key ({', '.join(list(sample.columns)[:8])}); name one with --key",
+            f"--sample: {sample.path}: none of the columns ({', '.join(list(sample.columns)[:8])}) is suitable as "
+            "a session key; name one with --key",
             Topic.INIT_SAMPLE,
         )
     length = 300_000
@@ -363,7 +368,8 @@ def _shared_event_time(
     ):
         names = " and ".join(format_value(t.name) + (f" in {t.unit}" if t.unit else "") if t else "none" for t in pair)
         raise StartError(
-            f"--sample: the event-time columns of the two sides are {names}; in a join, both sides must have the same name and unit; change one of them",
+            f"--sample: the event-time columns of the two sides are {names}; in a join, "
+            "both columns must have the same name and unit; change one of them",
             Topic.INIT_SAMPLE,
         )
     return pair

@@ -306,7 +306,8 @@ def _reset(store: StateStore, offsets: Sequence[str], config: Pipeline | None) -
         _print_moves(commit, moves)
         if all(m.before == m.after for m in moves):
             raise StartError(
-                f"{commit.pipeline}: the sources already continue there; nothing was committed", Topic.OFFSETS
+                f"{commit.pipeline}: the sources already continue from these offsets; nothing was committed",
+                Topic.OFFSETS,
             )
         return store.commit(commit.successor(committed_us=_now(), sources=reset_offsets.apply_moves(commit, moves)))
 

@@ -125,7 +125,8 @@ class SourceSet:
                 )
             if any(c.rows for c in state.clocks.values()):
                 raise StartError(
-                    "sources were added or removed, but one of the sources cannot seek; restore the previous sources",
+                    "sources were added or removed, but one of the sources can resume only from Spark's checkpoint, "
+                    "which fits only the previous sources; restore the previous sources",
                     Topic.CHECKPOINT_ONLY,
                 )
         fresh = home / uuid.uuid4().hex
@@ -279,8 +280,8 @@ def connect_not_supported_error(pipeline: str, source: str) -> StartError:
     """Return the error for a source that only a Spark streaming query can plan."""
     return StartError(
         f'{pipeline}: source "{source}" needs a Spark streaming query, which Slackwater does not run over Spark '
-        "Connect; use local files or Kafka without Spark's streaming options, or run it with a classic session "
-        "(SPARK_MASTER)",
+        "Connect; use local files or Kafka without Spark's streaming options, or run the pipeline in a classic Spark "
+        "session (SPARK_MASTER instead of SPARK_REMOTE)",
         Topic.SPARK_CONNECT,
     )
 

@@ -154,7 +154,7 @@ def infer_json_schema(session: Any, texts: Sequence[str]) -> StructType:
     if spark_version(session) < (4, 2):
         raise StartError(
             f"no schema is declared, and Spark {session.version} cannot infer one from records over Spark Connect; "
-            "declare one in schema, or use Spark 4.2 or later",
+            'set "schema" of the source, or use Spark 4.2 or later',
             Topic.SPARK_CONNECT,
         )
     return session.read.json(session.createDataFrame([(text,) for text in texts], "value STRING")).schema

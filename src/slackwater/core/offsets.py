@@ -100,7 +100,10 @@ class KafkaOffsets(Offsets):
 
     def resolve_reset(self, prefix: str, start: object, lookup: OffsetLookup | None) -> Offsets:
         if lookup is None:
-            raise StartError(f"{prefix}: this position must be looked up on a broker; {NEEDS_FILE}", Topic.OFFSETS)
+            raise StartError(
+                f"{prefix}: this position must be looked up on a broker, which requires the config; {NEEDS_FILE}",
+                Topic.OFFSETS,
+            )
         assert isinstance(start, str | int)
         return lookup(start)
 
@@ -271,7 +274,8 @@ class LakeTableOffsets(Offsets):
             )
         if lookup is None:
             raise StartError(
-                f"{prefix}: the latest version must be looked up in the table; {NEEDS_FILE}", Topic.TABLE_HISTORY
+                f"{prefix}: the latest version must be looked up in the table, which requires the config; {NEEDS_FILE}",
+                Topic.TABLE_HISTORY,
             )
         return lookup("latest")
 

@@ -80,8 +80,8 @@ def log_late_results(
     )
     log.warning(
         f'{pipeline.name}: epoch {epoch}: {plural(rows.height, "result")} of stage "{source}" arrived too late for stage '
-        f'"{stage}" (watermark {format_iso(watermark)}), as may happen after a config change; the watermark becomes '
-        f"their event time: {sample}"
+        f'"{stage}" (watermark {format_iso(watermark)}), as may happen after a config change; the watermark is used '
+        f"as their event time: {sample}"
     )
 
 
@@ -138,7 +138,8 @@ def _reject(pipeline: Pipeline, problem: str, samples: Sequence[str], remedy: st
     sample, on_error = "; ".join(samples), pipeline.transform.on_error
     if on_error == "fail":
         raise BadRowError(
-            f'{problem}: {sample}; {remedy}, or set on_error = "drop" in [transform] to count and drop such rows, or "dlq" to keep them'
+            f"{problem}: {sample}; {remedy}, or set on_error in [transform] to count and drop such rows "
+            '("drop"), or to keep them as dead letters ("dlq")'
         )
     log.warning("%s %s: %s", problem, "sent to the dead letters" if on_error == "dlq" else "dropped", sample)
 
@@ -152,8 +153,8 @@ def _check_letters(pipeline: Pipeline, epoch: int, outcome: IngestOutcome) -> No
     letters = sum(staged.reasons.get(LATE, 0) for staged in outcome.letters)
     if pipeline.keeps_late_rows and late != letters:
         raise EpochError(
-            f"{pipeline.name}: epoch {epoch}: {plural(late, 'late row')}, but {plural(letters, 'dead letter')}: the "
-            "input changed between two reads, so this epoch was not committed; the next start runs it again",
+            f"{pipeline.name}: epoch {epoch}: the input changed between two reads ({plural(late, 'late row')}, but "
+            f"{plural(letters, 'dead letter')}), so this epoch was not committed; the next start runs it again",
             Topic.INPUT_CHANGED,
         )
 
@@ -169,7 +170,7 @@ def _log_units(pipeline: Pipeline, epoch: int, outcome: IngestOutcome) -> None:
         if stats.unit_hint and not stats.bad and stats.max_event_us is not None:  # else it is logged with the bad rows
             log.warning(
                 f'{pipeline.name}: epoch {epoch}: source "{name}": its first rows have event times up to '
-                f"{format_iso(stats.max_event_us)}, far from now; {stats.unit_hint}"
+                f"{format_iso(stats.max_event_us)}, far from the current time; {stats.unit_hint}"
             )
 
 
@@ -182,16 +183,17 @@ def _log_late(pipeline: Pipeline, before: StageState, epoch: int, outcome: Inges
             done = f"sent to the dead letters{f', {partly} of them late for some windows only' if partly else ''}"
         else:
             done = "emitted by themselves" if pipeline.transform.step.late_data == "standalone" else "dropped"
+        rows = plural(late + partly if keeps_late else late, "late row was", "late rows were")
         log.warning(
-            f"{pipeline.name}: epoch {epoch}: {plural(late + partly if keeps_late else late, 'late row')} {done} "
+            f"{pipeline.name}: epoch {epoch}: {rows} {done} "
             f"(watermark {format_iso(before.watermark_us)}){': ' if samples else ''}{'; '.join(samples)}"
         )
     refused = sum(r.refused for r in outcome.reports)
     if refused:
         most = pipeline.transform.window.max_groups_per_window if pipeline.transform.window else None
+        rows = plural(refused, "row of a new group was", "rows of new groups were")
         log.warning(
-            f"{pipeline.name}: epoch {epoch}: {plural(refused, 'row')} of new groups refused, because "
-            f"max_groups_per_window = {most} is reached"
+            f"{pipeline.name}: epoch {epoch}: {rows} refused, because max_groups_per_window ({most}) is reached"
         )
 
 
@@ -202,19 +204,19 @@ def _log_join(pipeline: Pipeline, epoch: int, outcome: IngestOutcome) -> None:
         most = join.max_rows_per_key if join else 0
         for hot_key in (r.hot_key for r in reports if r.hot_key):
             log.warning(
-                f'{pipeline.name}: epoch {epoch}: {plural(hot_key[0], "row")} of the {name} side ("{source}") wait for '
-                f"partners with {hot_key[1]}; max_rows_per_key is {most}"
+                f'{pipeline.name}: epoch {epoch}: {plural(hot_key[0], "row")} of the {name} side ("{source}") with '
+                f"{hot_key[1]} wait for partners; max_rows_per_key is {most}"
             )
         for count, text in (
             (
                 sum(r.evicted for r in reports),
-                f"were dropped early, as the oldest of their keys: max_rows_per_key = {most}",
+                f"dropped early as the oldest of a key, because max_rows_per_key is {most}",
             ),
-            (sum(r.keyless for r in reports), "have no key and match nothing"),
+            (sum(r.keyless for r in reports), "dropped, because a key column of the join is NULL"),
         ):
             if count:
-                rows = plural(count, "row")
-                log.warning(f'{pipeline.name}: epoch {epoch}: {rows} of the {name} side ("{source}") {text}')
+                rows, outcome_text = plural(count, "row"), f"{'was' if count == 1 else 'were'} {text}"
+                log.warning(f'{pipeline.name}: epoch {epoch}: {rows} of the {name} side ("{source}") {outcome_text}')
 
 
 def divide_group_limit(limit: int, shards: int, shard: int) -> int:
@@ -295,7 +297,7 @@ class ClockSkewWarnings:
                 )
                 jump = self.pipeline.transform.step.max_jump_ms or 0
                 log.warning(
-                    f'{self.pipeline.name}: epoch {epoch}: source "{name}" jumps from '
+                    f'{self.pipeline.name}: epoch {epoch}: the event time of source "{name}" jumps from '
                     f"{format_iso(partition_clock.max_event_us or 0)} to {format_iso(newest)}{location}, by more than "
                     f"max_jump ({format_config_duration(jump)}); these rows are used, but do not advance the watermark "
                     f"of the source until there are {CONFIRMS} of them ({sum(n for _, _, n in ahead)} so far)"

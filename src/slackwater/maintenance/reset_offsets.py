@@ -54,8 +54,9 @@ def plan_moves(commit: Commit, arguments: Sequence[str], pipeline: Pipeline | No
     for name, source in commit.sources.items():
         if source.offsets is None and commit.clocks[name].rows:
             raise StartError(
-                f'{commit.pipeline}: source "{name}" resumes only from Spark\'s checkpoint, which then holds the offsets of all '
-                "sources, so no offsets can be reset; give the pipeline a new name or state path to start over",
+                f'{commit.pipeline}: no offsets can be reset, because source "{name}" resumes only from Spark\'s '
+                "checkpoint, which contains the offsets of all sources; give the pipeline a new name or state path to "
+                "start over",
                 Topic.CHECKPOINT_ONLY,
             )
     positions = _parse_arguments(arguments, sorted(commit.sources))  # a database does not preserve the order of names
@@ -174,7 +175,8 @@ def _parse_offsets(where: str, offsets: Mapping[str, Any]) -> dict[str, dict[str
                 )
             if type(offset) is not int or not 0 <= offset < 2**63:
                 raise StartError(
-                    f"{where}: {topic}-{part}: {mismatch(json.dumps(offset), 'an offset: a whole number from 0')}",
+                    f"{where}: {topic}-{part}: "
+                    + mismatch(json.dumps(offset), "an offset (0 or a positive whole number)"),
                     Topic.OFFSETS,
                 )
     return {topic: dict(parts) for topic, parts in offsets.items()}

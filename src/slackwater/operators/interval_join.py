@@ -83,8 +83,8 @@ class IntervalJoinOperator(CompiledJoin, NonWindowOperator):
             done = match_rows.ingest_rows(self, new, task.state.buffers(self), task.watermark, epoch, outbox.take)
         except match_rows.RowsPerKeyExceededError as error:
             raise LimitExceededError(
-                f"{self.pipeline}: {plural(error.rows, 'row')} of the {error.side.name} side wait for partners with "
-                f"{error.key}, but max_rows_per_key is {self.max_rows_per_key:,}; raise it, or set "
+                f"{self.pipeline}: {plural(error.rows, 'row')} of the {error.side.name} side with {error.key} wait for "
+                f"partners, but max_rows_per_key is {self.max_rows_per_key:,}; raise it, or set "
                 'on_state_cap = "drop_oldest"; this epoch was not committed'
             ) from None
         task.staging("before")

@@ -281,10 +281,14 @@ class KeyedOperator(TimerStateLayout, StateRowOperator, NonWindowOperator):
         timers = state.select(pl.col(KEY).cast(fired.schema[KEY]), TIMER).join(earliest, on=KEY, how="left")
         if (wrong := timers.filter(pl.col("__due").is_null() | (pl.col(TIMER) <= pl.col("__due")))).height:
             new_timer, handled = wrong.row(0)[1:]
+            if handled is None:
+                raise EpochError(
+                    f"{self.pipeline}: expire of {self.kind} returned a row for a key whose timer is not due; return "
+                    "rows only for keys whose timers are due"
+                )
             raise EpochError(
-                f"{self.pipeline}: expire of {self.kind} returned a row with the timer {new_timer} for a key whose "
-                f"due timer is {handled} (µs; None: no timer); return rows only for keys that are due, and set a later "
-                "timer"
+                f"{self.pipeline}: expire of {self.kind} returned a row with the timer {new_timer} µs for a key whose "
+                f"timer at {handled} µs is due; return a later timer"
             )
 
     # -- in the commit -------------------------------------------------------------------------------------------

@@ -66,7 +66,8 @@ class UserKeyedOperator(KeyedOperator):
             function = load_keyed_function(self.path, self.options)
         except KeyedFunctionError as error:
             raise EpochError(
-                f"{self.pipeline}: a worker cannot load {self.path}: {error}; install its package on all workers"
+                f"{self.pipeline}: a worker cannot load {self.path}: {error}; install the package that contains it on "
+                "all workers"
             ) from None
         call: Callable[..., Any] = getattr(function, step)
         try:
@@ -74,7 +75,7 @@ class UserKeyedOperator(KeyedOperator):
         except Exception as error:
             raise EpochError(
                 f"{self.pipeline}: {step} of {self.path} failed in {_find_line(function, error)} "
-                f"({describe_error(error)}); correct it, and start again"
+                f"({describe_error(error)}); correct the class, and start again"
             ) from error
         return self._checked(step, result)
 
@@ -101,7 +102,9 @@ class UserKeyedOperator(KeyedOperator):
             ) from None
 
     def _mismatch(self, step: str, actual: str, expected: str) -> EpochError:
-        return EpochError(f"{self.pipeline}: {step} of {self.path} returned {actual}, expected {expected}; correct it")
+        return EpochError(
+            f"{self.pipeline}: {step} of {self.path} returned {actual}, expected {expected}; correct the class"
+        )
 
     # -- from a config ---------------------------------------------------------------------------------------------
 

@@ -147,7 +147,7 @@ class PaneWindowOperator(CompiledPaneWindow, WindowOperator):
         if suspects:
             window = suspects[0]
             raise LimitExceededError(
-                f"{self.pipeline}: window {format_iso(window)} to {format_iso(window + self.duration_us)} holds "
+                f"{self.pipeline}: the window from {format_iso(window)} to {format_iso(window + self.duration_us)} has "
                 f"{totals[window]} groups, but max_groups_per_window is {bound}; raise it, or set "
                 'on_state_cap = "drop_new_groups"; this epoch was not committed'
             )

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 from slackwater.config import toml
-from slackwater.config.error_text import format_value, suggest_or_list_words, suggest_word
+from slackwater.config.error_text import format_value, suggest_word
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.target import OBJECTS
 from slackwater.core.paths import is_local
@@ -182,7 +182,7 @@ def find_stage_index(commit: Commit, name: str, option: str = "--stage") -> int:
     if name not in names:
         raise StartError(
             f"{commit.pipeline}: {option}: found {format_value(name)}, which is not a stage of the state in epoch {commit.epoch}"
-            f"{suggest_or_list_words(name, names)}; available: {', '.join(names)}",
+            f"{suggest_word(name, names)}; available: {', '.join(names)}",
             Topic.SQL,
         )
     return names.index(name)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from slackwater.config.error_text import describe_value_mismatch, format_value, suggest_or_list_words
+from slackwater.config.error_text import describe_value_mismatch, format_value, suggest_or_list_words, suggest_word
 from slackwater.core.humanize import mismatch
 from slackwater.errors import StartError, Topic
 
@@ -193,8 +193,8 @@ def select_columns(frame: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
     for name in selected:
         if name not in frame.columns:
             raise StartError(
-                f"columns: {format_value(name)} is not a column of the result{suggest_or_list_words(name, frame.columns)}; available: "
-                f"{', '.join(frame.columns)}",
+                f"columns: {format_value(name)} is not a column of the result{suggest_word(name, frame.columns)}; "
+                f"available: {', '.join(frame.columns)}",
                 Topic.SQL,
             )
     return frame.select(selected) if selected else frame

@@ -190,7 +190,7 @@ class _HistoryRunner:
             self.notice(
                 "warning",
                 f'source "{source.name}": the first records of {", ".join(reader.missing)} were deleted from Kafka; '
-                "if these records belong to the range, its first windows are incomplete",
+                "if these records belong to the range of the backfill, the first windows of the range are incomplete",
             )
         return reader
 

@@ -77,7 +77,7 @@ class EpochExecutor:
     def check_spark(self) -> None:
         """Raise EpochError if Spark's process has ended. Without this check, an idle run would not notice."""
         if self._spark is not None and error_boundary.has_spark_ended(self._spark):
-            raise EpochError(f"{self.pipeline.name}: the Spark process has ended")
+            raise EpochError(f"{self.pipeline.name}: the Spark process has ended; start again")
 
     def _advertise(self, batch: Batch) -> None:
         for source in self.components.streams.sources:

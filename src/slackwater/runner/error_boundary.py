@@ -80,8 +80,8 @@ def _user_error(error: Exception, pipeline: str, spark: SparkSession | None, com
         return SparkEndedError(
             f"{pipeline}: Spark's process {exit_text}; {commit_text + '; ' if commit_text else ''}start again "
             "to continue from the last commit"
-            '. If this happens again, give Spark more memory ("spark.driver.memory" in '
-            "[spark]; the default is 2g) or read less per epoch (max_files_per_trigger, max_offsets_per_trigger)"
+            '; if this happens again, give Spark more memory ("spark.driver.memory" in '
+            "[spark], 2g by default) or read less per epoch (max_files_per_trigger, max_offsets_per_trigger)"
         )
     text = None if isinstance(error, SlackwaterError) else describe_service_error(error)
     return (

@@ -323,13 +323,13 @@ def check_previous_output(pipeline: Pipeline, choice: str | None) -> list[str]:
             notices.append(f"{name}: {output_text}; new rows are added to them")
             continue
         offer = (
-            "move them away with --put-aside-output"
+            "move these files away with --put-aside-output"
             if isinstance(target, FilesTarget)
-            else "empty it, or name another target"
+            else "empty the target, name another one"
         )
         raise StartError(
-            f"{pipeline.name}: {name} holds {output_text}. This start has no state and would write every row again; "
-            f"{offer}, or add to them with --keep-output; nothing was changed",
+            f"{pipeline.name}: {name} already contains {output_text}; this start has no state, so it would write every "
+            f"row again; {offer}, or add new rows to the existing output with --keep-output; nothing was changed",
             Topic.TARGET_OF_OTHER_STATE,
         )
     return notices

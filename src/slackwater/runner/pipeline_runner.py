@@ -177,7 +177,11 @@ class PipelineRunner:
             self.reporter.status(driver.status_at_start())
         for target in targets.values():
             if target.guarantee != "exactly once":
-                notice("warning", f"delivery to {target.description} is {target.guarantee}")
+                notice(
+                    "warning",
+                    f"delivery to {target.description} is {target.guarantee}: after a crash, the target may receive an "
+                    "epoch a second time",
+                )
         warm_up_thread.join()
         return None if self.stop.is_set() else RunComponents(private_session, streams, list(engines.values()), driver)
 

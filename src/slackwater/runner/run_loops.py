@@ -282,7 +282,7 @@ class _StreamingQuery:
             self.epochs.raise_failure(self._failure)
         if failed is not None and not self.stop.is_set():
             raise EpochError(
-                f"{self.pipeline.name}: the query failed: {spark_error_reason(failed)}"
+                f"{self.pipeline.name}: Spark's streaming query failed: {spark_error_reason(failed)}"
             ) from cause_without_secrets(failed)
 
 

@@ -86,7 +86,7 @@ def _files(path: Path) -> tuple[list[Path], str]:
         p for p in path.iterdir() if p.is_file() and not p.name.startswith((".", "_")) and p.stat().st_size
     ]
     if not files_of_directory:
-        raise StartError(f"--sample: {path} holds no files; expected JSON lines, CSV or Parquet", Topic.INIT_SAMPLE)
+        raise StartError(f"--sample: {path} has no files; expected JSON lines, CSV or Parquet", Topic.INIT_SAMPLE)
     endings: dict[str, list[Path]] = {}
     for p in files_of_directory:
         endings.setdefault("".join(p.suffixes[-2:] if p.suffix == ".gz" else p.suffixes[-1:]), []).append(p)
@@ -198,7 +198,7 @@ def _csv(path: Path, query: str, lines: list[str], several: bool) -> Sample:
     first = next(((n, r) for n, r in numbered_body if len(r) != width), None)
     rows = [dict(zip(names, map(parse_csv_cell, r), strict=True)) for r in body]
     if not rows:
-        raise StartError(f"--sample: {path} has a header but no rows", Topic.INIT_SAMPLE)
+        raise StartError(f"--sample: {path} has a header but no rows; pass a sample that has rows", Topic.INIT_SAMPLE)
     columns: dict[str, str] = {}
     for i, name in enumerate(names):
         seen = TypeStats()
@@ -263,7 +263,7 @@ def _parquet(path: Path, query: str, files: list[Path]) -> Sample:
     )
     rows = pl.concat(frames).to_dicts()
     if not rows:
-        raise StartError(f"--sample: {path} has no rows; pass a file or directory that has some", Topic.INIT_SAMPLE)
+        raise StartError(f"--sample: {path} has no rows; pass a sample that has rows", Topic.INIT_SAMPLE)
     columns = {name: kind for name, kind in distinct_names.items() if kind is not None}
     return Sample(path, query, "parquet", columns, rows, {}, 0, skipped)
 

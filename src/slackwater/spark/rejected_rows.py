@@ -129,9 +129,10 @@ class RejectedRowHandler:
                     staged += [DeadLetterFile.model_validate_json(letter_file) for letter_file in letters]
             if sum(reasons.values()) != source_rows.rows:
                 raise EpochError(
-                    f'{self.rows.pipeline.name}: source "{source_rows.source}": {plural(source_rows.rows, "row")} that '
-                    f"cannot be stored in the first read, but {sum(reasons.values())} in the second read: the input "
-                    "changed between two reads, so this epoch was not committed; the next start runs it again",
+                    f'{self.rows.pipeline.name}: source "{source_rows.source}": the input changed between two '
+                    f"reads ({plural(source_rows.rows, 'row')} that cannot be stored in the first read, but "
+                    f"{sum(reasons.values())} in the second), so this epoch was not committed; the next start "
+                    "runs it again",
                     Topic.INPUT_CHANGED,
                 )
             unstorable.append(UnstorableRows(source_rows.source, reasons, samples[:3]))

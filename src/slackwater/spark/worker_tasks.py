@@ -294,8 +294,9 @@ def _output(operator: WindowOperator, emitted: EmitResult) -> pl.DataFrame:
 def _raise_bad_gaps(operator: SessionWindowOperator, bad: pl.DataFrame) -> None:
     sample = "; ".join(map(format_late_sample, operator.sample(bad, "__ts")))
     raise BadRowError(
-        f"{operator.pipeline}: a shard has {plural(bad.height, 'bad row')} without a gap ({operator.window.gap_ms}) that is positive and "
-        f'less than max_session_duration: {sample}; correct the expression, or pass on_error="drop" to leave out such rows'
+        f"{operator.pipeline}: the gap ({operator.window.gap_ms}) must be positive and less than max_session_duration, "
+        f"but for at least {plural(bad.height, 'row')} it is not: {sample}; correct the expression, or pass "
+        'on_error="drop" to leave out such rows'
     )
 
 

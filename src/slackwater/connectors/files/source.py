@@ -315,7 +315,7 @@ def check_directory_exists(spec: Source) -> None:
     plain = existing / Path(*takewhile(lambda part: not any(c in part for c in "*?[{"), remaining_parts))
     if not plain.exists():
         raise StartError(
-            f'source "{spec.name}": there is no "{plain}"; expected the directory or files named by query = "{query}"',
+            f'source "{spec.name}": "{plain}" does not exist; create it, or correct query = "{query}"',
             Topic.INPUT_MISSING,
         )
 
@@ -352,7 +352,7 @@ def _log_entries(log: Path, n: int) -> list[FileEntry]:
         entries = [json.loads(line) for line in path.read_text().splitlines()[1:]]
     except (OSError, ValueError) as error:
         raise EpochError(
-            f"checkpoint file {path} is missing or damaged; delete the checkpoint directory and start again",
+            f"checkpoint file {path} is missing or damaged; delete the directory {log.parents[1]} and start again",
             Topic.CHECKPOINT_DAMAGED,
         ) from error
     return [FileEntry(e["path"], e["timestamp"]) for e in entries if e["batchId"] == n]

@@ -146,7 +146,8 @@ class FilesTarget:
             return marker
         except ValueError:
             raise PublishError(
-                f"marker {self._shown}/{self._marker} is damaged; delete it if the epochs in {self._shown} are complete up to the last commit"
+                f"marker file {self._shown}/{self._marker} is damaged; delete it if {self._shown} contains the output "
+                "of all epochs up to the last commit"
             ) from None
 
     @property
@@ -193,7 +194,7 @@ class FilesTarget:
 
     def _move_error(self, directory: str, error: OSError) -> StartError:
         return StartError(
-            f"target directory {self._shown}: files of the previous state could not all be moved to {directory} "
+            f"target directory {self._shown}: some files of the previous state could not be moved to {directory} "
             f"({error.strerror}); check the permissions, then start again",
             Topic.TARGET_OF_OTHER_STATE,
         )

@@ -60,9 +60,9 @@ class IcebergLog:
             for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
                 if _is_deletes(manifest):
                     raise StartError(
-                        f"{self.description} holds {_kind_of_deletes(entry)} at {offsets.fully_read}, which Spark's "
-                        "Parquet reader does not apply; rewrite its files (rewrite_data_files), or start with new "
-                        'rows only: starting_offsets = "latest"',
+                        f"{self.description} has {_kind_of_deletes(entry)} at {offsets.fully_read}, but Spark's "
+                        "Parquet reader ignores them; rewrite the table's files (rewrite_data_files), or set "
+                        'starting_offsets = "latest" to read only new rows',
                         Topic.TABLE_READER,
                     )
                 numbered_files.append((entry.sequence_number or 0, self._file(entry)))
@@ -76,8 +76,8 @@ class IcebergLog:
         table = self._table()
         if str(table.metadata.table_uuid) != offsets.table:
             raise StartError(
-                f"{self.description} was created again at {offsets}, while it was being read; read the new table "
-                "with a new state, or reset the source's offsets with `slackwater state reset`",
+                f"{self.description} was created again while it was being read (at {offsets}); to read the new table, "
+                "start with a new state, or reset the source's offsets with `slackwater state reset`",
                 Topic.TABLE_HISTORY,
             )
         return iter([self._version(table, snapshot) for snapshot in self._snapshots_after(table, offsets)])
@@ -98,7 +98,8 @@ class IcebergLog:
     def _table(self) -> Table:
         if (table := self._load()) is None:
             raise StartError(
-                f"{self.description} is not in the catalog; expected namespace.table in query", Topic.INPUT_MISSING
+                f'{self.description} does not exist in the catalog; set "query" to an existing table (namespace.table)',
+                Topic.INPUT_MISSING,
             )
         return table
 
@@ -129,8 +130,9 @@ class IcebergLog:
             return snapshots[::-1]
         if offsets.version >= 0 and table.metadata.snapshot_by_id(offsets.version) is not None:
             raise StartError(
-                f"{self.description} no longer descends from {offsets}, the version last read: the table was rolled back "
-                "or replaced; restore it, or reset the source's offsets with `slackwater state reset`",
+                f"the current snapshot of {self.description} does not descend from {offsets.fully_read}, which was "
+                "read last: the table was rolled back or replaced; restore the table, or reset the source's offsets "
+                "with `slackwater state reset`",
                 Topic.TABLE_HISTORY,
             )
         if snapshots and _is_successor(snapshots[-1], offsets):
@@ -178,7 +180,8 @@ class IcebergLog:
         kind = str(data.file_format.value).lower()
         if kind != "parquet":
             raise StartError(
-                f"{self.description} has files in the format {kind} ({data.file_path}); expected parquet",
+                f"{self.description} has files in the format {kind} ({data.file_path}); expected parquet; "
+                "rewrite these files",
                 Topic.TABLE_READER,
             )
         return DataFile(spark_address(data.file_path), data.file_size_in_bytes)

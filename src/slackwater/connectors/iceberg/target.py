@@ -97,7 +97,7 @@ class IcebergTarget:
             raise self._open_error(error) from error
         if different:
             raise StartError(
-                f"{self.description} has different columns from the pipeline: {different}; "
+                f"the columns of {self.description} differ from those of the pipeline: {different}; "
                 "change the table or the pipeline, or choose another table",
                 Topic.TARGET_UNSUITABLE,
             )
@@ -337,7 +337,7 @@ class IcebergTarget:
 
     def _open_error(self, error: Exception) -> StartError:
         return StartError(
-            f"{self.description} cannot be opened ({iceberg.iceberg_error_reason(error)}); check the options of "
+            f"{self.description} cannot be opened ({iceberg.iceberg_error_reason(error)}); check the options of the "
             f'{self._tables.kind} catalog "{self._tables.name}"',
             Topic.TARGET_UNSUITABLE,
         )

@@ -163,7 +163,7 @@ class KafkaBroker:
                 self.__dict__.pop("_admin", None)
                 if time.monotonic() > end:
                     raise EpochError(
-                        f"Kafka at {self.connection.bootstrap_servers} does not return its offsets "
+                        f"Kafka at {self.connection.bootstrap_servers} did not return any offsets "
                         f"({error.args[0].str()}); check that the brokers are running"
                     ) from None
                 time.sleep(0.2)
@@ -180,8 +180,8 @@ def make_client(kind: Callable[[dict[str, Any]], T], settings: dict[str, Any]) -
         text = cause.str() if isinstance(error, KafkaException) and hasattr(cause, "str") else str(cause)
         raise StartError(
             f"Kafka at {settings['bootstrap.servers']}: a setting is not accepted ({' '.join(text.split())[:300]}); correct "
-            "the options of the connection, which librdkafka also reads; it needs sasl.username, sasl.password and "
-            "ssl.ca.location instead of the Java settings",
+            "the options of the connection; they also apply to librdkafka, which expects sasl.username, sasl.password "
+            "and ssl.ca.location instead of the Java settings",
             Topic.KAFKA_SETTING,
         ) from None
 

@@ -144,8 +144,9 @@ class KafkaSource(SparkPlannedSource):
             if "kafka" in str(error) and "find" in str(error):
                 starts = "a server of Spark Connect" if spark_connect_support.is_connect(session) else "a session"
                 raise StartError(
-                    f"{self._where}: Spark {session.version} has no Kafka connector here; start {starts} with the jars of "
-                    f"spark-sql-kafka-0-10_2.13:{session.version} in spark.jars, or let slackwater start Spark",
+                    f"{self._where}: the running Spark {session.version} has no Kafka connector; start {starts} with "
+                    f"the jars of spark-sql-kafka-0-10_2.13:{session.version} in spark.jars, or let "
+                    "slackwater start Spark",
                     Topic.NOT_INSTALLED,
                 ) from None
 
@@ -295,7 +296,7 @@ class KafkaSource(SparkPlannedSource):
             offsets: ByTopic = json.loads(text[text.index("{") :])
         except (OSError, ValueError) as error:
             raise EpochError(
-                f"checkpoint file {path} is missing or damaged; delete the checkpoint directory and start again",
+                f"checkpoint file {path} is missing or damaged; delete the directory {checkpoint} and start again",
                 Topic.CHECKPOINT_DAMAGED,
             ) from error
         return offsets
@@ -323,7 +324,7 @@ class KafkaSource(SparkPlannedSource):
             ranges[topic, part] = (since, max(until, since))
         if losses and self.spec.on_data_loss != "skip":
             raise EpochError(
-                f"{self._where}: {'; '.join(losses)}; this epoch was not committed: keep records longer in Kafka "
+                f"{self._where}: {'; '.join(losses)}; this epoch was not committed; keep records longer in Kafka "
                 '(retention.ms), or set on_data_loss = "skip" to count them as lost and continue',
                 Topic.RECORDS_DELETED,
             )

@@ -330,7 +330,8 @@ class KafkaTarget:
     def _connection_error(self, error: KafkaException) -> StartError:
         return StartError(
             f"Kafka at {self._brokers} cannot be used ({self._reason(error)}); expected brokers that answer within "
-            f"{self._timeout:g} s; check bootstrap.servers and the security settings, and make sure the brokers are running",
+            f"{self._timeout:g} s; check bootstrap_servers and the security settings, and make sure "
+            "the brokers are running",
             Topic.SERVICE_UNREACHABLE,
         )
 

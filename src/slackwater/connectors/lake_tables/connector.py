@@ -117,7 +117,8 @@ def _with_accepted_columns(source: LakeTableSource, schema_json: str | None) -> 
     from pyspark.sql.types import StructType
 
     spec, snapshot, stored = source.spec, source.snapshot, _columns(schema_json)
-    check_column_changes(source.where, stored, source.schema, spec.schema_changes, "versions since its first start")
+    since = "the versions since the first start"
+    check_column_changes(source.where, stored, source.schema, spec.schema_changes, since)
     if spec.schema_changes == "ignore" and find_added_columns(stored, snapshot.columns):
         names = {f.name.casefold() for f in stored.fields}
         first_columns = StructType([f for f in snapshot.columns.fields if f.name.casefold() in names])

@@ -72,7 +72,7 @@ class LakeTableSource(SelfPlannedSource):
     def check_connect(self, pipeline: str) -> None:
         raise StartError(
             f'{pipeline}: source "{self.name}" is a table, which Slackwater does not read over Spark Connect yet; run '
-            "it with a classic session (SPARK_MASTER)",
+            "the pipeline in a classic Spark session (SPARK_MASTER instead of SPARK_REMOTE)",
             Topic.SPARK_CONNECT,
         )
 
@@ -113,8 +113,8 @@ class LakeTableSource(SelfPlannedSource):
             return self.latest() if self.spec.starting_offsets == "latest" else self.configured_start()
         if read.table != (now := self.snapshot.offsets).table:
             raise StartError(
-                f"{self.where} is not the table that was read up to {read}, because it was created again; nothing was "
-                "read; start at the first row of the new table with `slackwater state reset … --offsets "
+                f"{self.where} was created again after it had been read up to {read}; nothing was read from the new "
+                "table; start at its first row with `slackwater state reset … --offsets "
                 f"{self.name}=earliest`",
                 Topic.OFFSETS,
             )
@@ -361,8 +361,8 @@ class LakeTablePlanner:
         source = self._source
         if version.rewrites is not None:
             raise EpochError(
-                f"{source.where}: {version.offsets} {version.rewrites}, but rows that were read cannot be taken back; "
-                'read an append-only table, or set on_rewrite = "skip" to skip such versions',
+                f"{source.where}: {version.offsets} {version.rewrites}, but rows that were already read cannot be "
+                'retracted; read an append-only table, or set on_rewrite = "skip" to skip such versions',
                 Topic.TABLE_HISTORY,
             )
         if version.columns is not None:

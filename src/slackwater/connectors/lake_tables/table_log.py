@@ -142,8 +142,8 @@ def check_column_changes(
     """
     if wrong := _changed_columns(earlier, now):
         raise StartError(
-            f"{where}: its columns changed in {since}: {'; '.join(wrong)}; restore them, or start over under another "
-            "name",
+            f"{where}: columns changed in {since}: {'; '.join(wrong)}; restore these columns, or give the pipeline "
+            "another name to start over",
             Topic.TABLE_COLUMNS,
         )
     new = ", ".join(find_added_columns(earlier, now))

@@ -102,7 +102,8 @@ def _spark_schema(session: SparkSession, spec: Source, text: str) -> StructType:
         kind: Any = frame.select(from_avro("value", text).alias("p")).schema.fields[0].dataType
     except Exception as error:
         raise StartError(
-            f'source "{spec.name}": the Avro schema cannot be used ({spark_error_reason(error)})', Topic.SOURCE_SCHEMA
+            f'source "{spec.name}": the Avro schema cannot be used ({spark_error_reason(error)}); correct it',
+            Topic.SOURCE_SCHEMA,
         ) from None
     if not isinstance(kind, StructType):
         raise StartError(

@@ -78,7 +78,8 @@ def _get(spec: Source, registry: str, path: str) -> Any:
             return json.load(answer)
     except (OSError, ValueError) as error:
         raise StartError(
-            f'source "{spec.name}": the schema registry does not respond to {path} ({spark_error_reason(error)}); check schema_registry',
+            f'source "{spec.name}": the schema registry did not return {path} ({spark_error_reason(error)}); '
+            "check schema_registry",
             Topic.SERVICE_UNREACHABLE,
         ) from None
 
@@ -114,10 +115,10 @@ class RawRecords:
         has no such key.
         """
         if self.address is None or not self.topics:
-            instead = f"{file}, or " if file else ""
+            instead = f"set {file}, or " if file else ""
             raise StartError(
-                f'source "{self.spec.name}": payload_format = "{self.spec.payload_format}" needs {instead}'
-                "schema_registry in the connection, with topics listed by name",
+                f'source "{self.spec.name}": payload_format = "{self.spec.payload_format}" needs a schema; {instead}'
+                "set schema_registry in the connection and list the topics by name in the source",
                 Topic.SOURCE_SCHEMA,
             )
         return list(read_schema_versions(self.spec, self.address, self.topics))

@@ -84,7 +84,8 @@ class JsonPayload(Payload):
             ddl = schema_columns(latest.text, latest.references)
         except ValueError as error:
             raise StartError(
-                f'source "{records.spec.name}": schema {latest.id} of the registry cannot be used as a JSON Schema ({error})',
+                f'source "{records.spec.name}": schema {latest.id} of the registry cannot be used as a JSON Schema '
+                f"({error}); correct it",
                 Topic.SOURCE_SCHEMA,
             ) from None
         return cls(
@@ -157,9 +158,9 @@ def _schema(records: RawRecords) -> StructType:
     fields = [f for f in spark_connect_support.infer_json_schema(session, texts).fields if f.name != CORRUPT]
     if not fields:
         raise StartError(
-            f'source "{spec.name}": no schema is declared and the first '
-            f"{plural(len(texts), 'record is not a JSON object', 'records are not JSON objects')}; declare one, or "
-            'set payload_format = "raw"',
+            f'source "{spec.name}": no schema is declared and none can be inferred, because the first '
+            f"{plural(len(texts), 'record contains', 'records contain')} no JSON object; declare a schema, or set "
+            'payload_format = "raw"',
             Topic.SOURCE_SCHEMA,
         )
     return StructType(fields)

@@ -353,6 +353,6 @@ def _as_start_error(spec: Source, schema_name: str) -> Iterator[None]:
         yield
     except (OSError, ValueError) as error:
         raise StartError(
-            f'source "{spec.name}": {schema_name} is not a Protobuf schema that can be used ({error})',
+            f'source "{spec.name}": {schema_name} cannot be used as a Protobuf schema ({error}); correct it',
             Topic.SOURCE_SCHEMA,
         ) from None

@@ -100,7 +100,7 @@ class PostgresTarget:
             db.execute(f"ALTER TABLE {self._table} {', '.join(added)}")
         except psycopg.Error as error:
             raise StartError(
-                f"{self.description} lacks new columns ({columns_text(missing)}), but they could not be added "
+                f"{self.description} lacks new columns ({columns_text(missing)}), which could not be added "
                 f"({client.error_reason(error)}); add them as the owner of the table, then start again",
                 Topic.TARGET_UNSUITABLE,
             ) from None
@@ -155,7 +155,8 @@ class PostgresTarget:
 
     def _permission_error(self, error: psycopg.Error) -> StartError:
         return StartError(
-            f"{self.description}: {client.error_reason(error)}; check the role's permissions on it", Topic.PERMISSION
+            f"{self.description}: {client.error_reason(error)}; check the permissions of the database role",
+            Topic.PERMISSION,
         )
 
     def problems(self) -> list[str]:
@@ -202,7 +203,8 @@ class PostgresTarget:
         problems = self._differences(db)
         if problems:
             raise StartError(
-                f"{self.description} does not fit the output: {'; '.join(problems)}; alter it, or name a table that does not exist",
+                f"{self.description} does not fit the output: {'; '.join(problems)}; alter the table, or name "
+                "one that does not exist yet",
                 Topic.TARGET_UNSUITABLE,
             )
 

@@ -72,7 +72,8 @@ def import_client() -> Any:
         import pika
     except ImportError:
         raise StartError(
-            "reading from RabbitMQ requires the package pika, which is not installed; pip install 'slackwater[rabbitmq]'",
+            "reading from RabbitMQ requires the package pika, which is not installed; run: pip install "
+            "'slackwater[rabbitmq]'",
             Topic.NOT_INSTALLED,
         ) from None
     logging.getLogger("pika").setLevel(logging.CRITICAL)  # it logs the errors that it also raises
@@ -101,8 +102,8 @@ def connect_queue(url: str, queue: str, prefetch: int = 0) -> tuple[Any, Any, in
         ) from None
     except pika.exceptions.ProbableAccessDeniedError:
         raise StartError(
-            f'RabbitMQ at {address} refused the virtual host; name one that the user may access at the end of "url" '
-            "(%2F is /)",
+            f'RabbitMQ at {address} refused the virtual host; at the end of "url", name one that the user may access, '
+            "with / written as %2F",
             Topic.SERVICE_UNREACHABLE,
         ) from None
     except (pika.exceptions.AMQPError, OSError) as error:

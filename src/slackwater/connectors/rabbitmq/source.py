@@ -56,8 +56,8 @@ try:
     from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 except ImportError:
     raise StartError(
-        "reading RabbitMQ needs PySpark 4.3 or later, but an older version is installed; pip install --upgrade "
-        "'pyspark>=4.3'",
+        "reading from RabbitMQ requires PySpark 4.3 or later, but an older version is installed; run: pip install "
+        "--upgrade 'pyspark>=4.3'",
         Topic.NOT_INSTALLED,
     ) from None
 

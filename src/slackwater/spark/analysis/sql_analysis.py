@@ -153,7 +153,9 @@ def check_sql(session: SparkSession, pipeline: Pipeline, input_path: InputPath, 
             raise
         except Exception as error:
             raise StartError(
-                f"{where}: {_error_reason(error)}; available: {', '.join(rows.columns)}", Topic.SQL
+                f"{where}: the query is not valid ({_error_reason(error)}); available columns: "
+                f"{', '.join(rows.columns)}",
+                Topic.SQL,
             ) from None
         from_text = (
             row_wise_plan_check.find_forbidden_parts_in_text(out, sql, rows, groupable)
@@ -165,7 +167,7 @@ def check_sql(session: SparkSession, pipeline: Pipeline, input_path: InputPath, 
         if forbidden:
             raise StartError(
                 f"{where} must be row-wise, but it uses {', '.join(sorted(forbidden))}; use only filters, "
-                "projections and lookup joins there"
+                "projections and lookup joins in this SQL"
                 + ("" if pipeline.transform.join is not None else ", and describe aggregation in [transform.window]")
                 + groupable.advice_for(forbidden),
                 Topic.SQL,
@@ -196,7 +198,11 @@ def _check_row_wise(
         forbidden = row_wise_plan_check.find_forbidden_parts(out, view, groupable)
     forbidden |= set(lexer.find_current_time_literals(text))
     if forbidden:
-        raise StartError(f"{where} must be row-wise, but it uses {', '.join(sorted(forbidden))}", Topic.SQL)
+        raise StartError(
+            f"{where} must be row-wise, but it uses {', '.join(sorted(forbidden))}; use an expression that depends "
+            "only on the row",
+            Topic.SQL,
+        )
 
 
 def _check_columns(pipeline: Pipeline, input_path: InputPath, out: DataFrame, where: str) -> None:
@@ -209,7 +215,8 @@ def _check_columns(pipeline: Pipeline, input_path: InputPath, out: DataFrame, wh
         duplicates = [name for name, times in Counter(map(str.casefold, out.columns)).items() if times > 1]
         if duplicates:
             raise StartError(
-                f"{where} selects {', '.join(map(format_value, duplicates))} more than once; give each column its own name",
+                f"{where} selects {', '.join(map(format_value, duplicates))} more than once; give each column "
+                "a different name",
                 Topic.SQL,
             )
         return
@@ -217,7 +224,7 @@ def _check_columns(pipeline: Pipeline, input_path: InputPath, out: DataFrame, wh
     if "_event_ts" not in fields:
         listed = ", ".join(name for name in fields if name != _selected_origin(pipeline, input_path))
         raise StartError(
-            f'{where} does not select "_event_ts", the event time, but only: {listed}; add it to the SELECT',
+            f'{where} does not select "_event_ts", the event time; found only {listed}; add "_event_ts" to the SELECT',
             Topic.EVENT_TIME,
         )
     if fields["_event_ts"].type != "timestamp":
@@ -326,8 +333,9 @@ def _sql_with_origin(session: SparkSession, rows: DataFrame, user_sql: str, plai
     except Exception as error:
         reason = spark_error_reason(error)
     raise StartError(
-        f'{where}: late_data = "dlq" requires the hidden column {ORIGIN} in the result of the query, but the column cannot '
-        f"be added ({reason}); add {ORIGIN} to every SELECT, from the one that reads source to the outermost",
+        f'{where}: late_data = "dlq" requires the hidden column "{ORIGIN}" in the result of the query, but the column '
+        f'cannot be added ({reason}); add "{ORIGIN}" to every SELECT, from the one that reads "source" to the '
+        "outermost one",
         Topic.SQL,
     )
 
@@ -386,6 +394,7 @@ def check_same_columns(pipeline: Pipeline, outputs: Mapping[str, Mapping[str, Fi
                 continue
             raise StartError(
                 f'{pipeline.name}: column "{column}" is {a.type if a else "missing"} in source "{first}" and '
-                f'{b.type if b else "missing"} in source "{name}"; expected the same columns from every source; cast or rename in the SQL',
+                f'{b.type if b else "missing"} in source "{name}"; expected the same columns from every source; '
+                "cast or rename the column in the SQL",
                 Topic.SQL,
             )

@@ -93,7 +93,8 @@ def start_session(
             _silence_error_logs()
             session = builder.getOrCreate()
         except Exception as error:
-            raise StartError(f"Spark did not start ({_failure_reason(error, log)})", Topic.SPARK_START) from None
+            reason, advice = _failure_reason(error, log)
+            raise StartError(f"Spark did not start ({reason}); {advice}", Topic.SPARK_START) from None
     took = time.monotonic() - began
     virtual_machine: Any = session._jvm
     java_version = virtual_machine.System.getProperty("java.version")
@@ -104,14 +105,13 @@ def start_session(
     return session
 
 
-def _failure_reason(error: Exception, log: Path) -> str:
-    """Return the reason why Spark did not start, with advice. `log`: the file with the output of Java."""
+def _failure_reason(error: Exception, log: Path) -> tuple[str, str]:
+    """Return the reason why Spark did not start, and advice. `log`: the file with the output of Java."""
     if type(error).__module__.startswith("py4j"):
-        return (
-            f"{spark_error_reason(error)}; check the settings in [spark], and that a cluster has free cores and memory"
-        )
+        advice = "check the settings in [spark], and that a cluster has free cores and memory"
+        return spark_error_reason(error), advice
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return f"{lines[-1] if lines else error}; check Java (17 or later) with java -version"
+    return lines[-1] if lines else str(error), "check that java -version reports 17 or later"
 
 
 @contextmanager
@@ -236,7 +236,7 @@ def server_address(settings: Mapping[str, str]) -> str | None:
         source = f'"{_KEY}"' if _KEY in settings else "SPARK_REMOTE"
         raise StartError(
             f'[spark] sets "spark.master", but {source} names a Spark Connect server, which has its own master; remove '
-            "one of them",
+            "one of the two settings",
             Topic.SPARK_CONNECT,
         )
     if not address.startswith("sc://"):
@@ -291,7 +291,7 @@ def _connect_class() -> Any:
         from pyspark.sql.connect.session import SparkSession as ConnectSession
     except ImportError as error:
         raise StartError(
-            f"Spark Connect needs packages that are not installed ({spark_error_reason(error)}); pip install "
+            f"Spark Connect needs packages that are not installed ({spark_error_reason(error)}); run: pip install "
             "'slackwater[connect]'",
             Topic.NOT_INSTALLED,
         ) from None

@@ -253,7 +253,9 @@ def stage_changes(
                         client.append_frame(cursor, table.tables.schema, table.tables.name_of("staged"), frame)
                         staged.append(describe_segment(side, suffix, rows, token, int(frame.estimated_size())))
     except ConnectionError as error:
-        raise EpochError(f"state was not staged: {error}") from None
+        raise EpochError(
+            f"the changes to the state could not be written: {error}; start again once the database is available"
+        ) from None
     return tuple(staged)
 
 
@@ -285,8 +287,8 @@ def apply_staged(db: psycopg.Connection[Any], table: JoinTable, state: StageStat
     count = db.execute(f"SELECT count(*) FROM {table.staged} WHERE token = ANY(%s)", (tokens,)).fetchone()
     if count is None or count[0] != sum(m.rows for m in staged):
         raise EpochError(
-            f"epoch {epoch} was not committed: its staged rows are missing from {table.staged} (Postgres was restarted "
-            "after a crash); start again to repeat the epoch"
+            f"epoch {epoch} was not committed: some of its rows are missing from {table.staged} (Postgres was "
+            "restarted after a crash); start again to repeat the epoch"
         )
     same, gained = " AND ".join(f"s.{c} = t.{c}" for c in ROW_KEY), 0
     for side in table.logic.sides:

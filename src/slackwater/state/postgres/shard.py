@@ -93,7 +93,9 @@ class PostgresShard:
             with client.arrow_cursor(self.url) as cursor:
                 client.append_frame(cursor, self.tables.schema, self.tables.name_of("staged"), frame)
         except ConnectionError as error:
-            raise EpochError(f"state was not staged: {error}") from None
+            raise EpochError(
+                f"the changes to the state could not be written: {error}; start again once the database is available"
+            ) from None
         stats, content = logic.stats(rows), encode_frame(rows)
         owner = (self.url, self.tables.state, self.shard)
         store_local_copy(token, content, owner, {m.file for m in self.metas})
@@ -146,7 +148,10 @@ class PostgresShard:
             with client.arrow_cursor(self.url) as cursor:
                 client.append_frame(cursor, self.tables.schema, "slackwater_outputs", row)
         except ConnectionError as error:
-            raise EpochError(f"output was not staged: {error}") from None
+            raise EpochError(
+                f"the output could not be written to the state store: {error}; start again once the database is "
+                "available"
+            ) from None
         return OutputMetadata(file=token, rows=frame.height)
 
 

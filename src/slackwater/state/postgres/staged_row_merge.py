@@ -61,7 +61,7 @@ def check_staged_rows(db: psycopg.Connection[Any], staged: str, metas: Sequence[
     count = _count(db, staged, metas)
     if count != (expected := sum(m.rows for m in metas)):
         raise EpochError(
-            f"epoch {epoch} was not committed: found {count:,} of its staged rows in {staged}, expected {expected:,} "
+            f"epoch {epoch} was not committed: found {count:,} of its rows in {staged}, expected {expected:,} "
             "(Postgres was restarted after a crash, or the rows were deleted); start again to repeat "
             "the epoch"
         )
@@ -241,8 +241,14 @@ def clear_merged_rows(
     delete_local_copies((before | list_staged_tokens(commit)) - waits)
     for number, stage in enumerate(stored.stages) if before - waits else ():
         if not list_staged_segments(stage.segments):
+            staged = tables.for_stage(number).staged
             try:
-                db.execute(f"VACUUM {tables.for_stage(number).staged}")
-            except psycopg.Error as error:  # harmless: autovacuum or a later commit cleans up
-                log.warning("%s: staged rows could not be vacuumed: %s", tables.pipeline, client.error_reason(error))
+                db.execute(f"VACUUM {staged}")
+            except psycopg.Error as error:  # harmless
+                log.warning(
+                    "%s: table %s could not be vacuumed (%s); autovacuum or a later commit cleans it up",
+                    tables.pipeline,
+                    staged,
+                    client.error_reason(error),
+                )
     return waits

@@ -115,8 +115,8 @@ class StagedRows:
         count = 0 if frame is None else frame.height
         if frame is None or count != meta.rows:
             raise EpochError(
-                f"state could not be read: found {plural(count, 'staged row')} under {meta.file}, but the commit says "
-                f"{meta.rows:,}; restore the database from a backup"
+                f"state could not be read: found {plural(count, 'row')} with the token {meta.file}, but the commit "
+                f"says {meta.rows:,}; restore the database from a backup"
             )
         table = _table(frame)
         return cache_open_table(meta.file, table) if self._is_local else table

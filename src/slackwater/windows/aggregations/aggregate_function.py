@@ -259,7 +259,7 @@ def check_group_size(
     bound, largest = getattr(kind.spec, key), sizes.max()
     if isinstance(largest, int) and bound is not None and largest > bound:
         raise LimitExceededError(
-            f'{pipeline}: "{kind.name}" holds {largest} {noun} of "{kind.spec.column}" in one group, '
+            f'{pipeline}: aggregation "{kind.name}" has {largest} {noun} of "{kind.spec.column}" in one group, '
             f"but {key} is {bound}; {advice}"
         )
 

@@ -118,7 +118,9 @@ class CustomAggregation(AggregateFunction):
             yield
         except (pl.exceptions.PolarsError, AggregatorError) as error:
             text = " ".join(str(error).split())[:200]
-            raise EpochError(f'aggregation "{self.name}": {self._class}.{step} failed: {text}; fix it') from None
+            raise EpochError(
+                f'aggregation "{self.name}": {self._class}.{step} failed: {text}; correct this method'
+            ) from None
 
     def fingerprint(self) -> str:
         """Return the class name, inputs, accumulators and arguments, but not the module, which may change."""

@@ -89,11 +89,12 @@ class SumKind(AggregateFunction):
         noun = {"sum": "sum"}.get(self.spec.agg, "average")
         wide = "DOUBLE" if self.column.base == "decimal" else "DECIMAL(20,0)"
         return ValueRangeError(
-            f'{prefix}"{self.name}": the {noun} of {self.column.name} does not fit {self.output.type.upper()}'
+            f'{prefix}aggregation "{self.name}": the {noun} of "{self.column.name}" does not fit '
+            + self.output.type.upper()
             + (f" for {keys}" if keys else "")
             + (f" and {beyond.sum() - 1:,} more" if beyond.sum() > 1 else "")
-            + f'; set on_overflow = "null" on the aggregation to emit NULL instead, or cast the column to {wide} in '
-            "the SQL and rebuild"
+            + f'; set on_overflow = "null" in the aggregation to emit NULL instead, or cast the column to {wide} in '
+            "the SQL and rebuild the state"
         )
 
     def _sum(self, frame: pl.DataFrame, n: pl.Series) -> pl.Series:
