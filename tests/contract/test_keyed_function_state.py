@@ -127,7 +127,9 @@ def test_readers_of_a_state_never_load_the_class(make: Make, monkeypatch: pytest
         rebuilt = pipeline_from_state.rebuild_pipeline(snapshot.commit)
         step = rebuilt.transform.step
         assert isinstance(step, sw.Keyed)
-        with pytest.raises(KeyedFunctionError, match="reading a state never loads code; pass the config instead"):
+        with pytest.raises(
+            KeyedFunctionError, match="Slackwater never imports code when it reads a state; pass the config instead"
+        ):
             step.load_function()
         lines = list(format_report(build_why_report(rebuilt, make(), 1, ["user=x"]), "x.toml"))
     assert "key user=x: 1 timer" in lines

@@ -179,7 +179,7 @@ def test_no_module_is_imported_because_a_state_names_it(tmp_path: Path) -> None:
         assert not (tmp_path / "RUN").exists(), command
         assert "Traceback" not in done.stderr
         if command[0] == "get":
-            assert "reading a state never loads code" in done.stdout + done.stderr
+            assert "never imports code when it reads a state" in done.stdout + done.stderr
 
 
 def test_the_lock_is_never_written_through_a_link(tmp_path: Path) -> None:

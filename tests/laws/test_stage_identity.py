@@ -179,14 +179,14 @@ def test_in_postgres_no_stage_gets_the_table_of_another() -> None:
 @pytest.mark.parametrize(
     ("stages", "line"),
     [
-        ([ExpectedStage("s0", ("a",), formerly="s0"), BASE], '"s0" is the current name of the stage; remove it'),
+        ([ExpectedStage("s0", ("a",), formerly="s0"), BASE], '"s0" is the current name of the stage; remove formerly'),
         (
             [ExpectedStage("s0", ("a",), formerly="base"), BASE],
-            '"base" is also the name of a stage; after a start has carried out the',
+            '"base" is the current name of another stage; give that stage another name',
         ),
         (
             [ExpectedStage("s0", ("a",), formerly="x"), ExpectedStage("s1", ("a",), formerly="x"), BASE],
-            '2 stages have formerly = "x"; only one',
+            '2 stages have formerly = "x", but only one',
         ),
     ],
 )

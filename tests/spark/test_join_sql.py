@@ -70,6 +70,6 @@ def test_errors_name_the_side(spark: Any) -> None:
     )
     with pytest.raises(StartError, match=r'source "orders": transform\.join\.left_sql must be row-wise') as caught:
         sql_analysis.check_sql(spark, spec, InputPath("orders", "orders"), rows)
-    assert str(caught.value).endswith("projections and lookup joins in this SQL")
+    assert str(caught.value).endswith("projections and lookup joins")
     with pytest.raises(StartError, match=r'source "payments": transform\.join\.right_sql does not select "_event_ts"'):
         sql_analysis.check_sql(spark, spec, InputPath("payments", "payments"), rows)

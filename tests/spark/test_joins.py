@@ -143,8 +143,8 @@ def test_each_side_has_its_own_sql_and_chosen_columns(runner: Runner) -> None:
         ),
         (
             {"left_prefix": "", "right_prefix": ""},
-            'test: transform.join.right_prefix: "region" of the right side is emitted as "region", which is already the name of '
-            '"region" of the left side',
+            'test: transform.join.right_prefix: column "region" of the right side is emitted as "region", which is already the '
+            'output name of column "region" of the left side',
         ),
         (
             {"output_left_columns": ["amout"]},

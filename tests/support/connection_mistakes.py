@@ -83,9 +83,12 @@ LOOKUP = '[transform.lookups.users]\nconnection = "bus"\nquery = "users.json"\n'
 OFFSETS = "{ orders = { 0 = 1200, 1 = 7 } }"
 S = "sources[0]"
 ANY_OFFSETS = '"earliest", "latest" or offsets by topic and partition ({ orders = { 0 = 1200 } })'
-READS = 'sources need a connection of kind "files" or "kafka" or "delta" or "iceberg" or "rabbitmq" or "kinesis" or "pubsub"'
+READS = (
+    'sources need a connection of kind "files" or "kafka" or "delta" or "iceberg" or "rabbitmq" or "kinesis" or "pubsub"; '
+    "choose another connection"
+)
 ICE = 'kind = "iceberg"\ncatalog = "sql"\noptions = { warehouse = "/w" }\n'
-WRITES = 'a connection of kind "files" or "console" or "kafka" or "postgres" or "delta" or "iceberg"'
+WRITES = 'a connection of kind "files" or "console" or "kafka" or "postgres" or "delta" or "iceberg"; choose another connection'
 EOS = 'transform.window.crash_recovery: "kafka_eos" needs'
 
 
@@ -113,9 +116,9 @@ CASES: list[tuple[str, ...]] = [
      'connections.db.url: missing; set it to the URL of the database, for example postgresql://user:${PASSWORD}@host/database'),
     (KAFKA, '"postgres"\nurl', '"postgres"\nhost = "h"\nurl', 'connections.db.host: unknown key; did you mean "url"?'),
     (KAFKA, '"rabbitmq"\nurl = "${URL}"\n', '"rabbitmq"\n',
-     'connections.queues.url: missing; name the broker, as in "${RABBITMQ_URL}" with amqp://user:password@host/vhost'),
+     'connections.queues.url: missing; set it to the URL of the broker, for example amqp://user:${PASSWORD}@host/vhost'),
     (KAFKA, 'region = "eu-west-1"\n', "", 'connections.streams.region: missing; name the region, as in "eu-central-1"'),
-    (KAFKA, 'project = "p"\nlocation = "europe-west3-a"\n', "", "connections.pub.project: missing; name the project, by name or number",
+    (KAFKA, 'project = "p"\nlocation = "europe-west3-a"\n', "", "connections.pub.project: missing; give the name or number of the Google Cloud project",
      'connections.pub.location: missing; name the region or zone, as in "europe-west3-a"'),
     (KAFKA, ICE, ICE.replace('catalog = "sql"\n', ""),
      'connections.ice.catalog: missing; name the kind of catalog: "rest", "sql", "glue" or "hive"'),
@@ -126,8 +129,8 @@ CASES: list[tuple[str, ...]] = [
     (KAFKA, ICE, ICE.replace('"/w"', '"w"'),
      'connections.ice.options: warehouse: found "w", expected an absolute path or a URL, so that every reader can find it'),
     (KAFKA, ICE, ICE.replace('warehouse', 'type = "sql", warehouse'),
-     "connections.ice.options: sets the type of the catalog; set the key catalog instead, and remove this option"),
-    (KAFKA, 'kind = "delta"', 'kind = "detla"', 'connections.tables.kind: found "detla"; did you mean "delta"?'),
+     'connections.ice.options: found "type", which sets the kind of catalog; remove this option, and set the key "catalog" of the connection instead'),
+    (KAFKA, 'kind = "delta"', 'kind = "detla"', 'connections.tables.kind: found "detla", which is not a kind of connection; did you mean "delta"?'),
     (KAFKA, '{ "security.protocol" = "SASL_SSL", "sasl.password" = "${PASSWORD}" }', '"SSL"',
      'connections.bus.options: found "SSL", expected a table of settings ({ "security.protocol" = "SSL" })'),
     (KAFKA, '"security.protocol" =', "security.protocol =", "connections.bus.options.security: found a table, expected a string, a number, "
@@ -150,15 +153,15 @@ CASES: list[tuple[str, ...]] = [
      f'{S}.payload_format: "avro" needs a connection of kind "kafka", but this one is "rabbitmq"; use "json" or "raw"'),
     (KAFKA, SOURCE + KEYS, source("streams", "starting_offsets = { s = { 0 = 1 } }\n"),
      f'{S}.starting_offsets: found offsets, expected "earliest" or "latest"; Kinesis has no offsets to start from'),
-    (KAFKA, SOURCE + KEYS, source("db", 'format = "json"\n'), f'{S}.connection: "db" is of kind "postgres"; {READS}'),
-    (KAFKA, SOURCE + KEYS, source("tables", ""), 'transform.window.event_time_column: missing; source "orders" reads a table, which has no '
-     "event time of its own; name a column or an expression"),
+    (KAFKA, SOURCE + KEYS, source("db", 'format = "json"\n'), f'{S}.connection: "db" is of kind "postgres", but {READS}'),
+    (KAFKA, SOURCE + KEYS, source("tables", ""), 'transform.window.event_time_column: missing; source "orders" reads a table, whose rows have no default '
+     "event time; name the column that contains the event time, or give a SQL expression"),
     (KAFKA, 'query = "orders"\n', 'topic = "orders"\n', f'{S}.topic: unknown key; did you mean "query"?',
      f'{S}.query: missing; name a path or glob, as in "data/*.json", or a topic'),
     (KAFKA, OFFSETS, '"newest"', f'{S}.starting_offsets: found "newest", expected {ANY_OFFSETS}'),
     (KAFKA, OFFSETS, "{}", f"{S}.starting_offsets: found an empty table, expected {ANY_OFFSETS}"),
-    (KAFKA, OFFSETS, "{ orders = 5, sales = {} }", f"{S}.starting_offsets.orders: found 5, expected offsets by partition ({{ 0 = 1200 }})",
-     f"{S}.starting_offsets.sales: found an empty table, expected offsets by partition ({{ 0 = 1200 }})"),
+    (KAFKA, OFFSETS, "{ orders = 5, sales = {} }", f"{S}.starting_offsets.orders: found 5, expected offsets by partition, as in {{ 0 = 1200 }}",
+     f"{S}.starting_offsets.sales: found an empty table, expected offsets by partition, as in {{ 0 = 1200 }}"),
     (KAFKA, OFFSETS, "{ orders = { a = 5, 1 = -1, 2 = true } }", f'{S}.starting_offsets.orders.a: found "a", expected a partition number',
      f"{S}.starting_offsets.orders.1: found -1, expected a whole number of at least 0",
      f"{S}.starting_offsets.orders.2: found true, expected a whole number of at least 0"),
@@ -170,7 +173,7 @@ CASES: list[tuple[str, ...]] = [
     (KAFKA.replace('schema_registry = "http://registry"\n', ""), 'payload_format = "json"\nschema = "user STRING, amount DOUBLE"\n',
      'payload_format = "avro"\n', f'{S}.avro_schema_file: missing; payload_format = "avro" needs this file, or schema_registry in the connection'),
     (KAFKA.replace('schema_registry = "http://registry"\n', ""), 'payload_format = "json"\nschema = "user STRING, amount DOUBLE"\n',
-     'payload_format = "json_schema"\n', f'{S}.payload_format: "json_schema" needs schema_registry in the connection, which has none; add it'),
+     'payload_format = "json_schema"\n', f'{S}.payload_format: "json_schema" needs a schema registry, but the connection has none; set schema_registry in the connection'),
     (KAFKA.replace('schema_registry = "http://registry"\n', ""), 'payload_format = "json"\nschema = "user STRING, amount DOUBLE"\n',
      'payload_format = "protobuf"\n',
      f'{S}.protobuf_schema_file: missing; payload_format = "protobuf" needs this file, or schema_registry in the connection'),
@@ -187,7 +190,7 @@ CASES: list[tuple[str, ...]] = [
     (KAFKA, '"skip"', '"ignore"', f'{S}.on_data_loss: found "ignore", expected "fail" or "skip"'),
     (KAFKA, "max_offsets_per_trigger = 1000", "max_offsets_per_trigger = 0", f"{S}.max_offsets_per_trigger: found 0, expected a whole number of at least 1"),
     (KAFKA, "[target]", LOOKUP + "[target]",
-     'transform.lookups.users.connection: "bus" is of kind "kafka"; lookups need a connection of kind "files"'),
+     'transform.lookups.users.connection: "bus" is of kind "kafka", but lookups need a connection of kind "files"; choose another connection'),
     # -- targets
     (KAFKA, 'topic = "counts"\n', "", 'target.topic: missing; a kafka target needs a topic, as in "sessions"'),
     (PERSISTED, TARGET, target("db"), 'target.table: missing; a postgres target needs a table, as in "public.sessions"'),
@@ -197,16 +200,16 @@ CASES: list[tuple[str, ...]] = [
      'target.table: found "sessions", expected a table in a namespace, as in "shop.sessions"'),
     (PERSISTED, TARGET, target("ice", 'table = "shop."\n'), 'target.table: found "shop.", expected a table in a namespace, as in "shop.sessions"'),
     (PERSISTED, TARGET, target("ice", 'path = "lake/sessions"\n'),
-     wrong_kind("target.path", '"files" or "delta"', "iceberg", 'write table instead: an iceberg target needs a table in a namespace, as in "shop.sessions"')),
+     wrong_kind("target.path", '"files" or "delta"', "iceberg", 'set the key "table" instead: an iceberg target needs a table in a namespace, as in "shop.sessions"')),
     (PERSISTED, TARGET, target("lake"), 'target.path: missing; a files target needs a directory, as in "out/sessions"'),
     (PERSISTED, TARGET, target("lake", 'table = "t"\n'),
-     wrong_kind("target.table", '"postgres" or "iceberg"', "files", 'write path instead: a files target needs a directory, as in "out/sessions"')),
+     wrong_kind("target.table", '"postgres" or "iceberg"', "files", 'set the key "path" instead: a files target needs a directory, as in "out/sessions"')),
     (PERSISTED, TARGET, target("db", 'path = "out"\n'),
-     wrong_kind("target.path", '"files" or "delta"', "postgres", 'write table instead: a postgres target needs a table, as in "public.sessions"')),
+     wrong_kind("target.path", '"files" or "delta"', "postgres", 'set the key "table" instead: a postgres target needs a table, as in "public.sessions"')),
     (PERSISTED, TARGET, target("db", 'table = "t"\nmode = "merge"\n'), wrong_kind("target.mode", '"delta" or "iceberg"', "postgres")),
     (PERSISTED, TARGET, target("tables", 'path = "t"\nformat = "json"\n'), wrong_kind("target.format", '"files"', "delta")),
     (PERSISTED, TARGET, target("tables", 'path = "t"\nkey_columns = ["user"]\n'), wrong_kind("target.key_columns", '"kafka"', "delta")),
-    (PERSISTED, TARGET, target("queues", 'topic = "t"\n'), f'target.connection: "queues" is of kind "rabbitmq"; results need {WRITES}'),
+    (PERSISTED, TARGET, target("queues", 'topic = "t"\n'), f'target.connection: "queues" is of kind "rabbitmq", but results need {WRITES}'),
     (ISSUE, '"lake"\npath = "out/sessions"', '"screen"\npath = "out"', 'target.connection: found "screen", which is not a connection; expected one of lake'),
     (ISSUE.replace('[connections.lake]\n', '[connections.screen]\nkind = "console"\n[connections.lake]\n'), '"lake"\npath = "out/sessions"\n',
      '"screen"\npath = "out"\n', wrong_kind("target.path", '"files" or "delta"', "console"), wrong_kind("target.format", '"files"', "console")),
@@ -215,23 +218,23 @@ CASES: list[tuple[str, ...]] = [
     (KAFKA, 'value_format = "avro"', 'value_format = "csv"', 'target.value_format: found "csv", expected "json" or "avro"'),
     (KAFKA, '["user"]\n[dead', '"user"\n[dead', 'target.key_columns: found "user", expected a list; write ["user"]'),
     # -- dead letters
-    (KAFKA, LETTERS, "", 'dead_letter: missing; on_error = "dlq" needs [dead_letter] with a connection and a path, table or topic'),
+    (KAFKA, LETTERS, "", 'dead_letter: missing, but required by on_error = "dlq"; define [dead_letter] with a connection and a path, table or topic'),
     (KAFKA, 'on_error = "dlq"', 'on_error = "drop"', 'dead_letter: unused, because on_error is "drop" and late_data is "drop"; set one of them to "dlq", or remove [dead_letter]'),
     (KAFKA, 'on_error = "dlq"', 'on_error = "dlp"', 'transform.on_error: found "dlp", expected "fail" or "drop" or "dlq"; did you mean "dlq"?'),
-    (LATE, LETTERS, "", 'dead_letter: missing; on_error = "dlq" and late_data = "dlq" need [dead_letter] with a connection and a path, table or topic'),
-    (LATE.replace('on_error = "dlq"', 'on_error = "drop"'), LETTERS, "", 'dead_letter: missing; late_data = "dlq" needs [dead_letter] with a connection and a path, table or topic'),
+    (LATE, LETTERS, "", 'dead_letter: missing, but required by on_error = "dlq" and late_data = "dlq"; define [dead_letter] with a connection and a path, table or topic'),
+    (LATE.replace('on_error = "dlq"', 'on_error = "drop"'), LETTERS, "", 'dead_letter: missing, but required by late_data = "dlq"; define [dead_letter] with a connection and a path, table or topic'),
     (KAFKA, 'path = "lake/bad"\n', "", 'dead_letter.path: missing; a delta target needs a directory, as in "lake/sessions"'),
     (KAFKA, 'connection = "tables"\n', "", "dead_letter.connection: missing; name one of the [connections]"),
     (KAFKA, 'connection = "tables"\n', 'connection = "table"\n', 'dead_letter.connection: found "table", which is not a connection; did you mean "tables"?'),
-    (KAFKA, 'connection = "tables"\n', 'connection = "pub"\n', f'dead_letter.connection: "pub" is of kind "pubsub"; dead letters need {WRITES}'),
+    (KAFKA, 'connection = "tables"\n', 'connection = "pub"\n', f'dead_letter.connection: "pub" is of kind "pubsub", but dead letters need {WRITES}'),
     # -- state and recovery
-    (KAFKA, STORE, '[state_store]\nkind = "postgres"\n', 'state_store.url: missing; a postgres store needs a database, as in "${STATE_URL}"'),
-    (KAFKA, STORE, '[state_store]\nkind = "files"\npath = "s"\nurl = "u"\n', 'state_store.url: applies only to kind = "postgres", but this store has "files"; remove it'),
-    (KAFKA, STORE, '[state_store]\nkind = "files"\npath = "s"\nschema = "u"\n', 'state_store.schema: applies only to kind = "postgres", but this store has "files"; remove it'),
+    (KAFKA, STORE, '[state_store]\nkind = "postgres"\n', 'state_store.url: missing; a "postgres" store needs the URL of a database, for example "${STATE_URL}"'),
+    (KAFKA, STORE, '[state_store]\nkind = "files"\npath = "s"\nurl = "u"\n', 'state_store.url: applies only to kind = "postgres", but this store has kind = "files"; remove it'),
+    (KAFKA, STORE, '[state_store]\nkind = "files"\npath = "s"\nschema = "u"\n', 'state_store.schema: applies only to kind = "postgres", but this store has kind = "files"; remove it'),
     (ISSUE.replace('"persisted"', '"at_least_once"'), 'kind = "files"                         #', 'kind = "in_memory" #',
      'state_store.path: does not apply to kind = "in_memory", because this store has no directory; remove it'),
     (KAFKA, STORE, '[state_store]\nkind = "files"\npath = "hdfs://n/s"\noptions = { region = "x" }\n',
-     'state_store.path: found "hdfs://n/s", expected a directory, or a URL: "s3://…", "gs://…", "abfss://…"'),
+     'state_store.path: found "hdfs://n/s", expected a directory, or a URL that begins with "s3://", "gs://" or "abfss://"'),
     (KAFKA, STORE, '[state_store]\nkind = "files"\npath = "s"\noptions = { region = "x" }\n',
      'state_store.options: applies only to a path in an object store, as in "s3://bucket/state"; remove it'),
     (KAFKA, STORE, '[state_store]\nkind = "postgre"\nurl = "u"\n',
@@ -239,6 +242,6 @@ CASES: list[tuple[str, ...]] = [
     (PERSISTED, STORE, '[state_store]\nkind = "in_memory"\n',
      'transform.window.crash_recovery: "persisted" needs a durable [state_store]; use kind = "files" or "postgres"'),
     (KAFKA, STORE, "", f'{EOS} a durable [state_store]; use kind = "files" or "postgres"'),
-    (KAFKA, 'delivery = "exactly_once"\n', "", f'{EOS} a kafka target with delivery = "exactly_once"; set it, or use "persisted"'),
-    (KAFKA, TARGET, target("db", 'table = "t"\n'), f'{EOS} a kafka target with delivery = "exactly_once"; set it, or use "persisted"'),
+    (KAFKA, 'delivery = "exactly_once"\n', "", f'{EOS} a kafka target with delivery = "exactly_once"; define such a target, or use "persisted"'),
+    (KAFKA, TARGET, target("db", 'table = "t"\n'), f'{EOS} a kafka target with delivery = "exactly_once"; define such a target, or use "persisted"'),
 ]

@@ -234,15 +234,15 @@ REFUSED: list[tuple[dict[str, str], str, str]] = [
     ({"aggregation": 'agg = "sum"\ncolumn = "user_id"'}, "transform.window.aggregations[1].column", "sum needs a number"),
     ({"aggregation": 'agg = "min_by"\ncolumn = "n"\nby = "ts"'}, "transform.window.aggregations[1].by", 'column "ts" does not come out'),
     ({"time": "tss"}, "transform.window.event_time_column", 'did you mean "ts"?'),
-    ({"time": "n"}, "transform.window.event_time_unit", "is bigint; set event_time_unit"),
-    ({"time": "amount"}, "transform.window.event_time_column", "is decimal(10,2); expected a timestamp"),
-    ({"time": "CAST(at AS DOUBLE)"}, "transform.window.event_time_column", "is double"),
+    ({"time": "n"}, "transform.window.event_time_unit", "has type bigint; set event_time_unit"),
+    ({"time": "amount"}, "transform.window.event_time_column", "has type decimal(10,2), expected a timestamp"),
+    ({"time": "CAST(at AS DOUBLE)"}, "transform.window.event_time_column", "has type double"),
     ({"time": "to_timestamp(att)"}, "transform.window.event_time_column", 'did you mean "at"?'),
     ({"time": "to_timestamp(at"}, "transform.window.event_time_column", "unclosed "),
     ({"length": GAP.format("thirty seconds")}, "transform.window.gap_ms", "neither a duration"),
     ({"length": GAP.format("idel_ms"), "query": "SELECT * FROM source"}, "transform.window.gap_ms", 'did you mean "idle_ms"?'),
     ({"length": GAP.format("idle_ms")}, "transform.window.gap_ms", 'column "idle_ms" does not exist'),
-    ({"length": GAP.format("flag"), "query": "SELECT * FROM source"}, "transform.window.gap_ms", "is boolean"),
+    ({"length": GAP.format("flag"), "query": "SELECT * FROM source"}, "transform.window.gap_ms", "has type boolean"),
     (
         {"more_sources": '[[sources]]\nname = "other"\nconnection = "lake"\nquery = "b/*.jsonl"\nformat = "json"\nschema = "user_id INT, amount DECIMAL(10,2), n BIGINT, ts TIMESTAMP"'},
         "transform.window",
@@ -252,8 +252,8 @@ REFUSED: list[tuple[dict[str, str], str, str]] = [
 
 # cannot be read without Spark, which refuses them: what `check` says of the part that it has not checked
 UNREAD: list[tuple[dict[str, str], str]] = [
-    ({"query": f"SELECT {_ALL} FORM source"}, 'did you mean "FROM"?'),
-    ({"query": f"SELECT {_ALL} FROM source WEHRE n > 1"}, 'did you mean "WHERE"?'),
+    ({"query": f"SELECT {_ALL} FORM source"}, 'perhaps because "FORM" should be "FROM"'),
+    ({"query": f"SELECT {_ALL} FROM source WEHRE n > 1"}, 'perhaps because "WEHRE" should be "WHERE"'),
     ({"query": "SELECT user_id amount n, _event_ts FROM source"}, "this check cannot parse the SQL"),
     ({"query": f"SELECT {_ALL} FROM source |> LIMIT 3"}, "this check cannot parse the SQL"),
 ]  # fmt: skip

@@ -141,7 +141,8 @@ def test_the_config_is_named_or_found_by_name(tmp_path: Path) -> None:
     assert case_file.tested_config(file, "../clicks.toml") == file.parent / "../clicks.toml"
     other = write_case(tmp_path, "[[steps]]\nrows = []", "other.toml")
     with pytest.raises(
-        ConfigError, match=r"pipeline: missing; the parent folder contains clicks-late\.toml, clicks\.toml; write"
+        ConfigError,
+        match=r"pipeline: missing, and the name of this file does not match .* \(clicks-late\.toml, clicks\.toml\); write",
     ):
         case_file.tested_config(other, None)
 
@@ -435,7 +436,7 @@ def test_a_config_runs_without_spark_where_it_has_no_sql() -> None:
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ({"evnts": []}, 'there is no source "evnts"; available: in'),
+        ({"evnts": []}, 'there is no source "evnts"; expected one of in'),
         (["broken"], "only Spark can read; pass a Spark session as session="),
         ([{"user_id": 3, "ts": 1}], 'column "user_id" is string, but a row of the test has a value of another type'),
     ],

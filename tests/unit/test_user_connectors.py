@@ -62,7 +62,7 @@ def test_a_config_names_an_installed_connector(site: Path) -> None:
         ('path = "out/totals.journal"', "", "target.path: missing; a journal target needs a file"),
         ("sync = true", 'sync = "yes"', 'target.sync: found "yes", expected true or false'),
         ("sync = true", 'topic = "t"', 'target.topic: applies only to connections of kind "kafka", but this one is "journal"'),
-        ('kind = "journal"', 'kind = "jurnal"', 'connections.log.kind: found "jurnal"; did you mean "journal"?'),
+        ('kind = "journal"', 'kind = "jurnal"', 'connections.log.kind: found "jurnal", which is not a kind of connection; did you mean "journal"?'),
         ('encoding = "utf-8"', 'encoding = "utf-9"', 'connections.log.encoding: found "utf-9", expected "utf-8" or "latin-1"'),
     ],
 )  # fmt: skip

@@ -138,7 +138,7 @@ class Aggregation(Spec):
         _share,
         "The quantile to compute, from 0 to 1 (approx_quantile).",
         default=None,
-        kinds={"approx_quantile": "needs the quantile, as in 0.95"},
+        kinds={"approx_quantile": "needs the quantile, for example 0.95"},
     )
     k: int | None = declare_key(
         integer_parser(1, 65535),
@@ -150,13 +150,13 @@ class Aggregation(Spec):
         integer_parser(1),
         "The maximum number of distinct values per window and key (exact count_distinct, top_k).",
         default=None,
-        kinds={"count_distinct": "", "top_k": "stores every value and needs a limit, as in 10000"},
+        kinds={"count_distinct": "", "top_k": "stores every distinct value, so it needs a limit, for example 10000"},
     )
     max_values_per_group: int | None = declare_key(
         integer_parser(1),
         "The maximum number of values per window and key (collect_set, collect_list).",
         default=None,
-        kinds=dict.fromkeys(("collect_set", "collect_list"), "needs a limit, as in 1000"),
+        kinds=dict.fromkeys(("collect_set", "collect_list"), "needs a limit, for example 1000"),
     )
     hll_precision: int = declare_key(
         integer_parser(4, 18),
@@ -271,8 +271,12 @@ class Aggregation(Spec):
     def _check_custom(cls, agg: Any, values: Values, wrong: set[str]) -> Iterator[Problem]:
         for key in [*cls.builtin_keys(), "column"]:
             if key in values:
-                advice = "name the inputs in columns" if key == "column" else "give the arguments in options"
-                yield key, f"applies only to built-in aggregations; {advice}"
+                advice = (
+                    'name its input columns in the key "columns" instead'
+                    if key == "column"
+                    else 'give its arguments in the key "options" instead'
+                )
+                yield key, f"applies only to built-in aggregations, but this one is custom; {advice}"
         if "options" in wrong:
             return
         try:
@@ -290,12 +294,11 @@ class Aggregation(Spec):
                 )
         absent = [name for name in aggregator.inputs if name not in columns]
         if absent and "columns" not in wrong:
-            names = ", ".join(absent)
+            names = " and ".join(map(format_value, absent))
             yield (
                 "columns",
-                f"no column for {names}; name the columns that {type(aggregator).__name__} reads, as in {{ "
-                f"{absent[0]} = "
-                f'"price" }}',
+                f"found no column for {names}, expected a column for each input of {type(aggregator).__name__}, as in "
+                f'{{ {absent[0]} = "price" }}',
             )
 
 

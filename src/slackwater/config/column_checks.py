@@ -50,17 +50,21 @@ class WindowColumns:
         type_ = resolve_expression(self.window.gap_ms, out, findings)
         shown = format_value(self.window.gap_ms)
         for line in findings.problems:
+            reason = f"it {line}" if line.startswith(("is ", "has ", "begins ")) else line
             self.result.add(
                 key,
-                f'{shown} is neither a duration ("30s", "5m", "2h" or milliseconds) nor an expression over the row: {line}',
+                f'{shown} is neither a duration ("30s", "5m", "2h" or milliseconds) nor an expression over the row: '
+                f"{reason}",
             )
         if findings.non_row_wise and not findings.problems:
             self.result.add(key, f"{shown} must be row-wise, but it uses {', '.join(sorted(findings.non_row_wise))}")
         if findings.undecided or (not findings.problems and not out.is_complete):
-            why = findings.undecided[0] if findings.undecided else "the columns are known only at the start"
-            self.result.skip(key, f"{shown} is not a duration, so it is read as SQL over the row: {why}")
+            why = findings.undecided[0] if findings.undecided else "the columns are known only when the pipeline starts"
+            self.result.skip(key, f"{shown} is not a duration, so it is read as a SQL expression over the row: {why}")
         if type_ is not None and not findings.problems and strip_type_parameters(type_) not in (*NUMBERS, "string"):
-            self.result.add(key, f'{shown} is {type_}; expected milliseconds, an interval, or text such as "5 minutes"')
+            self.result.add(
+                key, f'{shown} has type {type_}, expected milliseconds, an interval, or text such as "5 minutes"'
+            )
 
     def check_columns(self, out: ColumnTypes) -> None:
         """Check that the key columns and the aggregation inputs exist. `out`: the output columns of the SQL."""
@@ -125,8 +129,8 @@ def check_scalar_column(result: CheckResult, key: str, name: str, out: ColumnTyp
             hint = suggest_or_list_words(name, out.types)
             result.add(key, f"{prefix}column {format_value(name)} does not come out of the SQL{hint}")
     elif type_ is not None and strip_type_parameters(type_) in NO_KEYS:
-        expected = "expected a scalar type; cast it in the SQL"
-        result.add(key, f"{prefix}column {format_value(name)} has type {type_}; {expected}")
+        line = f"{prefix}column {format_value(name)} has type {type_}, expected a scalar type; cast it in the SQL"
+        result.add(key, line)
         return None
     return type_
 

@@ -152,8 +152,13 @@ class IcebergConnection(ClientConnection):
         if isinstance(options, Mapping):
             for value in options.values():
                 secret_masking.remember_url(value)
-            if "type" in options or "py-catalog-impl" in options:
-                yield "options", "sets the type of the catalog; set the key catalog instead, and remove this option"
+            for name in ("type", "py-catalog-impl"):
+                if name in options:
+                    yield (
+                        "options",
+                        f'found "{name}", which sets the kind of catalog; remove this option, and set the key '
+                        '"catalog" of the connection instead',
+                    )
             warehouse = str(options.get("warehouse", "/"))
             if values.get("catalog") == "sql" and "://" not in warehouse and not warehouse.startswith(("/", "file:")):
                 yield (
@@ -164,7 +169,7 @@ class IcebergConnection(ClientConnection):
         if find_spec("pyiceberg") is None:
             yield (
                 "kind",
-                "Iceberg needs the package pyiceberg, which is not installed; pip install 'slackwater[iceberg]'",
+                "Iceberg needs the package pyiceberg, which is not installed; run pip install 'slackwater[iceberg]'",
             )
 
 
@@ -176,7 +181,7 @@ class RabbitMQConnection(Connection):
         parse_text,
         "The URL, with user and password (Postgres, RabbitMQ). Keep it out of the file: use `${WAREHOUSE_URL}`.",
         repr=False,
-        required='name the broker, as in "${RABBITMQ_URL}" with amqp://user:password@host/vhost',
+        required="set it to the URL of the broker, for example amqp://user:${PASSWORD}@host/vhost",
         elsewhere=("uri", "host", "password"),
     )
 
@@ -210,7 +215,7 @@ class PubSubConnection(ClientConnection):
     project: str = declare_key(
         parse_text,
         "The name or number of the Google Cloud project (Pub/Sub).",
-        required="name the project, by name or number",
+        required="give the name or number of the Google Cloud project",
     )
     location: str = declare_key(
         parse_text,
@@ -246,14 +251,16 @@ def parse_connection(value: Any) -> Connection:
     kind = value.get("kind")
     if isinstance(kind, MissingEnvString):
         raise InvalidConfigTableError([], None)
+    if kind is None:
+        raise InvalidConfigTableError([f": kind: missing; expected {_expected_kinds()}"], None)
     if not isinstance(kind, str):
-        problem = "missing; " if kind is None else f"found {format_value(kind)}, "
-        raise InvalidConfigTableError([f": kind: {problem}expected {_expected_kinds()}"], None)
+        raise InvalidConfigTableError([f": kind: {describe_value_mismatch(kind, _expected_kinds())}"], None)
     try:
         connection: type[Connection] = TABLE[kind].connection
     except KeyError:
         advice = suggest_or_list_words(kind, TABLE.installed_kinds())
-        raise InvalidConfigTableError([f": kind: found {format_value(kind)}{advice}"], None) from None
+        line = f": kind: found {format_value(kind)}, which is not a kind of connection{advice}"
+        raise InvalidConfigTableError([line], None) from None
     except BrokenConnectorError as error:
         raise InvalidConfigTableError([f": kind: {error}"], None) from None
     problems: list[str] = []

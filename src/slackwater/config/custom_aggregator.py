@@ -110,7 +110,8 @@ def load_aggregator(reference: Any, options: Mapping[str, Any]) -> Aggregator:
     if isinstance(reference, Aggregator):
         if options:
             raise AggregatorError(
-                "options", "apply only to a class, but agg is an instance; pass the class, or remove the options"
+                "options",
+                "applies only if agg is a class, but agg is an instance; pass the class, or remove the options",
             )
         return reference
     loaded = import_attribute(reference) if isinstance(reference, str) else reference
@@ -147,14 +148,17 @@ def import_attribute(path: str) -> Any:
     if not _MAY_IMPORT.get() and module_name not in sys.modules:
         raise AggregatorError(
             "agg",
-            f'"{path}" is a custom aggregation, but reading a state never loads code; pass the config\'s TOML file '
-            "instead "
-            f"of the state, or import {module_name} first in Python",
+            f'"{path}" is a custom aggregation, but Slackwater never imports code when it reads a state; pass the '
+            f"config's TOML file instead of the state, or import {module_name} in Python first",
         )
     try:
         attribute: Any = importlib.import_module(module_name)
     except Exception as error:
-        advice = "put it on PYTHONPATH, or in the working directory" if isinstance(error, ImportError) else "fix it"
+        advice = (
+            "put the module on PYTHONPATH, or in the working directory"
+            if isinstance(error, ImportError)
+            else "correct the module"
+        )
         raise AggregatorError(
             "agg", f'module "{module_name}" cannot be imported ({describe_error(error)}); {advice}'
         ) from None
@@ -190,17 +194,18 @@ def check_aggregator(aggregator: Aggregator) -> None:
 
     for role, declared in (("input", aggregator.inputs), ("accumulator", aggregator.accumulators)):
         if not isinstance(declared, Mapping):
-            raise unfit(f'{role}s must be a mapping of names to types, as in {{"value": "double"}}')
+            found_type = type(declared).__name__
+            raise unfit(f'{role}s is a {found_type}, expected a mapping of names to types, as in {{"value": "double"}}')
         for part, kind in declared.items():
             field = Field(part, str(kind))
             scalar = field.element if field.element is not None and role == "accumulator" else field
             if not scalar.is_scalar:
-                arrays = (
-                    " or an array of scalars; use several accumulators instead of a struct"
-                    if role == "accumulator"
-                    else ""
+                if role == "input":
+                    raise unfit(f'input "{part}" has type "{kind}", expected a scalar Spark type, such as "double"')
+                raise unfit(
+                    f'accumulator "{part}" has type "{kind}", expected a scalar Spark type or an array of scalars; '
+                    "use several accumulators instead of a struct"
                 )
-                raise unfit(f'{role} "{part}" has type "{kind}", expected a scalar Spark type{arrays}')
     if not aggregator.accumulators:
         raise unfit('declares no accumulators; expected at least one, as in {"total": "double"}')
     if not Field(name, str(aggregator.output)).is_result_type:
@@ -219,7 +224,7 @@ def check_aggregator(aggregator: Aggregator) -> None:
         merged = lifted.group_by("__g").agg(merges)
         for part, dtype in parts.items():
             if isinstance(merged.schema[part], pl.List) and not isinstance(dtype, pl.List):
-                raise unfit(f'merge returns a list for "{part}"; expected one value per group, as from {part}.sum()')
+                raise unfit(f'merge returns a list for "{part}"; expected one value per group, such as {part}.sum()')
         merged = merged.cast(parts)  # type: ignore[arg-type]
         step = "finish"
         finished = aggregator.finish(**{n: pl.col(n) for n in parts})
@@ -247,15 +252,13 @@ def build_accumulator_expressions(
     """
     expression_by_name = getattr(aggregator, step)(*leading_arguments, **columns)
     if not isinstance(expression_by_name, Mapping) or set(expression_by_name) != set(aggregator.accumulators):
-        returned = (
-            ", ".join(map(str, expression_by_name))
-            if isinstance(expression_by_name, Mapping)
-            else f"a {type(expression_by_name).__name__}"
-        )
+        returned = f"a {type(expression_by_name).__name__}"
+        if isinstance(expression_by_name, Mapping):
+            keys = ", ".join(map(str, expression_by_name))
+            returned = f"a mapping with the keys {keys}" if keys else "an empty mapping"
         expected = ", ".join(aggregator.accumulators)
-        raise AggregatorError(
-            "agg", f"{type(aggregator).__name__}: {step} returns {returned}; expected a mapping of {expected}"
-        )
+        name = type(aggregator).__name__
+        raise AggregatorError("agg", f"{name}: {step} returns {returned}, expected a mapping with the keys {expected}")
     return [expression_by_name[part].alias(part) for part in aggregator.accumulators]
 
 

@@ -45,7 +45,9 @@ class Dedup(KeyedStep):
     def summary(self) -> StepSummary:
         title = f"deduplicate by {plural(len(self.keys), 'key')}, keep the {self.keep} row within {format_ms(self.within_ms)}"
         if self.keep == "first":
-            behavior = f"the first row of a key, when it is read; its duplicates within {format_ms(self.within_ms)} are dropped"
+            behavior = (
+                f"the first row of a key, when it is read, but not its duplicates within {format_ms(self.within_ms)}"
+            )
             return StepSummary(title, behavior, f"a key and a time per emitted row, for {format_ms(self.within_ms)}")
         behavior = f"the last row of a key, once {format_ms(self.within_ms)} have passed without another row of it"
         return StepSummary(title, behavior, f"the last row per key, until {format_ms(self.within_ms)} after it")

@@ -27,7 +27,7 @@ def check_state_identifiers(values: Values) -> Iterator[Problem]:
     store: StateStore | None = values.get("state_store")
     if store is not None and store.kind == "postgres":
         if "schema" not in store._wrong and store.schema_:
-            yield from _postgres_problems("state_store.schema", "the schema", store.schema_)
+            yield from _postgres_problems("state_store.schema", "schema", store.schema_)
         for stage in stages:
             if stage.window is not None:
                 yield from _postgres_column_problems(stage.window, "the state is in Postgres", state=True)
@@ -52,13 +52,14 @@ def check_target_identifiers(values: Values, connections: Mapping[str, Any], pat
         return
     if connection.kind == "postgres" and target.table and "table" not in target._wrong:
         schema, _, name = target.table.rpartition(".")
-        for part, identifier in ((schema, "the schema"), (name, "the table")):
+        for part, identifier in ((schema, "schema"), (name, "table")):
             if part or part is name:
                 yield from _postgres_problems(f"{path}.table", identifier, part)
         if _RESERVED.fullmatch(name):
             yield (
                 f"{path}.table",
-                f"found {format_value(target.table)}, a table name that Slackwater reserves; choose another",
+                f"found {format_value(target.table)}, which is a table name that Slackwater reserves; choose another "
+                "name",
             )
     if (
         connection.kind == "kafka"
@@ -66,7 +67,10 @@ def check_target_identifiers(values: Values, connections: Mapping[str, Any], pat
         and "topic" not in target._wrong
         and (not _TOPIC.fullmatch(target.topic) or target.topic in (".", ".."))
     ):
-        yield f"{path}.topic", describe_value_mismatch(target.topic, 'at most 249 letters, digits, ".", "_" and "-"')
+        yield (
+            f"{path}.topic",
+            describe_value_mismatch(target.topic, 'a name of at most 249 letters, digits, ".", "_" and "-"'),
+        )
     if connection.kind == "iceberg" and target.table and "table" not in target._wrong:
         parts = target.table.split(".")
         if len(parts) < 2 or not all(parts):
@@ -75,7 +79,10 @@ def check_target_identifiers(values: Values, connections: Mapping[str, Any], pat
                 describe_value_mismatch(target.table, 'a table in a namespace, as in "shop.sessions"'),
             )
     if target.path and "\0" in target.path:
-        yield f"{path}.path", "contains U+0000, which is not allowed in a file name; remove it"
+        yield (
+            f"{path}.path",
+            "contains the character U+0000, which is not allowed in a file name; remove this character",
+        )
     if window is not None:
         yield from _column_problems(window, connection.kind, target)
 
@@ -110,11 +117,11 @@ def _postgres_column_problems(window: Window, why: str, state: bool) -> Iterator
         if size > most:
             yield (
                 key,
-                f"found {format_value(name)}, which has {size} bytes; {why}, where column names can have at most "
-                f"{most} bytes; choose a shorter one",
+                f"found {format_value(name)}, which has {size} bytes, expected a column name of at most {most} bytes, "
+                f"because {why}; choose a shorter name",
             )
         elif not name:
-            yield key, f"found {format_value(name)}; {why}, where a column name must not be empty"
+            yield key, f"found {format_value(name)}, expected a non-empty column name, because {why}; choose a name"
 
 
 def _postgres_problems(key: str, identifier: str, name: str) -> Iterator[Problem]:
@@ -122,15 +129,17 @@ def _postgres_problems(key: str, identifier: str, name: str) -> Iterator[Problem
     if size > POSTGRES_BYTES:
         yield (
             key,
-            f"{identifier} {format_value(name)} has a name of {size} bytes, but Postgres allows at most {POSTGRES_BYTES}; choose a shorter one",
+            f"the {identifier} name {format_value(name)} has {size} bytes, but Postgres allows at most "
+            f"{POSTGRES_BYTES}; choose a shorter name",
         )
     elif not name or "\0" in name:
         yield (
             key,
-            f"{identifier} is named {format_value(name)}; a Postgres name must not be empty or contain U+0000",
+            f"the {identifier} name is {format_value(name)}, but a Postgres name must not be empty or contain U+0000; "
+            "choose another name",
         )
-    elif identifier == "the schema" and name.startswith("pg_"):
+    elif identifier == "schema" and name.startswith("pg_"):
         yield (
             key,
-            f"{identifier} {format_value(name)} begins with pg_, which Postgres reserves; choose another name",
+            f'the schema name {format_value(name)} begins with "pg_", which Postgres reserves; choose another name',
         )

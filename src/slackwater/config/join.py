@@ -207,15 +207,16 @@ class Join(StepBase):
             if EVENT_TIME in (name.casefold() for name in names):
                 yield (
                     key,
-                    f"{format_value(EVENT_TIME)} is the event time, which the time bounds compare, so it cannot be a "
-                    "key",
+                    f"{format_value(EVENT_TIME)} is the event time, which cannot be a key, because the time bounds "
+                    "compare it; remove it from the keys",
                 )
         left_keys, right_keys = keys_by_side.get("left_keys"), keys_by_side.get("right_keys")
         if left_keys and right_keys and len(left_keys) != len(right_keys):
             yield (
                 "right_keys",
                 describe_value_mismatch(
-                    right_keys, f"one key for each of left_keys ({format_value(left_keys)}): keys are compared in order"
+                    right_keys,
+                    f"one key for each of left_keys ({format_value(left_keys)}), because keys are compared in order",
                 ),
             )
 
@@ -227,20 +228,21 @@ class Join(StepBase):
         if whole_window and present:
             yield (
                 "time_window_ms",
-                f"cannot be combined with {' and '.join(present)}, because time_window sets both bounds; remove one "
-                "of them",
+                f"cannot be combined with {' and '.join(present)}, because this key sets both bounds; remove either "
+                f"this key or {' and '.join(present)}",
             )
         elif not whole_window and not present:
             yield (
                 "time_window_ms",
-                'missing; set how far apart matching rows may be in either direction, for example "5m", '
-                "or set lower_ms and upper_ms, the limits of right.ts - left.ts",
+                'missing; set the maximum time between matching rows, for example "5m", or set lower_ms and upper_ms, '
+                "the bounds of right.ts - left.ts, where ts is the event time",
             )
         elif not whole_window and len(present) == 1:
             absent = next(key for key in both if key not in present)
             yield (
                 absent,
-                f"missing; {present[0]} is set, but a join needs both: lower_ms <= right.ts - left.ts <= upper_ms",
+                f"missing; {present[0]} is set, but a join needs both bounds: lower_ms <= right.ts - left.ts <= "
+                "upper_ms",
             )
         lower, upper = (values.get(key) for key in both)
         if lower is not None and upper is not None and lower > upper:
@@ -248,7 +250,7 @@ class Join(StepBase):
                 "lower_ms",
                 mismatch(
                     format_config_duration(lower),
-                    f"at most upper_ms ({format_config_duration(upper)}): otherwise no rows can match",
+                    f"at most upper_ms ({format_config_duration(upper)}), because otherwise no rows can match",
                 ),
             )
 
@@ -310,13 +312,16 @@ def _collisions(prefixes: Sequence[str], columns: Sequence[Sequence[str]]) -> It
 
     `prefixes`, `columns`: the prefix and the columns of each side, as (left, right).
     """
-    taken = {EVENT_TIME: "the event time of the joined row"}
+    taken = {EVENT_TIME: "the event time"}
     for side, prefix, names in zip(SIDES, prefixes, columns, strict=True):
         for name in dict.fromkeys(names):
-            column = f"{format_value(name)} of the {side} side"
+            column = f"column {format_value(name)} of the {side} side"
             if problem := find_name_problem(f"{prefix}{name}"):
                 yield f"{side}_prefix", f"{column}: {problem}"
             other = taken.setdefault(f"{prefix}{name}".casefold(), column)
             if other != column:
-                line = f"{column} is emitted as {format_value(prefix + name)}, which is already the name of {other}; "
-                yield f"{side}_prefix", f"{line}choose another prefix, or list the columns to emit"
+                yield (
+                    f"{side}_prefix",
+                    f"{column} is emitted as {format_value(prefix + name)}, which is already the output name of "
+                    f"{other}; choose another prefix, or list the columns to emit",
+                )

@@ -122,8 +122,8 @@ def import_path(function: type[KeyedFunction]) -> str:
     if function.__module__ == "__main__" or "<" in function.__qualname__:
         raise KeyedFunctionError(
             "class",
-            f"found {function.__name__}, which is not in a module that workers can import; expected a class at the top "
-            "level of a module; move it there",
+            f"found {function.__name__}, which workers cannot import; expected a class at the top level of a module "
+            "other than __main__; move the class to such a module",
         )
     return f"{function.__module__}:{function.__qualname__}"
 
@@ -149,7 +149,7 @@ def load_keyed_function(path: str, options: str) -> KeyedFunction:
         text = f"{loaded.__name__} does not accept these options ({describe_error(error)}); correct them"
         raise KeyedFunctionError("options", text) from None
     if loaded.advance is KeyedFunction.advance:
-        raise KeyedFunctionError("class", f"{loaded.__name__} does not define advance; define it")
+        raise KeyedFunctionError("class", f"{loaded.__name__} does not define the method advance; define it")
     return function
 
 
@@ -168,18 +168,20 @@ def check_keyed_function(function: KeyedFunction, keys: tuple[str, ...]) -> None
             continue
         if not isinstance(declared, Mapping):
             raise wrong(
-                f'{attribute} is a {type(declared).__name__}, expected a mapping of names to types: {{"n": "bigint"}}'
+                f'{attribute} is a {type(declared).__name__}, expected a mapping of names to types, as in {{"n": '
+                '"bigint"}'
             )
         for column, type_ in declared.items():
             if not isinstance(column, str) or not column or column.startswith("__") or column == "_event_ts":
-                raise wrong(f"{attribute} has a column {column!r}, which is a reserved name; rename it")
+                raise wrong(f"{attribute} has a column {column!r}, whose name is reserved or empty; rename it")
             if not is_column_type(str(type_)):
                 raise wrong(
                     f'{attribute} column "{column}" has type "{type_}", expected a Spark type, such as "bigint"'
                 )
             if attribute == "state" and column in keys:
                 raise wrong(
-                    f'state has a column "{column}", which is a key; every row of state has the keys, so remove it'
+                    f'state has a column "{column}", which is a key; remove it, because every state row has the key '
+                    "columns"
                 )
 
 
@@ -260,7 +262,10 @@ class Keyed(KeyedStep):
         Raises KeyedFunctionError if the class cannot be used, or if the spec was read from a state.
         """
         if not self._may_load:
-            text = f'"{self.class_}" is named by a state, and reading a state never loads code; pass the config instead'
+            text = (
+                f'"{self.class_}" comes from a state, but Slackwater never imports code when it reads a state; pass '
+                "the config instead"
+            )
             raise KeyedFunctionError("class", text)
         return load_keyed_function(self.class_, self.options_json)
 

@@ -83,7 +83,7 @@ class Pipeline(Spec, NotebookRepr):
     sources: Tables[Source] = declare_key(
         table_list_parser(Source, "a list of sources ([[sources]])"),
         "The inputs of the pipeline: one [[sources]] table per input.",
-        required="define at least one in [[sources]]",
+        required="define at least one source in [[sources]]",
     )
     transform: Converted[Transform | None, Transform] = declare_key(
         table_parser(Transform),
@@ -315,15 +315,15 @@ class Pipeline(Spec, NotebookRepr):
             yield "transform", f"missing; {STEP}"
         name = values.get("name")
         if name is not None and not re.fullmatch(NAME, name):
-            expected = 'only letters, digits, ".", "_" and "-", as it becomes a directory name'
+            expected = 'only letters, digits, ".", "_" and "-", because it names a directory'
             yield "name", describe_value_mismatch(name, expected)
         elif name is not None and len(name) > LONGEST_NAME:
-            yield "name", mismatch(f"{len(name)} characters", f"at most {LONGEST_NAME}, as it becomes a directory name")
+            yield "name", mismatch(f"{len(name)} characters", f"at most {LONGEST_NAME}, because it names a directory")
         formerly = values.get("formerly")
         if formerly is not None and (not re.fullmatch(NAME, formerly) or formerly == name):
             yield "formerly", describe_value_mismatch(formerly, "the previous name of the pipeline")
         if "sources" in values and not values["sources"]:
-            yield "sources", "empty; define at least one in [[sources]]"
+            yield "sources", "empty; define at least one source in [[sources]]"
         yield from check_source_names(values.get("sources", ()))
         yield from check_connections(values)
         if not values.get("stages"):
@@ -348,7 +348,7 @@ class Pipeline(Spec, NotebookRepr):
 def check_run_flags(available_now: bool, flush: bool) -> None:
     """Raise ConfigError if `flush` is set without `available_now`."""
     if flush and not available_now:
-        raise ConfigError(["--flush: needs --available-now, because only bounded input has an end; add the option"])
+        raise ConfigError(["--flush: needs --available-now, because only bounded input ends; add --available-now"])
 
 
 def _name_connections(values: Values) -> None:

@@ -73,7 +73,7 @@ def check_connections(values: Values) -> Iterator[Problem]:
         if connection is None:
             yield from _unknown_connection(f"{path}.connection", spec.connection, connections)
         elif not connection.READS or (isinstance(spec, Lookup) and connection.kind != "files"):
-            purpose = "lookups need" if isinstance(spec, Lookup) else "sources need"
+            purpose = "lookups" if isinstance(spec, Lookup) else "sources"
             kinds = ["files"] if isinstance(spec, Lookup) else [k for k, c in CONNECTORS.items() if c.connection.READS]
             yield f"{path}.connection", _wrong_kind(spec.connection, connection, purpose, kinds)
         elif isinstance(spec, Source):
@@ -86,7 +86,10 @@ def check_connections(values: Values) -> Iterator[Problem]:
                     line = f"missing; payload_format = {payload} needs this file, or schema_registry in the connection"
                     yield f"{path}.{key}", line
             elif spec.payload_format in FRAMED:
-                line = f"{payload} needs schema_registry in the connection, which has none; add it"
+                line = (
+                    f"{payload} needs a schema registry, but the connection has none; set schema_registry in the "
+                    "connection"
+                )
                 yield f"{path}.payload_format", line
     letters: Target | None = values.get("dead_letter")
     for path, target in (*list_targets_with_keys(values), *([] if letters is None else [("dead_letter", letters)])):
@@ -96,7 +99,7 @@ def check_connections(values: Values) -> Iterator[Problem]:
         if connection is None:
             yield from _unknown_connection(f"{path}.connection", target.connection, connections)
         elif not connection.WRITES:
-            purpose = "dead letters need" if path == "dead_letter" else "results need"
+            purpose = "dead letters" if path == "dead_letter" else "results"
             kinds = [k for k, c in CONNECTORS.items() if c.connection.WRITES]
             yield f"{path}.connection", _wrong_kind(target.connection, connection, purpose, kinds)
         else:
@@ -104,9 +107,12 @@ def check_connections(values: Values) -> Iterator[Problem]:
 
 
 def _wrong_kind(reference: object, connection: Connection, purpose: str, kinds: Sequence[str]) -> str:
-    subject = f"{format_value(reference)} is" if isinstance(reference, str) else "is"
+    subject = format_value(reference) if isinstance(reference, str) else "this connection"
     named = " or ".join(format_value(k) for k in kinds)
-    return f"{subject} of kind {format_value(connection.kind)}; {purpose} a connection of kind {named}"
+    return (
+        f"{subject} is of kind {format_value(connection.kind)}, but {purpose} need a connection of kind {named}; "
+        "choose another connection"
+    )
 
 
 def _with_path(path: str, problems: Iterator[Problem]) -> Iterator[Problem]:
@@ -155,8 +161,8 @@ def check_event_time(values: Values) -> Iterator[Problem]:
             which = f"source {format_value(source.name)}" if source.name else f"sources[{i}]"
             yield (
                 f"{step.CONFIG_PATH}.event_time_column",
-                f"missing; {which} reads {'a table' if table else 'files'}, which "
-                f"{'has no event time of its' if table else 'have no event time of their'} own; name a column or an expression",
+                f"missing; {which} reads {'a table' if table else 'files'}, whose rows have no default event time; "
+                "name the column that contains the event time, or give a SQL expression",
             )
     if processing and not undecided:
         for key, is_set in (
@@ -188,9 +194,9 @@ def check_corrections(values: Values) -> Iterator[Problem]:
     if window.late_data == "standalone" and target.upserts(kind, window):
         yield (
             "transform.window.late_data",
-            f'"standalone" needs an append-only target (files, console, delta or iceberg with mode = "append"). A {kind} target '
-            'would replace the result of the window with that of its late rows; use "reopen" to correct the result, '
-            'or "dlq" to keep the late rows',
+            f'"standalone" needs an append-only target, but this {kind} target would replace the result of a window '
+            'with that of its late rows; use "reopen" to correct the result, "dlq" to keep the late rows, or an '
+            'append-only target (files, console, or delta or iceberg with mode = "append")',
         )
     if window.emit_metadata or {"emit", "emit_metadata", "late_data", "kind", "group_by"} & window._wrong:
         return
@@ -201,9 +207,9 @@ def check_corrections(values: Values) -> Iterator[Problem]:
         yield (
             f"transform.window.{key}",
             f"{format_value(getattr(window, key))} emits a window more than once, but {target_text} is append-only, "
-            "so that readers could not recognize outdated rows; set emit_metadata = true (_revision and _emit_reason "
-            'then distinguish the rows), use emit = "final", or write to postgres, to delta or iceberg with '
-            'mode = "merge", or to kafka keyed by the identity of a window',
+            'so readers could not recognize outdated rows; set emit_metadata = true, use emit = "final", or write to '
+            'a target that replaces rows (postgres, delta or iceberg with mode = "merge", or kafka with the default '
+            "key_columns)",
         )
 
 
@@ -219,7 +225,8 @@ def check_state_store(values: Values, wrong: set[str]) -> Iterator[Problem]:
     if store is None and step_text is not None:
         yield (
             "state_store",
-            f'missing; {step_text} needs a state store: [state_store] with kind = "files" and path = "state"',
+            f'missing; {step_text} needs a state store, for example [state_store] with kind = "files" and path = '
+            '"state"',
         )
     durable = store is not None and store.kind != "in_memory"
     if step.crash_recovery in ("persisted", "kafka_eos") and not durable:
@@ -234,7 +241,7 @@ def check_state_store(values: Values, wrong: set[str]) -> Iterator[Problem]:
     if step.crash_recovery == "kafka_eos" and any(t.delivery != "exactly_once" for t in topics):
         yield (
             f"{step.CONFIG_PATH}.crash_recovery",
-            '"kafka_eos" needs a kafka target with delivery = "exactly_once"; set it, or use "persisted"',
+            '"kafka_eos" needs a kafka target with delivery = "exactly_once"; define such a target, or use "persisted"',
         )
 
 
@@ -254,15 +261,18 @@ def check_dead_letters(values: Values, wrong: set[str]) -> Iterator[Problem]:
     has_target = values.get("dead_letter") is not None
     # with "reopen", rows that are too late for a correction are written to [dead_letter] if it is defined
     if has_target and not add_keys_to_dead_letters and late_data != "reopen" and not undecided:
-        yield (
-            "dead_letter",
-            f"unused, because on_error is {format_value(on_error)} and late_data is {format_value(late_data)}; "
-            'set one of them to "dlq", or remove [dead_letter]',
-        )
+        if late_data is None:
+            line = f'unused, because on_error is {format_value(on_error)}; set it to "dlq", or remove [dead_letter]'
+        else:
+            line = (
+                f"unused, because on_error is {format_value(on_error)} and late_data is {format_value(late_data)}; "
+                'set one of them to "dlq", or remove [dead_letter]'
+            )
+        yield "dead_letter", line
     if add_keys_to_dead_letters and not has_target:
         keys = " and ".join(f'{key} = "dlq"' for key in add_keys_to_dead_letters)
-        needs = "needs" if len(add_keys_to_dead_letters) == 1 else "need"
-        yield "dead_letter", f"missing; {keys} {needs} [dead_letter] with a connection and a path, table or topic"
+        line = f"missing, but required by {keys}; define [dead_letter] with a connection and a path, table or topic"
+        yield "dead_letter", line
 
 
 def _join(values: Values) -> Join | None:
@@ -276,7 +286,7 @@ def check_join(values: Values) -> Iterator[Problem]:
     if join is None or not sources:
         return
     if len(sources) == 1:
-        yield "sources", mismatch(1, "2: one for left_source and one for right_source")
+        yield "sources", mismatch("1 source", "2 sources: one for left_source and one for right_source")
         return
     names = [s.name for s in sources if s.name]
     named_sources = {
@@ -294,7 +304,8 @@ def check_join(values: Values) -> Iterator[Problem]:
         if not undecided and source.name not in named_sources.values():
             yield (
                 f"sources[{i}]",
-                f"{format_value(source.name)} is not a side of the join; remove it, or read it in another pipeline",
+                f"{format_value(source.name)} is neither left_source nor right_source of the join; remove this "
+                "source, or read it in another pipeline",
             )
 
 
@@ -310,12 +321,13 @@ def check_append_only(values: Values, path: str = "target") -> Iterator[Problem]
     step = transform.stateful
     if step is None and not transform.is_stateless:
         return
-    row_text, stage_text = ("joined rows", "a join") if _join(values) is not None else ("rows of SQL alone", "them")
+    row_text = "joined rows" if _join(values) is not None else "rows of a stage with only SQL"
     if step is not None and step.table != "join":
-        row_text, stage_text = f"rows of a {step.table}", "them"
+        row_text = f"rows of a {step.table} stage"
     connection = resolve_connection(target.connection, values.get("connections", {}))
     if connection is not None and "mode" in CONNECTORS[connection.kind].target_keys:
         yield (
             f"{path}.mode",
-            f'"merge" replaces rows with the same identity, but {row_text} have no identity; use "append" (the default for {stage_text})',
+            f'"merge" replaces rows with the same identity, but {row_text} have no identity; use "append", which is '
+            "the default for such rows",
         )

@@ -78,7 +78,7 @@ def parse_offsets(value: Any) -> Any:
     for topic, parts in value.items():
         key = f": {format_key(topic)}"
         if not isinstance(parts, Mapping) or not parts:
-            problems.append(f"{key}: {describe_value_mismatch(parts, 'offsets by partition ({ 0 = 1200 })')}")
+            problems.append(f"{key}: {describe_value_mismatch(parts, 'offsets by partition, as in { 0 = 1200 }')}")
             continue
         for part, offset in parts.items():
             if not str(part).isdecimal():
@@ -289,7 +289,7 @@ class Source(Spec):
         if values.get("starting_offsets") is not None and values.get("starting_version") is not None:
             yield (
                 "starting_version",
-                "cannot be combined with starting_offsets, because both set where to begin; remove one of them",
+                "cannot be combined with starting_offsets, because both set the start position; remove one of them",
             )
         payload = values.get("payload_format") or "json"
         if payload in FRAMED and "payload_format" in supported and kind != "kafka":
@@ -305,11 +305,11 @@ class Source(Spec):
                     f"applies only to payload_format = {format_value(owner)}, but this source has {format_value(payload)}; remove it",
                 )
         if payload == "protobuf" and (missing := [m for m in _PROTOBUF if find_spec(m) is None]):
-            packages = " and ".join(_PROTOBUF[m] for m in missing)
+            packages = ", ".join(_PROTOBUF[m] for m in missing)
             yield (
                 "payload_format",
-                f'"protobuf" needs the package{"s" * (len(missing) > 1)} {packages}, which {"are" if len(missing) > 1 else "is"} not installed; '
-                "pip install 'slackwater[protobuf]'",
+                f'"protobuf" needs packages that are not installed ({packages}); run pip install '
+                "'slackwater[protobuf]'",
             )
         declared = [] if values.get("schema_") is None else parse_declared_columns(values["schema_"])
         for column in declared if payload == "json" else ():

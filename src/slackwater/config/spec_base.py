@@ -162,7 +162,9 @@ class Spec(BaseModel, metaclass=SpecMeta):
         for old, new in cls.ALIASES.items():
             if old in data and new in data:
                 del data[old]
-                problems.append(f'{prefix}{old}: is the old spelling of "{new}", which is also set; remove the old one')
+                problems.append(
+                    f'{prefix}{old}: is the old name of the key "{new}", which is also set; remove the old key'
+                )
             elif old in data:
                 data[new] = data.pop(old)
                 written[new] = old

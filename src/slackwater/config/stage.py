@@ -54,10 +54,11 @@ def _lookups(value: Any) -> dict[str, Lookup]:
     seen: dict[str, str] = {}
     for name in value:
         if name.casefold() == "source":
-            problems.append(f": {name}: is reserved for the rows in SQL; choose another name")
+            problems.append(f": {name}: is reserved for the input rows in SQL; choose another name")
         elif not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             problems.append(
-                f": {format_key(name)}: " + describe_value_mismatch(name, 'a name of letters, digits and "_"')
+                f": {format_key(name)}: "
+                + describe_value_mismatch(name, 'a name of letters, digits and "_" that does not begin with a digit')
             )
         elif seen.setdefault(name.casefold(), name) != name:
             problems.append(
@@ -153,7 +154,8 @@ class Transform(Spec):
         if present[1:]:
             yield (
                 present[1],
-                f"cannot be combined with [{cls.CONFIG_PATH}.{present[0]}]; a stage has only one of them; remove the other",
+                f"cannot be combined with [{cls.CONFIG_PATH}.{present[0]}]; a stage has only one step; remove one of "
+                "them",
             )
         elif "join" in present and "sql" in values:
             yield (
@@ -268,6 +270,6 @@ def find_groupable_columns(step: StepBase) -> GroupableColumns:
         )
     if step.emit != "final" and (step.emit != "on_close" or step.late_data not in ("drop", "dlq")):
         return GroupableColumns(
-            reason='these windows may be emitted more than once; set emit = "final" to emit each window once'
+            reason='the windows that this SQL reads may be emitted more than once; set emit = "final" for them'
         )
     return GroupableColumns(frozenset((step.window_start_column, step.window_end_column)))

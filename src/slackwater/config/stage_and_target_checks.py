@@ -47,13 +47,13 @@ def check_stages(values: Values, wrong: set[str]) -> Iterator[Problem]:
     if "transform" in values:
         yield (
             "stages",
-            "cannot be combined with [transform]; a pipeline has either one transform or several stages; remove one of them",
+            "cannot be combined with [transform]; a pipeline has either [transform] or [[stages]]; remove one of them",
         )
     if len(stages) < 2:
-        yield "stages", mismatch(1, "at least 2; write a single stage as [transform]")
+        yield "stages", mismatch("1 stage", "at least 2 stages; write a single stage as [transform]")
         return
     if len(stages) > MOST_STAGES:
-        yield "stages", mismatch(len(stages), f"at most {MOST_STAGES}")
+        yield "stages", mismatch(f"{len(stages)} stages", f"at most {MOST_STAGES}")
         return
     if "stages" in wrong:
         return
@@ -85,8 +85,8 @@ def check_stages(values: Values, wrong: set[str]) -> Iterator[Problem]:
             if upstream:
                 yield (
                     f"stages[{number}].{stage.step.table}.late_data",
-                    f'this stage reads stage {format_value(upstream[0])}, whose results are never late; "dlq" is allowed '
-                    "only in stages whose inputs are all sources",
+                    '"dlq" is allowed only in a stage whose inputs are all sources, but this stage reads stage '
+                    f'{format_value(upstream[0])}, whose results are never late; use "drop"',
                 )
     yield from _conflicting_lookups(stages)
 
@@ -101,17 +101,19 @@ def _rename_conflicts(stages: Sequence[Stage]) -> Iterator[Problem]:
         if times > 1:
             yield (
                 "stages",
-                f"{times} stages have formerly = {format_value(name)}; only one stage can take over its state",
+                f"{times} stages have formerly = {format_value(name)}, but only one stage can take over the state "
+                "that is stored under this name; keep formerly in only one of them",
             )
     for number, stage in enumerate(stages):
-        if stage.formerly in names:
-            reason = (
-                "is the current name of the stage"
-                if stage.formerly == stage.name
-                else "is also the name of a stage; after a start has carried out the"
+        key = f"stages[{number}].formerly"
+        if stage.formerly == stage.name:
+            yield key, f"{format_value(stage.formerly)} is the current name of the stage; remove formerly"
+        elif stage.formerly in names:
+            yield (
+                key,
+                f"{format_value(stage.formerly)} is the current name of another stage; give that stage another name "
+                "until a start has carried out this rename; then remove formerly and reuse the name",
             )
-            remedy = "; remove it" if stage.formerly == stage.name else " rename, remove formerly and reuse the name"
-            yield f"stages[{number}].formerly", f"{format_value(stage.formerly)} {reason}{remedy}"
 
 
 def _sources(values: Values) -> list[str]:
@@ -135,15 +137,17 @@ def _unknown_inputs(stages: Sequence[Stage], sources: Sequence[str]) -> Iterator
         for key, name in references:
             if name in above:
                 continue
-            if name in every:
-                below = "is defined below this stage; a stage can read only stages above it; move one of the stages"
-                fact = "is this stage itself; name another input" if name == stage.name else below
-                yield key, f"found {format_value(name)}, which {fact}"
-            else:
+            if name == stage.name:
+                yield key, f"found {format_value(name)}, which is this stage itself; name another input"
+            elif name in every:
                 yield (
                     key,
-                    f"found {format_value(name)}, which is neither a source nor a stage above{suggest_or_list_words(name, above)}",
+                    f"found {format_value(name)}, which is defined below this stage; a stage can read only stages "
+                    "above it; move one of the stages",
                 )
+            else:
+                hint = suggest_or_list_words(name, above)
+                yield key, f"found {format_value(name)}, which is neither a source nor a stage above this one{hint}"
         if sides and stage.from_ and set(stage.from_) != set(sides):
             listed = " and ".join(map(format_value, sides))
             yield (
@@ -171,13 +175,14 @@ def _unread_inputs(
         if name not in readers:
             yield (
                 f"sources[{number}]",
-                f"no stage reads {format_value(name)}; name it in the `from` of a stage, or remove it",
+                f"no stage reads {format_value(name)}; name it in the `from` of a stage, or remove the source",
             )
     for number, stage in enumerate(stages):
         if stage.name not in readers and stage.name not in shown:
             yield (
                 f"stages[{number}]",
-                f"stage {format_value(stage.name)} is unused; name it in the `from` of a later stage or of a target, or remove it",
+                f"stage {format_value(stage.name)} is unused; name it in the `from` of a later stage or of a target, "
+                "or remove the stage",
             )
 
 
@@ -211,12 +216,14 @@ def _changing_results(stage: Stage, number: int) -> Iterator[Problem]:
     if late == "standalone":
         yield (
             f"stages[{number}].window.late_data",
-            '"standalone" is not supported in a stage that another stage reads: its separate results are behind the watermark; use "drop" or "dlq"',
+            '"standalone" is not supported in a stage that another stage reads, because the separate results for late '
+            'rows are behind the watermark; use "drop" or "dlq"',
         )
     if window.emit == "updates":
         yield (
             f"stages[{number}].window.emit",
-            '"updates" is not supported in a stage that another stage reads: that stage must get each result only once; use "on_close" or "final"',
+            '"updates" is not supported in a stage that another stage reads, because the other stage must read each '
+            'result only once; use "on_close" or "final"',
         )
     if "_event_ts" in (c.casefold() for c in (*window.group_by, window.window_start_column, window.window_end_column)):
         yield (
@@ -238,10 +245,10 @@ def check_targets(values: Values, wrong: set[str]) -> Iterator[Problem]:
         )
         return
     if "targets" in values and not targets:
-        yield "targets", "empty; define at least one in [[targets]], or a single one in [target]"
+        yield "targets", "empty; define at least one target in [[targets]], or a single target in [target]"
         return
     if len(targets) > MOST_TARGETS:
-        yield "targets", mismatch(len(targets), f"at most {MOST_TARGETS}")
+        yield "targets", mismatch(f"{len(targets)} targets", f"at most {MOST_TARGETS}")
         return
     if "target" not in values and not targets:
         if not {"target", "targets"} & wrong:
@@ -256,14 +263,21 @@ def check_targets(values: Values, wrong: set[str]) -> Iterator[Problem]:
         if value is not None:
             yield (
                 f"dead_letter.{key}",
-                "applies only to [[targets]]; [dead_letter] receives the dead letters of all stages; remove it",
+                "applies only to [[targets]], because [dead_letter] receives the dead letters of all stages; remove "
+                "this key",
             )
 
 
 def _name_problems(placed: Sequence[tuple[str, Target]]) -> Iterator[Problem]:
     for path, target in placed:
         if target.name is not None and "name" not in target._wrong and not re.fullmatch(TARGET_NAME, target.name):
-            yield f"{path}.name", describe_value_mismatch(target.name, 'at most 100 letters, digits, ".", "_" and "-"')
+            yield (
+                f"{path}.name",
+                describe_value_mismatch(
+                    target.name,
+                    'a name of at most 100 letters, digits, ".", "_" and "-" that begins with a letter or digit',
+                ),
+            )
     for name, times in Counter(t.name for _, t in placed if t.name is not None).items():
         if times > 1:
             yield "targets", f"{times} targets are called {format_value(name)}; give each target a unique name"

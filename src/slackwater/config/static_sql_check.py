@@ -105,10 +105,10 @@ def _columns(pipeline: Pipeline, index: int, source: Source, checked: CheckResul
     kind = connection.kind if connection is not None else None
     key = f"sources[{index}]"
     if kind is None:
-        checked.skip(f"{key}.dataframe", "its columns are known only at the start")
+        checked.skip(f"{key}.dataframe", "its columns are known only when the pipeline starts")
         return UNKNOWN
     if CONNECTORS[kind].is_table:
-        checked.skip(f"{key}.query", "the columns of a table are known only at the start")
+        checked.skip(f"{key}.query", "the columns of a table are known only when the pipeline starts")
         return UNKNOWN
     more = dict.fromkeys(metadata_columns(kind))
     if CONNECTORS[kind].has_timestamp:
@@ -118,7 +118,8 @@ def _columns(pipeline: Pipeline, index: int, source: Source, checked: CheckResul
                 return ColumnTypes({"value": None, **more}, True)
             checked.skip(
                 f"{key}.payload_format",
-                f"the columns of {format_value(source.payload_format)} payloads are known only at the start",
+                f"the columns of {format_value(source.payload_format)} payloads are known only when the pipeline "
+                "starts",
             )
             return UNKNOWN
     for name, type_ in schema_ddl.parse_ddl_columns(source.schema_).items() if source.schema_ is not None else ():
@@ -168,7 +169,7 @@ class _StepCheck:
         for name in self.pipeline.transform.lookups:
             if not tables[name].is_complete and any(self.pipeline.sql_chain(w) for w in self.pipeline.input_paths):
                 key = f"{self.path}.lookups.{name}.schema"
-                self.result.skip(key, "none is declared, so its columns are known only at the start")
+                self.result.skip(key, "none is declared, so its columns are known only when the pipeline starts")
         for source in self.pipeline.sources:
             if not source.is_stage_output or all(s.is_stage_output for s in self.pipeline.sources):
                 self._event_time(source.name, inputs[source.name])
@@ -235,7 +236,9 @@ class _StepCheck:
             if findings.problems or findings.undecided or beyond:
                 return
             if type_ is None and columns.is_complete:
-                self.result.skip(key, f"{shown}: whether it is a time: its type is known only at the start")
+                self.result.skip(
+                    key, f"{shown}: whether it is a time, because its type is known only when the pipeline starts"
+                )
         if type_ is not None and step.time_mode != "processing":
             for wrong, fact in find_event_time_type_problems(type_, step.event_time_unit):
                 self.result.add(f"{self.path}.{self._kind}.{wrong}", f"{prefix}{format_value(text)} {fact}")
@@ -268,16 +271,18 @@ class _StepCheck:
             self.result.add(key, f"{prefix}{line}" if not secret else f"{prefix}{re.sub(r' near .*', '', line)}")
         for table in findings.catalog_tables:
             self.result.skip(
-                key, f'"{table}" is neither source nor a lookup; Spark looks for it in its catalog at the start'
+                key,
+                f'"{table}" is neither "source" nor a lookup; Spark will look for it in its catalog when the pipeline '
+                "starts",
             )
         for line in findings.undecided:
-            self.result.skip(key, f"{line}; Spark checks it at the start")
+            self.result.skip(key, f"{line}; Spark will check the SQL when the pipeline starts")
         if findings.non_row_wise:
             advice = "" if self._kind == "join" else f", and describe aggregation in [{self.path}.window]"
             self.result.add(
                 key,
                 f"must be row-wise, but it uses {', '.join(sorted(findings.non_row_wise))}; use only filters, "
-                f"projections and lookup joins there{advice}" + bounds.advice_for(findings.non_row_wise),
+                f"projections and lookup joins{advice}" + bounds.advice_for(findings.non_row_wise),
             )
         out = ColumnTypes(
             {name: type_ for name, type_ in out.types.items() if not (carried and name == ORIGIN)},
@@ -290,8 +295,8 @@ class _StepCheck:
             if out.is_complete:
                 self.result.add(
                     key,
-                    f'{prefix}does not select "{EVENT_TIME}", the event time, but only: {", ".join(out.types)}; add '
-                    "it to the SELECT",
+                    f'{prefix}does not select "{EVENT_TIME}", the event time, but only {", ".join(out.types)}; add '
+                    f'"{EVENT_TIME}" to the SELECT list',
                 )
         elif out.types[EVENT_TIME] not in (None, "timestamp"):
             self.result.add(

@@ -154,7 +154,8 @@ class StepBase(Spec):
                 "idle_close_ms",
                 mismatch(
                     format_config_duration(close),
-                    f"at least source_idleness_ms ({format_config_duration(idleness)}): a source without rows for a shorter time is not idle",
+                    f"at least source_idleness_ms ({format_config_duration(idleness)}), because a source is idle only "
+                    "after that time",
                 ),
             )
 
@@ -182,7 +183,7 @@ class KeyedStep(StepBase):
     keys: Texts = declare_key(
         parse_texts,
         "The key columns, which the SQL must select.",
-        required='name columns, as in ["user"]',
+        required='name the key columns, as in ["user"]',
         elsewhere=("key", "key_columns", "group_by", "by"),
     )
 

@@ -140,7 +140,7 @@ class Target(Spec):
             if values.get(key) is not None and key not in CONNECTORS[kind].target_keys and key not in wrong:
                 named, advice = " or ".join(format_value(k) for k in kinds_with_target_key(key)), "remove it"
                 if missing and key in ("path", "table", "topic"):  # report each mistake on one line
-                    missing, advice = False, f"write {needed} instead: {target_text}"
+                    missing, advice = False, f'set the key "{needed}" instead: {target_text}'
                 yield (
                     key,
                     f"applies only to connections of kind {named}, but this one is {format_value(kind)}; {advice}",
@@ -217,7 +217,7 @@ class StateStore(Spec):
         if kind == "files" and "path" not in values and "path" not in wrong:
             yield "path", 'missing; a "files" store needs a directory, for example "state"'
         if kind == "postgres" and "url" not in values and "url" not in wrong:
-            yield "url", 'missing; a postgres store needs a database, as in "${STATE_URL}"'
+            yield "url", 'missing; a "postgres" store needs the URL of a database, for example "${STATE_URL}"'
         yield from _object_store_problems(values, wrong)
         if kind == "in_memory" and "path" in values:
             yield (
@@ -226,7 +226,10 @@ class StateStore(Spec):
             )
         for key, attribute in (("url", "url"), ("schema", "schema_")):
             if attribute in values and kind not in (None, "postgres"):
-                yield key, f'applies only to kind = "postgres", but this store has {format_value(kind)}; remove it'
+                yield (
+                    key,
+                    f'applies only to kind = "postgres", but this store has kind = {format_value(kind)}; remove it',
+                )
 
 
 def _object_store_problems(values: Values, wrong: set[str]) -> Iterator[Problem]:
@@ -249,7 +252,13 @@ def _url_problems(path: str, content: str) -> Iterator[Problem]:
     if not is_url or scheme == "file":
         return
     if scheme not in OBJECTS:
-        yield "path", describe_value_mismatch(path, 'a directory, or a URL: "s3://…", "gs://…", "abfss://…"')
+        yield (
+            "path",
+            describe_value_mismatch(path, 'a directory, or a URL that begins with "s3://", "gs://" or "abfss://"'),
+        )
     elif find_spec("obstore") is None:
-        needs = f"{content} in an object store need{'s' if content == 'state' else ''} the package obstore, which is not installed"
-        yield "path", f"{needs}; pip install 'slackwater[objects]'"
+        yield (
+            "path",
+            f"storing {content} in an object store requires the package obstore, which is not installed; run pip "
+            "install 'slackwater[objects]'",
+        )

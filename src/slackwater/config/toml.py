@@ -167,7 +167,8 @@ def _interpolate(value: Any, env: Mapping[str, str], file: str, path: str, probl
     result = _VARIABLE.sub(replace, value)
     missing = [name for name in dict.fromkeys(used) if name not in env]
     problems += [
-        f"{file}: {path}: environment variable {name} is not set; set it, or write $${{{name}}} for the text itself"
+        f"{file}: {path}: environment variable {name} is not set; set it, or write $${{{name}}} for the literal text "
+        f"${{{name}}}"
         for name in missing
     ]
     if missing:
@@ -192,8 +193,8 @@ def to_toml(pipeline: Pipeline) -> str:
     if class_aggregations:
         raise ConfigError(
             [
-                f'{pipeline.name}: aggregation "{class_aggregations[0]}" holds a class, which cannot be written as TOML; '
-                'name it by its import path, as in agg = "package.module:Class"'
+                f'{pipeline.name}: aggregation "{class_aggregations[0]}" uses a Python object, which cannot be '
+                'written as TOML; use the import path of the class, as in agg = "package.module:Class"'
             ]
         )
     document = tomlkit.document()

@@ -69,7 +69,7 @@ def parse_text(value: Any) -> str:
 def find_name_problem(name: str) -> str | None:
     """Return why a column cannot have this name; None if the name is allowed."""
     if "\0" in name:
-        return f"found {format_value(name)}; a column name cannot contain U+0000; rename it in the SQL"
+        return f"found {format_value(name)}; a column name cannot contain U+0000; rename the column in the SQL"
     if name.startswith(HIDDEN) and name != HIDDEN:  # "__" alone means "no aggregation" in a state
         return f"found {format_value(name)}; names that begin with {HIDDEN} are reserved; rename the column in the SQL"
     return None

@@ -24,7 +24,7 @@ from slackwater.config.value_parsers import (
 from slackwater.core.humanize import mismatch
 from slackwater.core.time import parse_duration_ms
 
-_NO_COMPLETE = "complete mode is not supported: a result that never closes needs all rows forever"
+_NEVER_CLOSES = "because a result that never closes would need all rows forever"
 METADATA = ("_revision", "_final_at", "_emit_reason")
 MOST_GROUPS = 1_000_000  # default of max_groups_per_window
 KINDS_OF_WINDOW = ("tumbling", "hopping", "session")
@@ -66,7 +66,7 @@ class Window(StepBase):
         default=None,
         aliases=("width_ms",),
         elsewhere=("size_ms", "length_ms", "window_ms", "window_size_ms", "width"),
-        kinds=dict.fromkeys(("tumbling", "hopping"), 'needs its length, as in "1m"'),
+        kinds=dict.fromkeys(("tumbling", "hopping"), 'needs a length, for example "1m"'),
     )
     duration: WithUnit = declare_with_unit(default=None)
     hop_ms: Milliseconds[int | None] = declare_key(
@@ -96,7 +96,7 @@ class Window(StepBase):
         duration_parser(1),
         "The maximum length of a session. A session that would last this long or longer is cut.",
         default=None,
-        kinds={"session": 'needs a limit on its length, as in "12h"'},
+        kinds={"session": 'needs a limit on its length, for example "12h"'},
     )
     max_session_duration: WithUnit = declare_with_unit(default=None)
     group_by: Texts = declare_key(
@@ -164,7 +164,10 @@ class Window(StepBase):
         for key in ("mode", "output_mode"):
             if data.get(key) == "complete":
                 del data[key]
-                problems.append(f'{prefix}{key}: {_NO_COMPLETE}; remove it (emit = "on_close" is the default)')
+                problems.append(
+                    f"{prefix}{key}: complete mode is not supported, {_NEVER_CLOSES}; remove this key (emit = "
+                    '"on_close" is the default)'
+                )
         for key in ("output_mode", "outputMode", "mode"):
             emit = {"update": "updates", "append": "on_close"}.get(str(data.get(key)).casefold())
             if emit is not None:
@@ -183,10 +186,10 @@ class Window(StepBase):
             return None
         if key == "kind" and value in ("sliding", "sliding_per_row", "complete"):
             if value == "complete":
-                return f'{_NO_COMPLETE}; use kind = "tumbling"'
+                return f'complete mode is not supported, {_NEVER_CLOSES}; use kind = "tumbling"'
             return 'sliding (per-row) windows are not supported; use kind = "hopping" with a small hop'
         if key == "emit" and value == "complete":
-            return f'{_NO_COMPLETE}; use emit = "on_close"'
+            return f'complete mode is not supported, {_NEVER_CLOSES}; use emit = "on_close"'
         if key == "on_state_cap" and value == "backpressure":
             return '"backpressure" is not available yet; use "fail" or "drop_new_groups"'
         return None
@@ -200,11 +203,15 @@ class Window(StepBase):
         if values.get("late_data") == "standalone" and not values.get("emit_metadata") and "emit_metadata" not in wrong:
             yield (
                 "late_data",
-                '"standalone" emits late rows next to the window that they missed; set emit_metadata = true, so that '
-                "_emit_reason distinguishes them",
+                '"standalone" emits separate results for late rows; set emit_metadata = true, so that the column '
+                "_emit_reason distinguishes them from the other results",
             )
         if values.get("emit_interval_ms") and values.get("emit", "on_close") != "updates" and "emit" not in wrong:
-            yield "emit_interval_ms", 'needs emit = "updates"; other windows are emitted when they close'
+            yield (
+                "emit_interval_ms",
+                'applies only to emit = "updates", because other windows are emitted when they close; set it, or '
+                "remove this key",
+            )
         yield from cls._check_names(values, wrong, kind)
 
     @classmethod
@@ -238,7 +245,8 @@ class Window(StepBase):
                 "hop_ms",
                 mismatch(
                     format_config_duration(hop),
-                    f"at most duration_ms ({format_config_duration(length)}); rows between windows would be lost",
+                    f"at most duration_ms ({format_config_duration(length)}), because rows between windows would "
+                    "otherwise be lost",
                 ),
             )
         elif kind == "hopping" and length is not None and hop is not None and hop * MOST_WINDOWS < length:
@@ -246,7 +254,8 @@ class Window(StepBase):
                 "hop_ms",
                 mismatch(
                     format_config_duration(hop),
-                    f"at least {format_config_duration(-(-length // MOST_WINDOWS))}: each row would be in {length // hop:,} "
+                    f"at least {format_config_duration(-(-length // MOST_WINDOWS))}, because each row would otherwise "
+                    f"be in {length // hop:,} "
                     f"windows (duration_ms / hop_ms), but at most {MOST_WINDOWS:,} are supported",
                 ),
             )
@@ -269,23 +278,23 @@ class Window(StepBase):
         for key, name in (("window_start_column", start), ("window_end_column", end)):
             if name.casefold() == "_event_ts":
                 yield key, '"_event_ts" is reserved for the event time; choose another name'
-        taken = {start.casefold(): "window_start_column", end.casefold(): "window_end_column"}
+        taken = {start.casefold(): "the column with the window start", end.casefold(): "the column with the window end"}
         if kind == "session":
-            taken.setdefault("session_id", "the session's id")
+            taken.setdefault("session_id", "the column with the session ID")
             for key, name in (("window_start_column", start), ("window_end_column", end)):
                 if name.casefold() == "session_id":
-                    yield key, '"session_id" is the name of the session\'s id; choose another name'
+                    yield key, '"session_id" is the name of the column with the session ID; choose another name'
         if values.get("emit_metadata"):
             for key, name in (("window_start_column", start), ("window_end_column", end)):
                 if name.casefold() in METADATA:
                     yield key, f"{format_value(name)} is a column that emit_metadata adds; choose another name"
-            taken |= dict.fromkeys(METADATA, "a column of emit_metadata")
+            taken |= dict.fromkeys(METADATA, "a column that emit_metadata adds")
         group_by = values.get("group_by", ()) if "group_by" not in wrong else ()
         names = {name.casefold(): name for name in reversed(group_by)}
         for folded, times in Counter(name.casefold() for name in group_by).items():
             name = format_value(names[folded])
             if folded == "_event_ts":
-                yield "group_by", '"_event_ts" is the event time; it cannot be a key'
+                yield "group_by", '"_event_ts" is the event time, which cannot be a key; remove it'
             if times > 1:
                 yield "group_by", f"{name} is listed {times} times; list it once"
             if folded in taken:
@@ -303,8 +312,9 @@ class Window(StepBase):
         for i, aggregation in enumerate(aggregations):
             if not aggregation.as_:
                 continue
-            other = taken.setdefault(aggregation.as_.casefold(), f"aggregations[{i}]")
-            if other != f"aggregations[{i}]":
+            result = f"the result of aggregations[{i}]"
+            other = taken.setdefault(aggregation.as_.casefold(), result)
+            if other != result:
                 key = f"aggregations[{i}].as"
                 yield key, f"{format_value(aggregation.as_)} is already the name of {other}; choose another name"
 

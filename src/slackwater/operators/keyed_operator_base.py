@@ -378,7 +378,7 @@ def find_scalar_problem(where: str, name: str, columns: Mapping[str, Field]) -> 
         return f'{where}: column "{name}" does not come out of the SQL{suggest_or_list_words(name, columns)}'
     if columns[name].is_scalar:
         return None
-    return f'{where}: column "{name}" has type {columns[name].type}; expected a scalar type; cast it in the SQL'
+    return f'{where}: column "{name}" has type {columns[name].type}, expected a scalar type; cast it in the SQL'
 
 
 def find_result_problem(where: str, field: Field, is_reserved: bool) -> str | None:

@@ -346,7 +346,10 @@ def tested_config(case: Path, named: Any) -> Path:
     if best is None:
         listed = ", ".join(p.name for p in configs[:5]) or "no TOML files"
         raise ConfigError(
-            [f'{case}: pipeline: missing; the parent folder contains {listed}; write pipeline = "../NAME.toml"']
+            [
+                f"{case}: pipeline: missing, and the name of this file does not match a config in the parent folder "
+                f'({listed}); write pipeline = "../NAME.toml"'
+            ]
         )
     return best
 

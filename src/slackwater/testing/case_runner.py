@@ -213,14 +213,18 @@ class LoadedCase:
             target = test.pipeline.per_target.get(name or first)
             if target is None:
                 location = f"{self.path}: expect.rows.{format_key(name)}"
-                raise ConfigError([f"{location}: is not a target of the pipeline as the last step configures it"])
+                hint = suggest_or_list_words(name, test.pipeline.per_target)
+                raise ConfigError(
+                    [f"{location}: is not a target of the pipeline after the last step of the test{hint}"]
+                )
             identity = test.identity_of(str(target.target.from_))
             key = f"rows.{name}" if name else "rows"
             differences[key] = _compare_table(rows, result.tables[name or first], identity)
         for name, rows in expect.stages.items():
             if name not in result.stages:
                 location = f"{self.path}: expect.stages.{format_key(name)}"
-                raise ConfigError([f"{location}: is not a stage of the pipeline as the last step configures it"])
+                hint = suggest_or_list_words(name, result.stages)
+                raise ConfigError([f"{location}: is not a stage of the pipeline after the last step of the test{hint}"])
             differences[f"stages.{name}"] = _compare_table(rows, result.stages[name], test.identity_of(name))
         late, bad = [], []
         for letter in result.letters:

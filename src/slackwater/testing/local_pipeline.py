@@ -138,7 +138,7 @@ class LocalPipeline:
         for name in (rows_by_source := rows if isinstance(rows, Mapping) else {self._only_source(): rows}):
             if name not in self.source_names:
                 names_text = ", ".join(self.source_names)
-                raise ConfigError([f'{self.pipeline.name}: there is no source "{name}"; available: {names_text}'])
+                raise ConfigError([f'{self.pipeline.name}: there is no source "{name}"; expected one of {names_text}'])
         self.now_us += took_ms * 1000
         if self._session is not None:
             from slackwater.testing.spark_row_preparation import InputRows
@@ -299,7 +299,7 @@ class LocalPipeline:
         if not isinstance(described, Pipeline):
             if self._schema is None:
                 raise StartError(
-                    'a step without a pipeline needs the columns of its rows; pass schema={"column": "type"}',
+                    'a step without a pipeline does not define the columns of its rows; pass schema={"column": "type"}',
                     Topic.TEST_UNUSABLE,
                 )
             sources = ("a", "b") if isinstance(described, Join) else ("a",)
@@ -389,7 +389,10 @@ class LocalPipeline:
         if len(self.source_names) > 1:
             names = ", ".join(self.source_names)
             raise ConfigError(
-                [f"{self.pipeline.name}: rows without a source; pass {{source: rows}} with one of {names}"]
+                [
+                    f"{self.pipeline.name}: found rows without a source; pass {{name: rows}} with one of the names "
+                    f"{names}"
+                ]
             )
         return self.source_names[0]
 

@@ -101,8 +101,8 @@ def _check_ts(pipeline: Pipeline, source: str, declared: Columns) -> None:
     used = window is not None and "ts" in (*window.group_by, *(a.column for a in window.aggregations))
     if used or step.event_time_column != "ts" or (window is None and declared["ts"].type != "timestamp"):
         raise StartError(
-            f'{pipeline.name}: source "{source}" uses the column "ts" for more than the event time; expected that only '
-            "with Spark; pass a Spark session as session=",
+            f'{pipeline.name}: source "{source}" uses the column "ts" for more than the event time, which is possible '
+            "only with Spark; pass a Spark session as session=",
             Topic.TEST_UNUSABLE,
         )
 
@@ -133,8 +133,8 @@ def build_frame(
             columns.append(build_series([row.get(name) for row in rows], column.polars).alias(name))
         except (TypeError, ValueError, pl.exceptions.PolarsError) as error:
             raise StartError(
-                f'source "{source}": column "{name}" is {column.type}, but a row of the test has a value of another type '
-                f"({(str(error).splitlines() or [''])[0][:200]})",
+                f'source "{source}": column "{name}" is {column.type}, but a row of the test has a value of another '
+                f"type ({(str(error).splitlines() or [''])[0][:200]}); correct the row or the schema",
                 Topic.TEST_UNUSABLE,
             ) from None
     return pl.DataFrame(columns)

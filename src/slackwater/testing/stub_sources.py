@@ -107,8 +107,8 @@ class StubSource:
             return row
         if unknown := [c for c in row if c not in columns]:
             raise StartError(
-                f'source "{self.name}": a row of the test has an unknown column "{unknown[0]}"'
-                f"{suggest_or_list_words(unknown[0], columns)}; declare it in the schema, or correct the row",
+                f'source "{self.name}": a row of the test has an unknown column "{unknown[0]}"; declare it in the '
+                f"schema, or correct the row{suggest_or_list_words(unknown[0], columns)}",
                 Topic.TEST_UNUSABLE,
             )
         if self.spec.format == "text":
@@ -220,8 +220,8 @@ def create_stub_source(
         return StubSource(spec, "files", files.schema, files)
     if CONNECTORS[connection.kind].is_table:
         raise StartError(
-            f'source "{spec.name}" reads a table, whose columns a config does not declare; expected a source with a '
-            "schema; test the SQL with a files source that declares the columns, or in Python with a DataFrame",
+            f'source "{spec.name}" reads a table, whose columns are not declared in a config; expected a source with '
+            "a schema; test the SQL with a files source that declares the columns, or in Python with a DataFrame",
             Topic.TEST_UNUSABLE,
         )
     payload = _payload(session, spec, connection, zone)
@@ -239,8 +239,8 @@ def _payload(session: SparkSession, spec: Source, connection: Connection, zone: 
     body = "body" if connection.kind == "rabbitmq" else "value"
     if spec.payload_format in FRAMED:
         raise StartError(
-            f'source "{spec.name}": tests cannot write payload_format = "{spec.payload_format}" yet; test the '
-            'pipeline with payload_format = "json" and the same schema',
+            f'source "{spec.name}": tests cannot encode rows with payload_format = "{spec.payload_format}" yet; test '
+            'the pipeline with payload_format = "json" and the same schema',
             Topic.TEST_UNUSABLE,
         )
     return create_payload(RawRecords(session, spec, body, zone=zone))

@@ -35,17 +35,17 @@ def lines(aggregator: Any, **settings: Any) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("aggregator", "line"),
     [
-        (mean_with(inputs=["value"]), 'inputs must be a mapping of names to types, as in {"value": "double"}'),
-        (mean_with(inputs={"value": "array<int>"}), 'input "value" has type "array<int>", expected a scalar Spark type'),
+        (mean_with(inputs=["value"]), 'inputs is a list, expected a mapping of names to types, as in {"value": "double"}'),
+        (mean_with(inputs={"value": "array<int>"}), 'input "value" has type "array<int>", expected a scalar Spark type, such as "double"'),
         (mean_with(accumulators={"n": "number"}), 'accumulator "n" has type "number", expected a scalar Spark type or an array of '
          "scalars; use several accumulators instead of a struct"),
         (mean_with(accumulators={"n": "struct<a:int>"}), 'accumulator "n" has type "struct<a:int>", expected a scalar Spark type or an array of '
          "scalars; use several accumulators instead of a struct"),
         (mean_with(accumulators={}), 'declares no accumulators; expected at least one, as in {"total": "double"}'),
         (mean_with(output="array<struct<a int>>"), 'output is "array<struct<a int>>", expected a Spark type, such as "double" or "array<string>"'),
-        (mean_with(lift=lambda self, value: {"n": value}), "lift returns n; expected a mapping of n, total"),
-        (mean_with(merge=lambda self, n, total: [n, total]), "merge returns a list; expected a mapping of n, total"),
-        (mean_with(merge=lambda self, n, total: {"n": n, "total": total.sum()}), 'merge returns a list for "n"; expected one value per group, as from n.sum()'),
+        (mean_with(lift=lambda self, value: {"n": value}), "lift returns a mapping with the keys n, expected a mapping with the keys n, total"),
+        (mean_with(merge=lambda self, n, total: [n, total]), "merge returns a list, expected a mapping with the keys n, total"),
+        (mean_with(merge=lambda self, n, total: {"n": n, "total": total.sum()}), 'merge returns a list for "n"; expected one value per group, such as n.sum()'),
         (mean_with(finish=lambda self, n: n), "finish fails on rows of NULLs (TypeError: <lambda>() got an unexpected keyword argument 'total')"),
         (mean_with(finish=lambda self, n, total: total.str.len_chars()), "finish fails on rows of NULLs (SchemaError: "),
     ],
@@ -61,9 +61,7 @@ def test_a_function_that_is_missing_is_named() -> None:
 
 
 def test_an_aggregator_object_takes_no_options() -> None:
-    expected = (
-        "Aggregation: options: apply only to a class, but agg is an instance; pass the class, or remove the options"
-    )
+    expected = "Aggregation: options: applies only if agg is a class, but agg is an instance; pass the class, or remove the options"
     assert lines(Mean(), options={"k": 1}) == (expected,)
 
 
@@ -72,7 +70,7 @@ def test_a_failing_module_is_reported_without_a_stack_trace(tmp_path: Path, monk
     monkeypatch.syspath_prepend(tmp_path)
     assert problems(swap(BASE, COUNT, 'agg = "failing_module:X"\nas = "x"\n')) == [
         'transform.window.aggregations[0].agg: module "failing_module" cannot be imported '
-        "(ZeroDivisionError: division by zero); fix it"
+        "(ZeroDivisionError: division by zero); correct the module"
     ]
 
 
@@ -87,7 +85,7 @@ def test_the_way_through_toml() -> None:
         window = pipeline.transform.window.model_copy(update={"aggregations": (aggregation,)})
         python = pipeline.model_copy(update={"transform": pipeline.transform.model_copy(update={"window": window})})
         with pytest.raises(
-            ConfigError, match=r'p: aggregation "x" holds a class, which cannot be written as TOML; name it by'
+            ConfigError, match=r'p: aggregation "x" uses a Python object, which cannot be written as TOML; use'
         ):
             sw.to_toml(python)
         kinds = [

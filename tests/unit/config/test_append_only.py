@@ -33,8 +33,8 @@ CONNECTIONS: dict[str, Connection] = {
     "postgres": PostgresConnection(url="postgresql://h/d"),
 }
 HOW = (
-    'set emit_metadata = true (_revision and _emit_reason then distinguish the rows), use emit = "final", or write to postgres, '
-    'to delta or iceberg with mode = "merge", or to kafka keyed by the identity of a window'
+    'set emit_metadata = true, use emit = "final", or write to a target that replaces rows (postgres, delta or iceberg with '
+    'mode = "merge", or kafka with the default key_columns)'
 )
 
 
@@ -72,7 +72,7 @@ def test_corrections_next_to_the_rows_they_replace_are_refused(
     kind: str, target_settings: dict[str, Any], which: str
 ) -> None:
     """Without `emit_metadata`, a config that writes corrected windows to an append-only target is refused."""
-    line = f"emits a window more than once, but {which} is append-only, so that readers could not recognize outdated rows; {HOW}"
+    line = f"emits a window more than once, but {which} is append-only, so readers could not recognize outdated rows; {HOW}"
     assert problems(kind, target_settings=target_settings, **REOPEN) == [
         ("transform.window.late_data", f'"reopen" {line}')
     ]

@@ -118,16 +118,16 @@ def test_a_stage_name_may_be_an_invalid_file_name() -> None:
         ([], "", ["target: missing; define the destination of the results in [target]"]),
         ([], "[target]\n" + LAKE + "\n[[targets]]\n" + TABLE, ["targets: cannot be combined with [target]; a pipeline has either [target] or [[targets]]; remove one of them"]),
         ([LAKE + '\nfrom = "hour"'], "", ['targets[0].from: found "hour", which is not a stage; did you mean "hours"?']),
-        ([TABLE], "", ['stages[1]: stage "hours" is unused; name it in the `from` of a later stage or of a target, or remove it']),
-        ([], "[target]\n" + TABLE, ['stages[1]: stage "hours" is unused; name it in the `from` of a later stage or of a target, or remove it']),
+        ([TABLE], "", ['stages[1]: stage "hours" is unused; name it in the `from` of a later stage or of a target, or remove the stage']),
+        ([], "[target]\n" + TABLE, ['stages[1]: stage "hours" is unused; name it in the `from` of a later stage or of a target, or remove the stage']),
         ([LAKE, LAKE.replace('"out"', '"./out"')], "", ['targets[1]: writes to the same location as targets[0] ("out"); choose another location']),
         ([LAKE, TABLE, TABLE.replace('"visits"', '"public.visits"', 1)], "", ['targets[2]: writes to the same location as targets[1] ("public.visits"); choose another location']),
         ([LAKE + '\nname = "a"', TABLE + '\nname = "a"'], "", ['targets: 2 targets are called "a"; give each target a unique name']),
-        ([LAKE + '\nname = "a b"'], "", ['targets[0].name: found "a b", expected at most 100 letters, digits, ".", "_" and "-"']),
+        ([LAKE + '\nname = "a b"'], "", ['targets[0].name: found "a b", expected a name of at most 100 letters, digits, ".", "_" and "-" that begins with a letter or digit']),
         ([LAKE + '\nfrm = "hours"'], "", ['targets[0].frm: unknown key; did you mean "from"?']),
         ([LAKE.replace("lake", "lak")], "", ['targets[0].connection: found "lak", which is not a connection; did you mean "lake"?']),
-        ([LAKE, 'connection = "db"\npath = "x"'], "", ['targets[1].path: applies only to connections of kind "files" or "delta", but this one is "postgres"; write table instead: a postgres target needs a table, as in "public.sessions"']),
-        ([LAKE, 'connection = "db"\ntable = "slackwater_targets"'], "", ['targets[1].table: found "slackwater_targets", a table name that Slackwater reserves; choose another']),
+        ([LAKE, 'connection = "db"\npath = "x"'], "", ['targets[1].path: applies only to connections of kind "files" or "delta", but this one is "postgres"; set the key "table" instead: a postgres target needs a table, as in "public.sessions"']),
+        ([LAKE, 'connection = "db"\ntable = "slackwater_targets"'], "", ['targets[1].table: found "slackwater_targets", which is a table name that Slackwater reserves; choose another name']),
     ],
 )  # fmt: skip
 def test_each_mistake_is_one_line(targets: list[str], more: str, lines: list[str]) -> None:
@@ -138,7 +138,7 @@ def test_each_mistake_is_one_line(targets: list[str], more: str, lines: list[str
 
 def test_at_most_sixteen_targets() -> None:
     targets = [LAKE.replace("out", f"out{n}") for n in range(17)]
-    with pytest.raises(ConfigError, match="targets: found 17, expected at most 16"):
+    with pytest.raises(ConfigError, match="targets: found 17 targets, expected at most 16"):
         toml.loads(config_text(*targets))
 
 
@@ -161,7 +161,7 @@ def test_dead_letter_takes_no_stage() -> None:
     )
     with pytest.raises(
         ConfigError,
-        match=r"dead_letter\.from: applies only to \[\[targets\]\]; \[dead_letter\] receives the dead letters of all stages",
+        match=r"dead_letter\.from: applies only to \[\[targets\]\], because \[dead_letter\] receives the dead letters of all stages",
     ):
         toml.loads(text)
 

@@ -97,7 +97,7 @@ def test_a_url_with_a_password_is_in_no_error() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "line"),
     [
-        ('kind = "postgres"\nurl', 'kind = "${URL}"\nurl', 'connections.db.kind: found "${URL}"; expected one of console, delta, files, '),
+        ('kind = "postgres"\nurl', 'kind = "${URL}"\nurl', 'connections.db.kind: found "${URL}", which is not a kind of connection; expected one of console, delta, files, '),
         ('connection = "bus"\ntopic', 'connection = "${URL}"\ntopic', 'target.connection: found "${URL}", which is not a connection'),
         (OFFSETS, '"${URL}"', f'{S}.starting_offsets: found "${{URL}}", expected {ANY_OFFSETS}'),
         (OFFSETS, '{ orders = { 0 = "${URL}" } }', f'{S}.starting_offsets.orders.0: found "${{URL}}", expected a whole number'),
@@ -152,7 +152,7 @@ def test_a_missing_variable_is_one_line() -> None:
         load_changed("= 30000 ", '= "${GAP}" ')
     assert str(caught.value) == (
         "p.toml: transform.window.gap_ms: environment variable GAP is not set; "
-        "set it, or write $${GAP} for the text itself"
+        "set it, or write $${GAP} for the literal text ${GAP}"
     )
 
 
@@ -174,9 +174,9 @@ def test_a_missing_variable_is_one_line() -> None:
         ('connection = "lake"\npath', 'connection = "${S}"\npath', "hunter2",
          'target.connection: found "${S}", which is not a connection; expected one of lake'),
         ('kind = "files"\n\n', 'kind = "${S}"\n\n', "hunter2",
-         'connections.lake.kind: found "${S}"; expected one of console, delta, files, iceberg, kafka, kinesis, postgres, pubsub, rabbitmq'),
+         'connections.lake.kind: found "${S}", which is not a kind of connection; expected one of console, delta, files, iceberg, kafka, kinesis, postgres, pubsub, rabbitmq'),
         ('name = "user-sessions"', 'name = "${S}"', "hunter 2",
-         'name: found "${S}", expected only letters, digits, ".", "_" and "-", as it becomes a directory name'),
+         'name: found "${S}", expected only letters, digits, ".", "_" and "-", because it names a directory'),
         ('"ts"        #', '"_event_ts"\nevent_time_unit = "${S}" #', "hunter2",
          'transform.window.event_time_unit: found "${S}", expected "s" or "ms" or "us" or "ns"'),
     ],
@@ -194,12 +194,13 @@ def test_protobuf_without_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     config = swap(KAFKA, 'payload_format = "json"\nschema = "user STRING, amount DOUBLE"\n', payload_format)
     assert sw.loads(config, env=ENV).sources[0].payload_format == "protobuf"
     problem = (
-        "sources[0].payload_format: \"protobuf\" needs the package{} not installed; pip install 'slackwater[protobuf]'"
+        'sources[0].payload_format: "protobuf" needs packages that are not installed ({}); '
+        "run pip install 'slackwater[protobuf]'"
     )
     monkeypatch.setattr("slackwater.config.source.find_spec", lambda name: None)
-    assert problems(config, **ENV) == [problem.format("s ptars and grpcio-tools, which are")]
+    assert problems(config, **ENV) == [problem.format("ptars, grpcio-tools")]
     monkeypatch.setattr("slackwater.config.source.find_spec", lambda name: None if name == "ptars" else name)
-    assert problems(config, **ENV) == [problem.format(" ptars, which is")]
+    assert problems(config, **ENV) == [problem.format("ptars")]
 
 
 def test_state_in_an_object_store(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,6 +212,6 @@ def test_state_in_an_object_store(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "hunter2" not in repr(loaded) and "hunter2" not in repr(loaded.state_store)
     monkeypatch.setattr("slackwater.config.target.find_spec", lambda name: None)
     assert problems(swap(KAFKA, store, object_store), **ENV) == [
-        "state_store.path: state in an object store needs the package obstore, which is not installed; "
-        "pip install 'slackwater[objects]'"
+        "state_store.path: storing state in an object store requires the package obstore, which is not installed; "
+        "run pip install 'slackwater[objects]'"
     ]

@@ -64,7 +64,7 @@ def test_toml_and_python_describe_the_same_step() -> None:
 
 def test_each_mistake_is_one_line() -> None:
     assert mistakes(keys=["id"]) == ['within: missing; give a duration, as in "10m"']
-    assert mistakes(within="1m") == ['keys: missing; name columns, as in ["user"]']
+    assert mistakes(within="1m") == ['keys: missing; name the key columns, as in ["user"]']
     assert mistakes(keys=[], within="0s") == [
         'within: found "0s", expected a duration greater than 0 ("30s", "5m", "2h")',
         'keys: empty; expected at least one key column, as in ["user"]',
@@ -85,11 +85,11 @@ def test_check_finds_what_the_columns_and_the_rest_of_the_config_lack() -> None:
     wrong = TOML.replace('keys = ["id"]', 'keys = ["idd", "tags"]').replace("MORE", "")
     assert static_sql_check.check_sql(sw.loads(wrong, "once.toml")).problems == [
         'transform.dedup.keys: column "idd" does not come out of the SQL; did you mean "id"?',
-        'transform.dedup.keys: column "tags" has type array<string>; expected a scalar type; cast it in the SQL',
+        'transform.dedup.keys: column "tags" has type array<string>, expected a scalar type; cast it in the SQL',
     ]
     with pytest.raises(ConfigError, match="state_store: missing; a dedup stage needs a state store"):
         sw.loads(TOML.partition("[state_store]")[0].replace("MORE", ""), "once.toml")
-    with pytest.raises(ConfigError, match='dead_letter: missing; late_data = "dlq" needs'):
+    with pytest.raises(ConfigError, match='dead_letter: missing, but required by late_data = "dlq"'):
         parse('late_data = "dlq"')
 
 
@@ -101,7 +101,7 @@ def test_check_and_explain_describe_it() -> None:
 
 
 def test_a_table_that_replaces_rows_is_refused() -> None:
-    with pytest.raises(ConfigError, match='"merge" replaces rows with the same identity, but rows of a dedup'):
+    with pytest.raises(ConfigError, match='"merge" replaces rows with the same identity, but rows of a dedup stage'):
         sw.Pipeline(
             name="p",
             sources=[sw.Source(name="a", dataframe=object())],

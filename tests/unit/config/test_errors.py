@@ -59,8 +59,9 @@ def test_standalone_late_rows_need_an_append_only_target() -> None:
         swap(standalone, LAKE, LAKE + '[connections.table]\nkind = "delta"\n'), OUT, OUT.replace("lake", "table")
     )
     assert problems(table) == [
-        f'{W}.late_data: "standalone" needs an append-only target (files, console, delta or iceberg with mode = "append"). A '
-        'delta target would replace the result of the window with that of its late rows; use "reopen" to correct the result, or "dlq" to keep the late rows'
+        f'{W}.late_data: "standalone" needs an append-only target, but this delta target would replace the result of a window '
+        'with that of its late rows; use "reopen" to correct the result, "dlq" to keep the late rows, or an append-only target '
+        '(files, console, or delta or iceberg with mode = "append")'
     ]
     loads(swap(table, 'path = "out"\n', 'path = "out"\nmode = "append"\n'), "p.toml", {})
 
@@ -86,8 +87,8 @@ def test_all_mistakes_are_reported_at_once_across_sections() -> None:
         f'{A}[0].column: missing; "sum" needs a column to aggregate',
         f'{A}[0].as: "user_id" is already the name of a key; choose another name',
         'sources[0].connection: found "laek", which is not a connection; did you mean "lake"?',
-        f'{W}.event_time_column: missing; source "events" reads files, which have no event time of their own; name a column or an expression',
-        'state_store: missing; a session window needs a state store: [state_store] with kind = "files" and path = "state"',
+        f'{W}.event_time_column: missing; source "events" reads files, whose rows have no default event time; name the column that contains the event time, or give a SQL expression',
+        'state_store: missing; a session window needs a state store, for example [state_store] with kind = "files" and path = "state"',
     ]
 
 
@@ -107,7 +108,7 @@ def test_flush_needs_an_end() -> None:
     with pytest.raises(ConfigError) as caught:
         check_run_flags(False, True)
     assert caught.value.problems == (
-        "--flush: needs --available-now, because only bounded input has an end; add the option",
+        "--flush: needs --available-now, because only bounded input ends; add --available-now",
     )
 
 

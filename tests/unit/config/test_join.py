@@ -260,11 +260,11 @@ def test_metadata_columns_are_left_out_unless_selected() -> None:
     [
         (
             {"left_prefix": "", "right_prefix": ""},
-            f'{J}.right_prefix: "order_id" of the right side is emitted as "order_id", which is already the name of "order_id" of the left side; {ADVICE}',
+            f'{J}.right_prefix: column "order_id" of the right side is emitted as "order_id", which is already the output name of column "order_id" of the left side; {ADVICE}',
         ),
         (
             {"left_prefix": "right_ORDER_", "output_left_columns": ["id"]},
-            f'{J}.right_prefix: "order_id" of the right side is emitted as "right_order_id", which is already the name of "id" of the left side; {ADVICE}',
+            f'{J}.right_prefix: column "order_id" of the right side is emitted as "right_order_id", which is already the output name of column "id" of the left side; {ADVICE}',
         ),
         (
             {"output_left_columns": ["amuont"]},
@@ -328,7 +328,9 @@ def test_valid_settings_of_a_join(old: str, new: str) -> None:
 def test_files_have_no_record_timestamps() -> None:
     with pytest.raises(ConfigError) as caught:
         pipeline(join())
-    which = "which have no event time of their own; name a column or an expression"
+    which = (
+        "whose rows have no default event time; name the column that contains the event time, or give a SQL expression"
+    )
     assert caught.value.problems == tuple(
         f'p: {J}.event_time_column: missing; source "{name}" reads files, {which}' for name in ("orders", "payments")
     )

@@ -88,7 +88,7 @@ def test_check_knows_the_declared_columns_of_the_output() -> None:
         (
             {"class": "no_such_shop.rules:Fraud"},
             'class: module "no_such_shop.rules" cannot be imported (ModuleNotFoundError: No module named '
-            "'no_such_shop'); put it on PYTHONPATH, or in the working directory",
+            "'no_such_shop'); put the module on PYTHONPATH, or in the working directory",
         ),
         ({"class": f"{HERE}:Remindes"}, f'class: module "{HERE}" has no "Remindes"; did you mean "Reminders"?'),
         (
@@ -100,10 +100,10 @@ def test_check_knows_the_declared_columns_of_the_output() -> None:
             'class: "fractions:Fraction" is the class Fraction, expected a class derived from slackwater.KeyedFunction; '
             "name such a class",
         ),
-        ({"class": f"{HERE}:Unfinished"}, "class: Unfinished does not define advance; define it"),
+        ({"class": f"{HERE}:Unfinished"}, "class: Unfinished does not define the method advance; define it"),
         (
             {"class": f"{HERE}:UnstorableState"},
-            'class: UnstorableState: state has a column "user", which is a key; every row of state has the keys, so remove it',
+            'class: UnstorableState: state has a column "user", which is a key; remove it, because every state row has the key columns',
         ),
         (
             {"class": f"{HERE}:Reminders", "options": {"evry": 1}},
@@ -121,13 +121,16 @@ def test_a_class_that_workers_cannot_import_is_refused() -> None:
     class Local(sw.KeyedFunction):
         """Defined in a function."""
 
-    with pytest.raises(ConfigError, match="expected a class at the top level of a module; move it there"):
+    with pytest.raises(
+        ConfigError,
+        match="expected a class at the top level of a module other than __main__; move the class to such a module",
+    ):
         sw.Keyed(class_=Local, keys=["user"])
 
 
 def test_the_declared_columns_must_have_names_and_types() -> None:
     for state, text in (
-        ({"__n": "bigint"}, "state has a column '__n', which is a reserved name; rename it"),
+        ({"__n": "bigint"}, "state has a column '__n', whose name is reserved or empty; rename it"),
         ({"n": "integer"}, 'state column "n" has type "integer", expected a Spark type, such as "bigint"'),
         (["n"], "state is a list, expected a mapping of names to types"),
     ):

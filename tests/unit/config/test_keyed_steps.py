@@ -43,7 +43,7 @@ def draft_problems(**tables: Any) -> list[str]:
 def test_mistakes_of_a_keyed_step_name_their_key() -> None:
     assert draft_problems(nth={"every": 0}) == [
         ".nth.every: found 0, expected a whole number of at least 1",
-        '.nth.keys: missing; name columns, as in ["user"]',
+        '.nth.keys: missing; name the key columns, as in ["user"]',
     ]
     assert draft_problems(nth={"every": 1, "keys": []})[0].startswith(
         ".nth.keys: empty; expected at least one key column"
@@ -52,7 +52,7 @@ def test_mistakes_of_a_keyed_step_name_their_key() -> None:
         '.nth.evry: unknown key; did you mean "every"?'
     ]
     beside = draft_problems(nth={"every": 1, "keys": ["u"]}, window={"kind": "tumbling"})
-    assert ".nth: cannot be combined with [transform.window]; a stage has only one of them; remove the other" in beside
+    assert ".nth: cannot be combined with [transform.window]; a stage has only one step; remove one of them" in beside
     assert draft_problems(on_error="drop")[0].startswith(
         ".window: missing; describe the window in [transform.window], or the join"
     )
@@ -64,7 +64,7 @@ def test_the_key_must_be_a_column_of_the_sql() -> None:
     assert len(problems) == 1
     assert problems[0].startswith('transform.nth.keys: column "user" does not come out of the SQL')
     (line,) = static_sql_check.check_sql(pipeline(schema="user ARRAY<STRING>, ts TIMESTAMP")).problems
-    assert line.startswith('transform.nth.keys: column "user" has type array<string>; expected a scalar type')
+    assert line.startswith('transform.nth.keys: column "user" has type array<string>, expected a scalar type')
 
 
 def test_an_added_column_needs_a_new_name_and_later_stages_see_it() -> None:
@@ -121,7 +121,7 @@ def test_check_and_explain_describe_a_keyed_step() -> None:
 
 def test_rows_of_a_keyed_step_replace_nothing_and_have_no_backfill() -> None:
     with pytest.raises(
-        ConfigError, match='"merge" replaces rows with the same identity, but rows of a nth have no identity'
+        ConfigError, match='"merge" replaces rows with the same identity, but rows of a nth stage have no identity'
     ):
         sw.Pipeline(
             name="p",

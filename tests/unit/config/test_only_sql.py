@@ -110,12 +110,12 @@ def test_a_transform_with_a_window_is_not_stateless() -> None:
         ({"sql": "SELECT usr FROM source"}, 'transform.sql: column "usr" does not exist; did you mean "user"?'),
         (
             {"sql": "SELECT user, count(*) AS n FROM source GROUP BY user"},
-            "transform.sql: must be row-wise, but it uses an aggregate (GROUP BY, count(), …); use only filters, projections and lookup joins there, "
+            "transform.sql: must be row-wise, but it uses an aggregate (GROUP BY, count(), …); use only filters, projections and lookup joins, "
             "and describe aggregation in [transform.window]",
         ),
         (
             {"sql": "SELECT user, row_number() OVER (PARTITION BY user ORDER BY n) AS r FROM source"},
-            "transform.sql: must be row-wise, but it uses a window function (OVER); use only filters, projections and lookup joins there, and describe "
+            "transform.sql: must be row-wise, but it uses a window function (OVER); use only filters, projections and lookup joins, and describe "
             "aggregation in [transform.window]",
         ),
         (
@@ -157,7 +157,10 @@ def test_several_sources_make_one_table() -> None:
 def test_the_rest_of_a_stateless_config_is_checked_too() -> None:
     text = config().replace("[transform]\n", '[transform]\non_error = "dlq"\n')
     assert problems(text) == [
-        'dead_letter: missing; on_error = "dlq" needs [dead_letter] with a connection and a path, table or topic'
+        'dead_letter: missing, but required by on_error = "dlq"; define [dead_letter] with a connection and a path, table or topic'
+    ]
+    assert problems(config() + '[dead_letter]\nconnection = "lake"\npath = "bad"\n') == [
+        'dead_letter: unused, because on_error is "fail"; set it to "dlq", or remove [dead_letter]'
     ]
     text = (
         config()

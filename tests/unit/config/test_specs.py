@@ -270,7 +270,7 @@ def test_a_mistake_in_python_reads_as_one_in_toml() -> None:
     with pytest.raises(sw.ConfigError) as caught:
         small_pipeline(name="a/b")
     assert str(caught.value) == (
-        'pipeline: name: found "a/b", expected only letters, digits, ".", "_" and "-", as it becomes a directory name'
+        'pipeline: name: found "a/b", expected only letters, digits, ".", "_" and "-", because it names a directory'
     )
 
 

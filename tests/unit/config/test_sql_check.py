@@ -73,10 +73,10 @@ def test_mistakes_of_both_kinds_are_reported_together() -> None:
     ("case", "message"),
     [
         ({"schema": ""}, "sources[0].schema: none is declared"),
-        ({"schema": "", "sql": "", "length": 'gap_ms = "silence"\nmax_session_duration_ms = "1h"'}, 'transform.window.gap_ms: "silence" is not a duration, so it is read as SQL'),
-        ({"query": "SELECT user_id, amount, _event_ts FROM source JOIN dim ON true"}, '"dim" is neither source nor a lookup'),
+        ({"schema": "", "sql": "", "length": 'gap_ms = "silence"\nmax_session_duration_ms = "1h"'}, 'transform.window.gap_ms: "silence" is not a duration, so it is read as a SQL expression'),
+        ({"query": "SELECT user_id, amount, _event_ts FROM source JOIN dim ON true"}, '"dim" is neither "source" nor a lookup; Spark will look for it'),
         ({"query": "SELECT user_id, amount, _event_ts FROM source JOIN lake.dim ON true"}, 'table "lake.dim" is in a catalog'),
-        ({"time": "n + 1", "unit": 'event_time_unit = "s"'}, "its type is known only at the start"),
+        ({"time": "n + 1", "unit": 'event_time_unit = "s"'}, "its type is known only when the pipeline starts"),
         ({"spark": '[spark]\n"spark.sql.caseSensitive" = true'}, 'because [spark] sets "spark.sql.caseSensitive"'),
         ({"query": "SELECT a:b.c AS user_id, amount, _event_ts FROM source"}, "this check cannot parse the SQL"),
     ],

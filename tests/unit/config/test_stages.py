@@ -156,7 +156,7 @@ def test_the_watermark_delay_of_a_window_after_a_join(kind: str, event_time: str
         ),
         (
             {"[target]": '[transform]\nsql = "SELECT 1"\n[transform.window]\nkind = "session"\ngap_ms = 1\n[target]'},
-            "revenue: stages: cannot be combined with [transform]; a pipeline has either one transform or several stages; remove one of them",
+            "revenue: stages: cannot be combined with [transform]; a pipeline has either [transform] or [[stages]]; remove one of them",
         ),
         ({'name = "paid"\n': ""}, "revenue: stages[0].name: missing; give the stage a name"),
         ({"upper_ms": "uper_ms"}, 'revenue: stages[0].join.uper_ms: unknown key; did you mean "upper_ms"?'),
@@ -175,7 +175,8 @@ def test_a_stage_reads_only_earlier_stages() -> None:
     assert any('stages[0]: stage "per_minute" is unused' in p for p in problems(swapped))
     alone = text[:second] + text[text.index("[target]") :]
     assert any(
-        "stages: found 1, expected at least 2; write a single stage as [transform]" in p for p in problems(alone)
+        "stages: found 1 stage, expected at least 2 stages; write a single stage as [transform]" in p
+        for p in problems(alone)
     )
 
 

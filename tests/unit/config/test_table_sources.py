@@ -36,7 +36,7 @@ KEY = "max_files_per_trigger = 100"
         (KEY, 'on_rewrite = "ignore"', "on_rewrite"),
         (KEY, 'schema_changes = "ad"', 'did you mean "add"'),
         ('query = "lake/clicks" ', 'table = "lake/clicks" ', "query"),
-        ('event_time_column = "at"', "", 'source "clicks" reads a table, which has no event time of its own'),
+        ('event_time_column = "at"', "", 'source "clicks" reads a table, whose rows have no default event time'),
     ],
 )  # fmt: skip
 def test_keys_that_do_not_fit_a_table_are_refused(tmp_path: Path, old: str, new: str, line: str) -> None:

@@ -99,11 +99,11 @@ def resolve_expression(text: str, columns: ColumnTypes, findings: SqlFindings) -
         return None
     clauses = {key for key, value in tree.args.items() if value not in (None, False, [])}
     if not isinstance(tree, exp.Select) or len(tree.expressions) != 1 or clauses != {"expressions"}:
-        findings.problems.append("is not a single expression")
+        findings.problems.append("is not a single SQL expression")
         return None
     (one,) = tree.expressions
     if isinstance(one, exp.Alias | exp.Aliases):
-        findings.problems.append("is not an expression")
+        findings.problems.append("is not a SQL expression, because it has an alias; remove the alias")
         return None
     scope = SelectScope([("", columns)], findings.non_row_wise)
     try:

@@ -214,7 +214,7 @@ def parse_query(sql: str) -> exp.Expr:
         place = error.errors[0] if isinstance(error, ParseError) and error.errors else {}
         location = f" near {format_value(place['highlight'])} (line {place['line']})" if place.get("highlight") else ""
         meant = _misspelled(text, words)
-        hint = f': "{meant[0]}"; did you mean "{meant[1]}"?' if meant is not None else ""
+        hint = f', perhaps because "{meant[0]}" should be "{meant[1]}"' if meant is not None else ""
         raise UnsupportedSyntax(f"this check cannot parse the SQL{location}{hint}") from None
     except Exception:  # errors of the parser itself
         raise UnsupportedSyntax("this check cannot parse the SQL") from None
@@ -246,13 +246,13 @@ def _words(sql: str) -> list[lexer.Token]:
             raise SqlSyntaxError(f'has an extra ")" on line {line}; remove it')
         if word.text == ";":
             count = 1 + sum(w.text == ";" for w in words)
-            raise SqlSyntaxError(f"holds {count} statements, expected one SELECT")
+            raise SqlSyntaxError(f"has {count} statements, expected one SELECT")
     if depth:
         raise SqlSyntaxError('has an unclosed "("; close it')
     for before, word, behind in zip(words, words[1:], [*words[2:], None], strict=False):
         ends = behind is None or behind.text.upper() in (",", ")", "FROM")
         if word.is_word(*_BEGINS) and ends and before.text.upper() not in ("AS", ".", ",", "(", "SELECT"):
-            raise UnsupportedSyntax(f'this check cannot decide whether "{word.text}" is a name')
+            raise UnsupportedSyntax(f'this check cannot decide whether "{word.text}" is a name or a keyword')
     return words
 
 

@@ -109,7 +109,7 @@ class _DdlParser:
         return DdlError(f"found {self.found_text()} {self.location_text()}, {_FORM}")
 
     def found_text(self) -> str:
-        return "the end" if self.at_end() else f'"{self.peek().text}"'
+        return "the end of the schema" if self.at_end() else f'"{self.peek().text}"'
 
     def location_text(self) -> str:
         return f'after "{self.tokens[self.position - 1].text}"' if self.position else "at the beginning"
@@ -165,7 +165,7 @@ class _DdlParser:
 
     def type(self, column: str) -> str:
         token = self.peek()
-        owner = f' of "{column}"' if column else ""
+        construct = f'type "{token.text}" of "{column}"' if column else f'type "{token.text}"'
         if token.kind != "word":
             subject = f"column {format_value(column)} has" if column else f"{self.found_text()} is"
             raise DdlError(f"{subject} no type; {_FORM}")
@@ -175,18 +175,18 @@ class _DdlParser:
             if word == "timestamp" and self.take_words("WITHOUT", "TIME", "ZONE"):
                 return "timestamp_ntz"
             if self.peek().text == "(":
-                raise DdlError(f'"{token.text}"{owner} does not have a length; remove the parentheses')
+                raise DdlError(f"{construct} does not have a length; remove the parentheses")
             if word == "string" and self.peek().is_word("COLLATE"):
                 self.position += 2
                 return "string collated"
             return _SIMPLE[word]
         if word in ("array", "map", "struct"):
-            return self._nested(word, f'"{token.text}"{owner}')
+            return self._nested(word, construct)
         if word in _PARAMETERS:
-            return self._with_parameters(word, f'"{token.text}"{owner}')
+            return self._with_parameters(word, construct)
         meant = _OTHERS.get(word)
         hint = f'; did you mean "{meant}"?' if meant else suggest_word(token.text.upper(), [n.upper() for n in _NAMES])
-        raise DdlError(f'"{token.text}"{owner} is not a Spark type{hint}')
+        raise DdlError(f"{construct} is not a Spark type{hint}")
 
     def _nested(self, word: str, construct: str) -> str:
         self.expect("<", construct)
@@ -247,9 +247,9 @@ def find_event_time_type_problems(type_: str, unit: str | None) -> Iterator[tupl
     """
     if type_ in INTEGERS:
         if unit is None:
-            yield "event_time_unit", f'is {type_}; set event_time_unit to "s", "ms", "us" or "ns"'
+            yield "event_time_unit", f'has type {type_}; set event_time_unit to "s", "ms", "us" or "ns"'
     elif type_ not in ("timestamp", "timestamp_ntz", "date", "string"):
-        yield "event_time_column", f"is {type_}; expected a timestamp, a date, an ISO-8601 string or an integer"
+        yield "event_time_column", f"has type {type_}, expected a timestamp, a date, an ISO-8601 string or an integer"
 
 
 __all__ = ["DdlError", "parse_ddl_columns", "parse_type"]

@@ -166,8 +166,8 @@ def check_sql(session: SparkSession, pipeline: Pipeline, input_path: InputPath, 
         forbidden |= set(lexer.find_current_time_literals(sql))
         if forbidden:
             raise StartError(
-                f"{where} must be row-wise, but it uses {', '.join(sorted(forbidden))}; use only filters, "
-                "projections and lookup joins in this SQL"
+                f"{where} must be row-wise, but it uses {', '.join(sorted(forbidden))}; use only filters, projections "
+                "and lookup joins"
                 + ("" if pipeline.transform.join is not None else ", and describe aggregation in [transform.window]")
                 + groupable.advice_for(forbidden),
                 Topic.SQL,
@@ -224,7 +224,8 @@ def _check_columns(pipeline: Pipeline, input_path: InputPath, out: DataFrame, wh
     if "_event_ts" not in fields:
         listed = ", ".join(name for name in fields if name != _selected_origin(pipeline, input_path))
         raise StartError(
-            f'{where} does not select "_event_ts", the event time; found only {listed}; add "_event_ts" to the SELECT',
+            f'{where} does not select "_event_ts", the event time, but only {listed}; add "_event_ts" to the SELECT '
+            "list",
             Topic.EVENT_TIME,
         )
     if fields["_event_ts"].type != "timestamp":
