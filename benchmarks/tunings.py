@@ -16,7 +16,7 @@ from benchmarks.run import Bench
 from benchmarks.worker_process import exit_on_sigterm
 from slackwater.tuning_switches import VARIABLE
 
-# the case in which each tuning matters most; benchmarks.payloads measures json_workers
+# the case in which each tuning matters most; benchmarks.payloads measures json_workers, benchmarks.peers kafka_workers
 CASE_BY_TUNING = {
     "arrow_batch_size": "sessions-1m",
     "class_archive": "tiny-2k",

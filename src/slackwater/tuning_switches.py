@@ -21,6 +21,7 @@ TUNINGS = (  # described in benchmarks/README.md
     "expression_cache",
     "json_workers",
     "jvm_options",
+    "kafka_workers",
     "preaggregation",
     "statistics",
     "worker_memory",

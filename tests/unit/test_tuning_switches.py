@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
+from slackwater.connectors.kafka import worker_reader
 from slackwater.connectors.payloads import json_payload
 from slackwater.connectors.payloads.json_payload import JsonPayload
 from slackwater.operators.reports import IngestReport
@@ -68,12 +69,18 @@ def decodes_many_records_in_workers() -> bool:
     return payload.runs_in_workers(json_payload.MANY_RECORDS)
 
 
+def reads_kafka_in_workers() -> bool:
+    local_spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(master="local[2]"))
+    return worker_reader.can_read_in_workers(local_spark)
+
+
 EFFECTS: dict[str, Callable[[], bool]] = {
     "arrow_batch_size": limits_rows_only,
     "class_archive": starts_with_the_archive,
     "expression_cache": creates_once,
     "json_workers": decodes_many_records_in_workers,
     "jvm_options": lambda: bool(jvm_launch.jvm_options({})),
+    "kafka_workers": reads_kafka_in_workers,
     "preaggregation": aggregates_after_the_shuffle,
     "statistics": counts_in_a_separate_job,
     "worker_memory": lambda: bool(worker_memory.environment()),

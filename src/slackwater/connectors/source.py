@@ -348,7 +348,7 @@ def spark_error_reason(error: BaseException) -> str:
     text = lines[0] if lines else type(error).__name__
     if "Python worker" in text or "foreach batch" in text or "Python streaming data source" in text:
         raised = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b.*:", line)]
-        text = raised[-1] if raised else text
+        text = re.sub(r"^slackwater\.errors\.\w+: ", "", raised[-1]) if raised else text
     if text.startswith("An error occurred while calling"):
         causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
         text = causes[-1] if causes else lines[1].removeprefix(": ") if len(lines) > 1 else text

@@ -27,7 +27,7 @@ from slackwater.connectors.connector import Backlog, BacklogCounter, Connector, 
 from slackwater.connectors.kafka.broker import KafkaBroker, client_settings, make_client, named_topics
 from slackwater.connectors.kafka.message_encoding import LETTER_HEADERS
 from slackwater.connectors.kafka.planner import PlannedKafkaSource
-from slackwater.connectors.kafka.source import sample_records
+from slackwater.connectors.kafka.source import RECORD_COLUMNS, sample_records
 from slackwater.connectors.payloads import create_payload
 from slackwater.connectors.payloads.base import RawRecords
 from slackwater.connectors.target import LabeledRows, ResultReader, RowCount, TargetTable
@@ -216,13 +216,12 @@ class KafkaConnector(Connector[KafkaConnection]):
             sample=lambda: sample_records(session, spec, self.connection),
             zone=source_time_zone(pipeline, spec),
         )
-        used = pipeline.dead_letter is not None or any(
-            not (texts := stage_pipeline.sql_chain(path)) or any("_headers" in sql for _, sql in texts)
-            for stage_pipeline in pipeline.stage_pipelines.values()
-            for path in stage_pipeline.input_paths_from(spec.name)
-        )
         source = PlannedKafkaSource(
-            spec, broker, create_payload(records), f"slackwater-{pipeline.name}-{spec.name}", used
+            spec,
+            broker,
+            create_payload(records),
+            f"slackwater-{pipeline.name}-{spec.name}",
+            _used_columns(pipeline, spec),
         )
         source.check_connector(session)
         return source
@@ -308,6 +307,25 @@ class KafkaConnector(Connector[KafkaConnection]):
 
     def _exists(self, spec: TargetSpec, key: str) -> bool:
         return bool(KafkaBroker(self.connection).partitions(f"pattern:{re.escape(spec.topic or '')}", key))
+
+
+def _used_columns(pipeline: Pipeline, spec: Source) -> frozenset[str]:
+    """Return the columns of Kafka records that a pipeline may use, judging by the text of its SQL and of its steps.
+
+    SQL with `*` may use all columns, and so may a step without SQL that is not a window. Dead letters contain them.
+    """
+    if pipeline.dead_letter is not None:
+        return RECORD_COLUMNS
+    texts: list[str] = []
+    for stage_pipeline in pipeline.stage_pipelines.values():
+        for path in stage_pipeline.input_paths_from(spec.name):
+            queries = [sql for _, sql in stage_pipeline.sql_chain(path)]
+            if any("*" in sql.replace("(*)", "") for sql in queries):
+                return RECORD_COLUMNS
+            if not queries and stage_pipeline.transform.window is None:
+                return RECORD_COLUMNS
+            texts += [*queries, repr(stage_pipeline.transform.step)]
+    return frozenset(name for name in RECORD_COLUMNS if any(name in text for text in texts))
 
 
 def count_backlog(broker: KafkaBroker, source: Source) -> BacklogCounter:

@@ -22,7 +22,9 @@ from slackwater.config.connection import KafkaConnection
 from slackwater.config.source import Source
 from slackwater.connectors import spark_connect_support
 from slackwater.connectors.dead_letter_restoration import restore_records
-from slackwater.connectors.kafka.broker import KafkaBroker, make_client, named_topics
+from slackwater.connectors.kafka import worker_reader
+from slackwater.connectors.kafka.broker import KafkaBroker, client_settings, make_client, named_topics
+from slackwater.connectors.payloads.arrow_json_decoder import DECODED
 from slackwater.connectors.payloads.base import Payload
 from slackwater.connectors.source import SourceBatch, SparkPlannedSource, checkpoint_line, spark_error_reason
 from slackwater.core.column_names import CORRUPT
@@ -42,6 +44,7 @@ log = logging.getLogger("slackwater")
 # by fetch.max.wait.ms (500 by default). The records of the task are sent only after that response.
 CONSUMER_DEFAULTS = {"kafka.fetch.max.wait.ms": "5", "kafka.max.poll.records": "5000"}
 _META = ("_key", "_value", "_headers", "_topic", "_partition", "_offset")
+RECORD_COLUMNS = frozenset(_META)
 
 
 def sample_records(session: SparkSession, spec: Source, connection: KafkaConnection) -> list[str]:
@@ -66,13 +69,13 @@ class KafkaSource(SparkPlannedSource):
         broker: The connection to the cluster.
         payload: The decoder of the records.
         group: The consumer group for reading.
-        with_headers: Whether to read the headers of the records. If false, `_headers` is NULL.
+        used: The columns of records that the pipeline uses, such as "_headers". All others may be NULL.
     """
 
     broker: KafkaBroker
     payload: Payload
     group: str
-    with_headers: bool = True
+    used: frozenset[str] = RECORD_COLUMNS
     _cache: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -114,7 +117,7 @@ class KafkaSource(SparkPlannedSource):
             **configured,
             "kafka.bootstrap.servers": str(self.broker.connection.bootstrap_servers),
             "failOnDataLoss": "false",  # `_ranges` detects lost records before a batch is read
-            "includeHeaders": str(self.with_headers).lower(),
+            "includeHeaders": str("_headers" in self.used).lower(),
             **self.spec.options,
         }
 
@@ -331,6 +334,14 @@ class KafkaSource(SparkPlannedSource):
         return ranges, lost
 
     def _read(self, session: SparkSession, ranges: Mapping[tuple[str, int], tuple[int, int]]) -> DataFrame:
+        count = sum(until - since for since, until in ranges.values())
+        decoder = None if self.spec.options else self.payload.worker_decoder(count)  # options of Spark's reader
+        if decoder is not None and worker_reader.can_read_in_workers(session):
+            client = client_settings(self.broker.connection)
+            client |= {"group.id": self.group, "isolation.level": self.isolation}
+            skips_lost = self.spec.on_data_loss == "skip"
+            records = worker_reader.read_records(session, ranges, client, decoder, self.used, skips_lost)
+            return self.decode(records, count=count)
         assigned: dict[str, list[int]] = {}
         for topic, part in ranges:
             assigned.setdefault(topic, []).append(part)
@@ -338,9 +349,9 @@ class KafkaSource(SparkPlannedSource):
         start, end = ({p: bounds[i] for p, bounds in ranges.items()} for i in (0, 1))
         read = read.option("startingOffsets", json.dumps(group_by_topic(start)))
         records = read.option("endingOffsets", json.dumps(group_by_topic(end))).load()
-        if not self.with_headers:
+        if "_headers" not in self.used:
             records = records.selectExpr("*", "CAST(NULL AS ARRAY<STRUCT<key: STRING, value: BINARY>>) AS headers")
-        return self.decode(records, count=sum(until - since for since, until in ranges.values()))
+        return self.decode(records, count=count)
 
     def _reader(self, session: SparkSession) -> Any:
         """Return the reader that all epochs share. Its constant options are set once per Spark session."""
@@ -359,9 +370,7 @@ class KafkaSource(SparkPlannedSource):
             count: The number of records, if known.
         """
         columns = {m: m[1:] for m in _META}
-        if self.payload.runs_in_workers(
-            count
-        ):  # Spark computes the size of a nested column for every row that it sends
+        if self.payload.runs_in_workers(count) and DECODED not in records.columns:  # nested columns are slow to send
             to_text = "CASE WHEN headers IS NOT NULL THEN to_json(headers) END"
             records = records.withColumn("headers", spark_connect_support.sql_functions(records).expr(to_text))
             columns["_headers"] = "from_json(headers, 'ARRAY<STRUCT<key: STRING, value: BINARY>>')"

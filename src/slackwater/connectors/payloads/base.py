@@ -125,6 +125,19 @@ class RawRecords:
 
 
 @dataclass(frozen=True)
+class WorkerDecoder:
+    """A decoder for Python workers.
+
+    Args:
+        decoder: Its method `decode` takes an Arrow array of payloads. The result is NULL where Spark must decode.
+        spark_type: The type of the result.
+    """
+
+    decoder: Any
+    spark_type: StructType
+
+
+@dataclass(frozen=True)
 class Payload(ABC):
     """Decoder that converts the bytes of records to columns.
 
@@ -156,9 +169,18 @@ class Payload(ABC):
         """Return whether Python workers decode a batch of `count` records. `count` is None if the number is unknown."""
         return False
 
+    def worker_decoder(self, count: int | None) -> WorkerDecoder | None:
+        """Return the decoder for workers that read `count` records themselves; None if Spark must read the records."""
+        return None
+
     @abstractmethod
     def with_payload(self, records: DataFrame, count: int | None) -> DataFrame:
-        """Return the records with the payload as the struct `_p`. `count`: the number of records, if known."""
+        """Return the records with the payload as the struct `_p`.
+
+        Args:
+            records: The records. They have the column `_decoded` if workers have already decoded them.
+            count: The number of records, if known.
+        """
 
     @property
     def writer_id(self) -> str:

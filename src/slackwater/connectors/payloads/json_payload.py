@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from slackwater.connectors import spark_connect_support
 from slackwater.connectors.payloads import arrow_json_decoder
-from slackwater.connectors.payloads.arrow_json_decoder import JsonDecoder
-from slackwater.connectors.payloads.base import Payload, RawRecords
+from slackwater.connectors.payloads.arrow_json_decoder import DECODED, JsonDecoder
+from slackwater.connectors.payloads.base import Payload, RawRecords, WorkerDecoder
 from slackwater.connectors.source import declared_schema
 from slackwater.connectors.timestamp_parsing import UTC, TextTimestampSchema
 from slackwater.core.column_names import CORRUPT, quote_identifier
@@ -109,9 +109,17 @@ class JsonPayload(Payload):
         if not self.runs_in_workers(count):
             frame = f"CASE WHEN {self.writer_id} IS NOT NULL THEN {self.body_after_frame} END"
             return records.withColumn("_p", self._from_json(F, frame if self.in_frame else self.body))
-        undecoded = f"CASE WHEN {arrow_json_decoder.DECODED} IS NULL THEN {self.body} END"
-        decoded = self._decode_in_workers(records)
-        return decoded.withColumn("_p", F.coalesce(arrow_json_decoder.DECODED, self._from_json(F, undecoded)))
+        undecoded = f"CASE WHEN {DECODED} IS NULL THEN {self.body} END"
+        decoded = records if DECODED in records.columns else self._decode_in_workers(records)
+        return decoded.withColumn("_p", F.coalesce(DECODED, self._from_json(F, undecoded)))
+
+    def worker_decoder(self, count: int | None) -> WorkerDecoder | None:
+        return self._worker_decoder if self.runs_in_workers(count) else None
+
+    @property
+    def _worker_decoder(self) -> WorkerDecoder:
+        decoded = arrow_json_decoder.nullable(self._spark_schema)
+        return WorkerDecoder(JsonDecoder(arrow_json_decoder.arrow_type(decoded), self.body), decoded)
 
     def _from_json(self, F: Any, body: str) -> Any:  # noqa: N803
         """Return the column expression with which Spark decodes the payload. `body`: SQL for the bytes."""
@@ -122,10 +130,9 @@ class JsonPayload(Payload):
         """Return the records with the column `_decoded`. It is NULL for each record that Spark must decode."""
         from pyspark.sql.types import StructField, StructType
 
-        decoded = arrow_json_decoder.nullable(self._spark_schema)
-        schema = StructType([*records.schema.fields, StructField(arrow_json_decoder.DECODED, decoded)])
-        decoder = JsonDecoder(arrow_json_decoder.arrow_type(decoded), self.body)
-        return records.mapInArrow(partial(arrow_json_decoder.decode_batches, decoder), schema)
+        decoder = self._worker_decoder
+        schema = StructType([*records.schema.fields, StructField(DECODED, decoder.spark_type)])
+        return records.mapInArrow(partial(arrow_json_decoder.decode_batches, decoder.decoder), schema)
 
     @property
     def _spark_schema(self) -> StructType:

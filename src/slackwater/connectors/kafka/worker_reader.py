@@ -1,0 +1,304 @@
+"""Read and decode Kafka records in Python workers, without Spark's Kafka client.
+
+    driver   offset ranges of an epoch ──▶ one share per task
+    worker   share ──▶ librdkafka ──▶ Arrow batch of records ──▶ payload decoder ──▶ Spark
+
+Spark's client creates several objects per record, and sends each record to a worker if a worker decodes it. For a large
+epoch, this takes more time than all other work on the records, above all while the JVM has not compiled this code yet.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from slackwater.connectors import spark_connect_support
+from slackwater.connectors.kafka.broker import make_client
+from slackwater.connectors.payloads.arrow_json_decoder import DECODED
+from slackwater.errors import EpochError, Topic
+from slackwater.tuning_switches import is_enabled
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+    from slackwater.connectors.payloads.base import WorkerDecoder
+
+Int64s = np.ndarray[Any, Any]
+COLUMNS = ("key", "value", "headers", "topic", "partition", "offset", "timestamp")
+KEPT_VALUES = 1000  # the first records of a task keep their values, from which the names of their fields can be read
+_PER_CALL, _PER_CALL_S = 20_000, 0.02  # a call returns after this number of records, or after this time
+_QUIET_S = 120.0  # how long to wait for the next record, as Spark's client does
+_DEFAULTS = {
+    "fetch.wait.max.ms": 5,
+    "queued.min.messages": 20_000,  # per partition; records beyond the end of a range are fetched in vain
+    "log_level": 0,
+}
+_REQUIRED = {"enable.auto.commit": False, "enable.partition.eof": True}
+
+
+@dataclass(frozen=True)
+class OffsetRange:
+    """The records of a partition from offset `since` up to but not including offset `until`."""
+
+    topic: str
+    partition: int
+    since: int
+    until: int
+
+
+@dataclass(frozen=True)
+class RecordReader:
+    """Reads the records of offset ranges into Arrow batches. Instances are pickled for workers.
+
+    Args:
+        settings: The settings of the librdkafka consumer.
+        columns: The columns to return, a subset of COLUMNS. It includes "value".
+        decoder: Decodes the values. It has a method `decode`, which returns NULL for records that Spark must decode.
+        keeps_values: Whether to return the values of records that were decoded. If False, they become empty.
+        skips_lost: Whether to continue at the next record if records no longer exist.
+    """
+
+    settings: Mapping[str, Any]
+    columns: Sequence[str]
+    decoder: Any
+    keeps_values: bool
+    skips_lost: bool
+
+    def read(self, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
+        """Yield the records of the ranges. Raises EpochError if records no longer exist or do not arrive in time."""
+        from confluent_kafka import Consumer
+
+        required = _REQUIRED | {"auto.offset.reset": "earliest" if self.skips_lost else "error"}
+        consumer: Any = make_client(Consumer, {**_DEFAULTS, **self.settings, **required})
+        count = 0
+        try:
+            for records in _RangeConsumer(consumer, ranges):
+                yield self._to_batch(records, len(records.messages) if self.keeps_values else KEPT_VALUES - count)
+                count += len(records.messages)
+        finally:
+            consumer.close()
+
+    def _to_batch(self, records: Records, with_values: int) -> pa.RecordBatch:
+        """Decode records. `with_values`: the number of records, from the first, that keep their values."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        arrays = {name: records.column(name) for name in self.columns}
+        decoded = self.decoder.decode(arrays["value"])
+        if with_values < len(decoded):
+            is_dropped = pc.and_(decoded.is_valid(), pa.array(np.arange(len(decoded)) >= with_values))
+            arrays["value"] = pc.if_else(is_dropped, b"", arrays["value"])
+        return pa.RecordBatch.from_arrays([*arrays.values(), decoded], names=[*arrays, DECODED])
+
+
+@dataclass(frozen=True)
+class Records:
+    """Records of one or more partitions, with their topics, partitions and offsets."""
+
+    messages: Sequence[Any]
+    topics: Sequence[str]
+    partitions: Int64s
+    offsets: Int64s
+
+    def column(self, name: str) -> pa.Array:
+        """Return one of COLUMNS, with the type that Spark's Kafka reader gives it."""
+        import pyarrow as pa
+
+        if name in ("key", "value"):
+            return pa.array([getattr(m, name)() for m in self.messages], pa.binary())
+        if name == "headers":
+            kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+            headers = [m.headers() for m in self.messages]
+            return pa.array([h and [{"key": k, "value": v} for k, v in h] for h in headers], kind)
+        if name == "topic":
+            return pa.array(self.topics, pa.string())
+        if name == "timestamp":
+            ms = np.fromiter((m.timestamp()[1] for m in self.messages), np.int64, len(self.messages))
+            return pa.array(ms * 1000).cast(pa.timestamp("us", tz="UTC"))
+        return pa.array(self.partitions, pa.int32()) if name == "partition" else pa.array(self.offsets, pa.int64())
+
+
+@dataclass
+class _RangeConsumer:
+    """Consumes offset ranges, and yields each record exactly once.
+
+    Args:
+        consumer: The consumer, without an assignment.
+        ranges: The ranges. A partition occurs at most once.
+    """
+
+    consumer: Any
+    ranges: Sequence[OffsetRange]
+    _numbers: dict[tuple[str, int], int] = field(init=False)
+    _waiting: dict[int, OffsetRange] = field(init=False)
+
+    def __iter__(self) -> Iterator[Records]:
+        from confluent_kafka import TopicPartition
+
+        self._numbers = {(r.topic, r.partition): i for i, r in enumerate(self.ranges)}
+        self._waiting = dict(enumerate(self.ranges))
+        until = np.array([r.until for r in self.ranges], np.int64)
+        expected = np.array([r.since for r in self.ranges], np.int64)  # the lowest offset that was not returned yet
+        self.consumer.assign([TopicPartition(r.topic, r.partition, r.since) for r in self.ranges])
+        deadline = time.monotonic() + _QUIET_S
+        while self._waiting:
+            received = self.consumer.consume(_PER_CALL, timeout=_PER_CALL_S)
+            messages = [m for m in received if m.error() is None]
+            if len(messages) < len(received):
+                self._end_ranges([n for m in received if m.error() is not None for n in self._ended_by(m, expected)])
+            if messages:
+                number, topics, partitions = self._locate(messages)
+                offsets = np.fromiter((m.offset() for m in messages), np.int64, len(messages))
+                self._check_order(number, offsets, expected)
+                is_new = offsets < until[number]
+                np.maximum.at(expected, number, offsets + 1)
+                self._end_ranges([n for n in self._waiting if expected[n] >= until[n]])
+                deadline = time.monotonic() + _QUIET_S
+                if not is_new.all():
+                    positions = np.flatnonzero(is_new).tolist()
+                    messages, topics = [messages[i] for i in positions], [topics[i] for i in positions]
+                    partitions, offsets = partitions[is_new], offsets[is_new]
+                if messages:
+                    yield Records(messages, topics, partitions, offsets)
+            if self._waiting and time.monotonic() > deadline:
+                late = next(iter(self._waiting.values()))
+                raise EpochError(
+                    f"{late.topic}-{late.partition}: no record arrived for {_QUIET_S:g} s, expected records up to offset "
+                    f"{late.until - 1}; check that the brokers are running",
+                    Topic.SERVICE_UNREACHABLE,
+                )
+
+    def _locate(self, messages: Sequence[Any]) -> tuple[Int64s, Sequence[str], Int64s]:
+        """Return the number of the range, the topic and the partition of each record."""
+        topics = [m.topic() for m in messages]
+        partitions = np.fromiter((m.partition() for m in messages), np.int32, len(messages))
+        numbers = (self._numbers[place] for place in zip(topics, partitions.tolist(), strict=True))
+        return np.fromiter(numbers, np.int64, len(messages)), topics, partitions
+
+    def _check_order(self, number: Int64s, offsets: Int64s, expected: Int64s) -> None:
+        """Raise EpochError if a partition went back to an earlier offset, because it was truncated or recreated."""
+        order = np.argsort(number, kind="stable")
+        is_same = np.diff(number[order]) == 0
+        if (offsets < expected[number]).any() or (np.diff(offsets[order])[is_same] <= 0).any():
+            places = ", ".join(f"{r.topic}-{r.partition}" for r in self.ranges)
+            raise EpochError(
+                f"records of {places} were received twice, because a partition was truncated or recreated while it was "
+                "read; start again"
+            )
+
+    def _ended_by(self, message: Any, expected: Int64s) -> Iterator[int]:
+        """Yield the number of the range that ends according to an event. Raises EpochError if the event is an error.
+
+        The end of a partition is reported after its last record. The last offsets of a range may belong to markers of
+        transactions or to records that were compacted, so a range can end without a record at its last offset.
+        """
+        from confluent_kafka import KafkaError
+
+        error = message.error()
+        number = self._numbers.get((message.topic(), message.partition()))
+        if error.code() == KafkaError._PARTITION_EOF:
+            if number is not None and number in self._waiting and message.offset() >= self._waiting[number].until:
+                yield number
+        elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+            where = f"{message.topic()}-{message.partition()}"
+            first = "" if number is None else f" from offset {expected[number]}"
+            raise EpochError(
+                f"{where}: records{first} no longer exist; keep records longer in Kafka (retention.ms), or set "
+                'on_data_loss = "skip" to count them as lost and continue',
+                Topic.RECORDS_DELETED,
+            )
+        elif error.fatal() or not error.retriable():
+            raise EpochError(
+                f"{message.topic()}-{message.partition()}: records cannot be read ({error.str()})",
+                Topic.SERVICE_UNREACHABLE,
+            )
+
+    def _end_ranges(self, numbers: Sequence[int]) -> None:
+        """Stop fetching the records of ranges that were read completely."""
+        from confluent_kafka import TopicPartition
+
+        ended = [self._waiting.pop(n) for n in numbers if n in self._waiting]
+        if ended and self._waiting:
+            self.consumer.incremental_unassign([TopicPartition(r.topic, r.partition) for r in ended])
+
+
+def split_ranges(ranges: Mapping[tuple[str, int], tuple[int, int]], tasks: int) -> list[list[OffsetRange]]:
+    """Split offset ranges into shares with equal numbers of offsets. There are at most `tasks` shares, none is empty.
+
+    `ranges`: the first offset and the end offset of each partition.
+    """
+    total, position = sum(until - since for since, until in ranges.values()), 0
+    shares: list[list[OffsetRange]] = [[] for _ in range(tasks)]
+    for (topic, partition), (since, until) in sorted(ranges.items()):
+        while since < until:
+            share = position * tasks // total
+            end = min(until, since - position + -(-(share + 1) * total // tasks))
+            shares[share].append(OffsetRange(topic, partition, since, end))
+            position, since = position + end - since, end
+    return [share for share in shares if share]
+
+
+def can_read_in_workers(session: SparkSession) -> bool:
+    """Return whether workers may read Kafka themselves: they must run on this machine, as the driver's client does."""
+    return is_enabled("kafka_workers") and spark_connect_support.is_local_spark(session)
+
+
+def read_records(
+    session: SparkSession,
+    ranges: Mapping[tuple[str, int], tuple[int, int]],
+    client: Mapping[str, Any],
+    decoder: WorkerDecoder,
+    used: Collection[str],
+    skips_lost: bool,
+) -> DataFrame:
+    """Return records in the format of Spark's Kafka reader, with the additional column `_decoded`.
+
+    Args:
+        session: The Spark session.
+        ranges: The first offset and the end offset of each partition.
+        client: The settings of the librdkafka consumer.
+        decoder: The decoder of the values.
+        used: The columns that the pipeline uses, such as "_headers".
+        skips_lost: Whether to continue at the next record if records no longer exist.
+    """
+    from pyspark.sql.types import StructField, StructType
+
+    topics = {topic for topic, _ in ranges}
+    unused = {"key": "BINARY", "headers": "ARRAY<STRUCT<key: STRING, value: BINARY>>"}
+    constants = {name: f"CAST(NULL AS {kind})" for name, kind in unused.items() if f"_{name}" not in used}
+    if len(topics) == 1:
+        constants["topic"] = f"'{next(iter(topics))}'"  # Kafka allows only letters, digits, ".", "_" and "-"
+    columns = [name for name in COLUMNS if name not in constants]
+    reader = RecordReader(client, columns, decoder.decoder, "_value" in used, skips_lost)
+    shares = split_ranges(ranges, spark_connect_support.count_task_slots(session))
+    fields = [f for f in _spark_fields() if f.name in reader.columns]
+    schema = StructType([*fields, StructField(DECODED, decoder.spark_type)])
+    numbers = session.range(0, len(shares), 1, len(shares))
+    records = numbers.mapInArrow(partial(_read_shares, reader, shares), schema)
+    return records.selectExpr("*", *(f"{sql} AS {name}" for name, sql in constants.items()))
+
+
+def _read_shares(
+    reader: RecordReader, shares: Sequence[Sequence[OffsetRange]], batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for number in batch.column(0).to_pylist():
+            yield from reader.read(shares[number])
+
+
+def _spark_fields() -> list[Any]:
+    """Return the columns of Spark's Kafka reader."""
+    from pyspark.sql import types as T  # noqa: N812
+
+    header = T.StructType([T.StructField("key", T.StringType()), T.StructField("value", T.BinaryType())])
+    kinds = (T.BinaryType(), T.BinaryType(), T.ArrayType(header), T.StringType(), T.IntegerType(), T.LongType())
+    return [T.StructField(n, k) for n, k in zip(COLUMNS, (*kinds, T.TimestampType()), strict=True)]
+
+
+__all__ = ["COLUMNS", "OffsetRange", "RecordReader", "Records", "can_read_in_workers", "read_records", "split_ranges"]

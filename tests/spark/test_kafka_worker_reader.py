@@ -1,0 +1,161 @@
+"""Workers read the same records from Kafka as Spark's own reader, with the same values in every column.
+
+a range of offsets ──▶ Spark's Kafka reader ───────────▶ rows ─┐
+           ╰─────────▶ librdkafka in Python workers ───────────┴─▶ equal
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from tests.support.case_selection import exhaustive
+from tests.support.runner import Runner
+from tests.support.topics import START_MS, Make, Topic, count_rows, minutes, wait_for_transactions
+
+import slackwater as sw
+from slackwater.connectors.kafka.broker import KafkaBroker
+from slackwater.connectors.kafka.source import RECORD_COLUMNS, KafkaSource
+from slackwater.connectors.payloads import json_payload
+from slackwater.connectors.payloads.base import RawRecords
+from slackwater.connectors.payloads.json_payload import JsonPayload
+from slackwater.tuning_switches import VARIABLE
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(autouse=True)
+def workers_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let workers read batches of any size."""
+    monkeypatch.setattr(json_payload, "MANY_RECORDS", 1)
+    monkeypatch.delenv(VARIABLE, raising=False)
+
+
+def random_value(rng: random.Random) -> bytes | None:
+    bad = (b"{broken", b"\xff\xfe", None, b'{"user": "a", "amount": "many"}', b"7", b'{"user": "\xc3\xbc"}', b"")
+    return rng.choice(bad) if rng.random() < 0.3 else json.dumps({"user": f"u{rng.randrange(9)}", "amount": 7}).encode()
+
+
+def write_records(rng: random.Random, topics: list[Topic], partitions: int) -> None:
+    """Write plain, bad and empty records with keys and headers, in transactions that are committed or aborted."""
+    headers = (None, [], [("h", b"x")], [("h", None), ("h", b""), ("ü", b"\x00\xff")])
+    producer = Producer(
+        {"bootstrap.servers": topics[0].broker.address, "log_level": 0, "transactional.id": topics[0].name}
+    )
+    producer.init_transactions(30)
+    for _ in range(8):
+        producer.begin_transaction()
+        for _ in range(rng.randint(1, 40)):
+            producer.produce(
+                rng.choice(topics).name,
+                random_value(rng),
+                rng.choice([None, b"", b"k", b"\x00"]),
+                partition=rng.randrange(partitions),
+                timestamp=START_MS + rng.randrange(10**6),
+                headers=rng.choice(headers),
+            )
+        if rng.random() < 0.4:
+            producer.flush(30)
+            producer.abort_transaction(30)
+        else:
+            producer.commit_transaction(30)
+    for topic in topics:
+        wait_for_transactions(topic.broker.address, topic.name)
+
+
+def read_rows(
+    spark: Any, source: KafkaSource, ranges: Mapping[tuple[str, int], tuple[int, int]], columns: frozenset[str]
+) -> list[str]:
+    unused = [c for c in ("_key", "_value", "_headers") if c not in columns]
+    frame = source._read(spark, ranges).drop(*unused)
+    return sorted(repr(row) for row in frame.collect())
+
+
+@pytest.mark.parametrize("used", [RECORD_COLUMNS, frozenset[str]()], ids=["all columns", "no column"])
+def test_workers_read_what_spark_reads(
+    spark: Any, topic: Make, monkeypatch: pytest.MonkeyPatch, used: frozenset[str]
+) -> None:
+    rng = random.Random(len(used))
+    topics, partitions = [topic(3), topic(3)], 3
+    write_records(rng, topics, partitions)
+    spec = topics[0].source(query=",".join(t.name for t in topics))
+    broker = KafkaBroker(topics[0].connection)
+    payload = JsonPayload.from_records(RawRecords(spark, spec))
+    source = KafkaSource(spec, broker, payload, "g", used)
+    bounds = broker.offset_ranges([(t.name, p) for t in topics for p in range(partitions)])
+    assert sum(end for _, end in bounds.values()) > 60
+    for size in (1, 2, 6, 6, 6, 6):
+        ranges = {}
+        for place in rng.sample(sorted(bounds), size):
+            since = rng.randint(0, bounds[place][1] - 1)
+            ranges[place] = (since, rng.randint(since + 1, bounds[place][1]))
+        ranges = bounds if size == 6 and rng.random() < 0.5 else ranges
+        monkeypatch.setenv(VARIABLE, "kafka_workers,json_workers")
+        expected = read_rows(spark, source, ranges, used)
+        monkeypatch.delenv(VARIABLE)
+        plan = source._read(spark, ranges)._jdf.queryExecution().analyzed().toString()
+        assert "kafka" not in plan.lower().replace("_read_shares", ""), "Spark's reader is not used"
+        assert read_rows(spark, source, ranges, used) == expected
+
+
+def test_options_of_sparks_reader_make_spark_read(spark: Any, topic: Make) -> None:
+    events = topic()
+    events.send({"user": "a", "amount": 1})
+    payload = JsonPayload.from_records(RawRecords(spark, events.source()))
+    source = KafkaSource(events.source(), KafkaBroker(events.connection), payload, "g")
+    ranges = {(events.name, 0): (0, 1)}
+
+    def uses_workers(source: KafkaSource) -> bool:
+        return "MapInArrow" in source._read(spark, ranges)._jdf.queryExecution().analyzed().toString()
+
+    assert uses_workers(source)
+    with_options = replace(source, spec=events.source(options={"kafkaConsumer.pollTimeoutMs": "60000"}))
+    assert "kafka" in with_options._read(spark, ranges)._jdf.queryExecution().analyzed().toString().lower()
+
+
+def test_a_run_whose_workers_read(runner: Runner, topic: Make) -> None:
+    events = topic(2)
+    events.send({"user": "a", "amount": 1}, {"user": "a", "amount": 2}, second=1)
+    events.send({"user": "b", "amount": 4}, second=2, partition=1)
+    assert count_rows(runner.run(source=events.source(), window=minutes())) == [("a", 2, 3), ("b", 1, 4)]
+
+
+@exhaustive(beside="test_workers_read_what_spark_reads")
+def test_columns_of_a_record_are_read_if_the_sql_names_them(runner: Runner, topic: Make) -> None:
+    events = topic()
+    events.send({"user": "a", "amount": 1}, second=1, key="k", headers=[("h", b"x")])
+    sql = (
+        "SELECT concat_ws('|', user, CAST(_key AS STRING), _headers[0].key, CAST(_value AS STRING), _topic) AS user, amount,"
+        " _event_ts FROM source"
+    )
+    frame = runner.run(source=events.source(), transform_sql=sql, window=minutes())
+    assert count_rows(frame) == [(f'a|k|h|{{"user": "a", "amount": 1}}|{events.name}', 1, 1)]
+
+
+@exhaustive(beside="test_workers_read_what_spark_reads")
+def test_a_misspelt_column_is_found_in_the_values(
+    runner: Runner, topic: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Values that were decoded are not sent to Spark, except the first ones, which this warning reads."""
+    events = topic()
+    events.send(*[{"usr": "a", "amount": 1}] * 5, second=1)
+    runner.run(source=events.source(), window=minutes())
+    assert any('"usr"' in r.getMessage() and '"user"' in r.getMessage() for r in caplog.records)
+
+
+def test_records_that_expire_while_they_are_read_end_the_run(
+    runner: Runner, topic: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = topic()
+    events.send(*[{"user": "a", "amount": 1}] * 3, second=1)
+    monkeypatch.setattr(KafkaSource, "_ranges", lambda self, start, end: ({(events.name, 0): (100, 103)}, 0))
+    with pytest.raises(
+        sw.SlackwaterError, match=rf"committed: {events.name}-0: records from offset 10[02] no longer exist"
+    ) as raised:
+        runner.run(source=events.source(), window=minutes())
+    assert "\n" not in str(raised.value)
