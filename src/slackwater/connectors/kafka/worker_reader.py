@@ -34,11 +34,8 @@ COLUMNS = ("key", "value", "headers", "topic", "partition", "offset", "timestamp
 KEPT_VALUES = 1000  # the first records of a task keep their values, from which the names of their fields can be read
 _PER_CALL, _PER_CALL_S = 20_000, 0.02  # a call returns after this number of records, or after this time
 _QUIET_S = 120.0  # how long to wait for the next record, as Spark's client does
-_DEFAULTS = {
-    "fetch.wait.max.ms": 5,
-    "queued.min.messages": 20_000,  # per partition; records beyond the end of a range are fetched in vain
-    "log_level": 0,
-}
+_QUEUED, _QUEUED_KIB = 60_000, 32_768  # the client's queue; records beyond the end of a range are fetched in vain
+_DEFAULTS = {"fetch.wait.max.ms": 5, "queued.max.messages.kbytes": _QUEUED_KIB, "log_level": 0}
 _REQUIRED = {"enable.auto.commit": False, "enable.partition.eof": True}
 
 
@@ -74,8 +71,9 @@ class RecordReader:
         """Yield the records of the ranges. Raises EpochError if records no longer exist or do not arrive in time."""
         from confluent_kafka import Consumer
 
+        per_partition = {"queued.min.messages": max(_QUEUED // max(len(ranges), 1), 1000)}
         required = _REQUIRED | {"auto.offset.reset": "earliest" if self.skips_lost else "error"}
-        consumer: Any = make_client(Consumer, {**_DEFAULTS, **self.settings, **required})
+        consumer: Any = make_client(Consumer, {**_DEFAULTS, **per_partition, **self.settings, **required})
         count = 0
         try:
             for records in _RangeConsumer(consumer, ranges):
@@ -176,10 +174,16 @@ class _RangeConsumer:
 
     def _locate(self, messages: Sequence[Any]) -> tuple[Int64s, Sequence[str], Int64s]:
         """Return the number of the range, the topic and the partition of each record."""
-        topics = [m.topic() for m in messages]
         partitions = np.fromiter((m.partition() for m in messages), np.int32, len(messages))
-        numbers = (self._numbers[place] for place in zip(topics, partitions.tolist(), strict=True))
-        return np.fromiter(numbers, np.int64, len(messages)), topics, partitions
+        first = self.ranges[0].topic
+        topics = [first] * len(messages)
+        if any(r.topic != first for r in self.ranges):
+            topics = [m.topic() for m in messages]
+            numbers = (self._numbers[place] for place in zip(topics, partitions.tolist(), strict=True))
+            return np.fromiter(numbers, np.int64, len(messages)), topics, partitions
+        number_of = np.empty(max(r.partition for r in self.ranges) + 1, np.int64)
+        number_of[[r.partition for r in self.ranges]] = np.arange(len(self.ranges))
+        return number_of[partitions], topics, partitions
 
     def _check_order(self, number: Int64s, offsets: Int64s, expected: Int64s) -> None:
         """Raise EpochError if a partition went back to an earlier offset, because it was truncated or recreated."""
