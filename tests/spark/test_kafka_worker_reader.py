@@ -125,7 +125,7 @@ def test_a_run_whose_workers_read(runner: Runner, topic: Make) -> None:
     assert count_rows(runner.run(source=events.source(), window=minutes())) == [("a", 2, 3), ("b", 1, 4)]
 
 
-@exhaustive(beside="test_workers_read_what_spark_reads")
+@exhaustive(beside="test_kafka_worker_reader.py::test_workers_read_what_spark_reads")
 def test_columns_of_a_record_are_read_if_the_sql_names_them(runner: Runner, topic: Make) -> None:
     events = topic()
     events.send({"user": "a", "amount": 1}, second=1, key="k", headers=[("h", b"x")])
@@ -137,7 +137,7 @@ def test_columns_of_a_record_are_read_if_the_sql_names_them(runner: Runner, topi
     assert count_rows(frame) == [(f'a|k|h|{{"user": "a", "amount": 1}}|{events.name}', 1, 1)]
 
 
-@exhaustive(beside="test_workers_read_what_spark_reads")
+@exhaustive(beside="test_kafka_worker_reader.py::test_workers_read_what_spark_reads")
 def test_a_misspelt_column_is_found_in_the_values(
     runner: Runner, topic: Make, caplog: pytest.LogCaptureFixture
 ) -> None:

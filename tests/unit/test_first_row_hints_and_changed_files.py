@@ -150,5 +150,5 @@ def test_an_existing_path_with_brackets_is_not_a_pattern(tmp_path: Path) -> None
     assert absolute_query(str(tmp_path / "in*")) == str(tmp_path / "in*")
     assert absolute_query("s3a://bucket/[a]/*") == "s3a://bucket/[a]/*"
     source = sw.Source(name="a", connection=sw.FilesConnection(), query=str(folder / "sub" / "*.json"), format="json")
-    with pytest.raises(StartError, match=r"there is no .*in \[1\]/sub"):
+    with pytest.raises(StartError, match=r"in \[1\]/sub. does not exist"):
         check_directory_exists(source)

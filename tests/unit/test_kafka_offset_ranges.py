@@ -55,7 +55,10 @@ class FakeConsumer:
             place = (p.topic, p.partition)
             offsets = self.records[place]
             messages = [Message(place, n) for n in offsets if n >= p.offset]
-            self.queues[place] = [*messages, Message(place, max([*offsets, p.offset - 1]) + 3, KafkaError._PARTITION_EOF)]
+            self.queues[place] = [
+                *messages,
+                Message(place, max([*offsets, p.offset - 1]) + 3, KafkaError._PARTITION_EOF),
+            ]
 
     def incremental_unassign(self, places: list[Any]) -> None:
         for p in places:
