@@ -23,7 +23,7 @@ from slackwater.config.source import Source
 from slackwater.connectors import spark_connect_support
 from slackwater.connectors.dead_letter_restoration import restore_records
 from slackwater.connectors.kafka import worker_reader
-from slackwater.connectors.kafka.broker import KafkaBroker, client_settings, make_client, named_topics
+from slackwater.connectors.kafka.broker import KafkaBroker, make_client, named_topics
 from slackwater.connectors.payloads.arrow_json_decoder import DECODED
 from slackwater.connectors.payloads.base import Payload
 from slackwater.connectors.source import SourceBatch, SparkPlannedSource, checkpoint_line, spark_error_reason
@@ -337,8 +337,7 @@ class KafkaSource(SparkPlannedSource):
         count = sum(until - since for since, until in ranges.values())
         decoder = None if self.spec.options else self.payload.worker_decoder(count)  # options of Spark's reader
         if decoder is not None and worker_reader.can_read_in_workers(session):
-            client = client_settings(self.broker.connection)
-            client |= {"group.id": self.group, "isolation.level": self.isolation}
+            client = worker_reader.consumer_settings(self.broker.connection, self.group, self.isolation)
             skips_lost = self.spec.on_data_loss == "skip"
             records = worker_reader.read_records(session, ranges, client, decoder, self.used, skips_lost)
             return self.decode(records, count=count)

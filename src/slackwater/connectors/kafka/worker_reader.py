@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from slackwater.config.connection import KafkaConnection
 from slackwater.connectors import spark_connect_support
-from slackwater.connectors.kafka.broker import make_client
+from slackwater.connectors.kafka.broker import client_settings, make_client
 from slackwater.connectors.payloads.arrow_json_decoder import DECODED
 from slackwater.errors import EpochError, Topic
 from slackwater.tuning_switches import is_enabled
@@ -251,6 +252,11 @@ def split_ranges(ranges: Mapping[tuple[str, int], tuple[int, int]], tasks: int) 
 def can_read_in_workers(session: SparkSession) -> bool:
     """Return whether workers may read Kafka themselves: they must run on this machine, as the driver's client does."""
     return is_enabled("kafka_workers") and spark_connect_support.is_local_spark(session)
+
+
+def consumer_settings(connection: KafkaConnection, group: str, isolation: str) -> dict[str, Any]:
+    """Return the settings of a consumer. `group`: the consumer group. `isolation`: the isolation level of reads."""
+    return client_settings(connection) | {"group.id": group, "isolation.level": isolation}
 
 
 def read_records(

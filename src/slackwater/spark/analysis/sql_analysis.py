@@ -198,10 +198,9 @@ def _check_row_wise(
         forbidden = row_wise_plan_check.find_forbidden_parts(out, view, groupable)
     forbidden |= set(lexer.find_current_time_literals(text))
     if forbidden:
+        names = ", ".join(sorted(forbidden))
         raise StartError(
-            f"{where} must be row-wise, but it uses {', '.join(sorted(forbidden))}; use an expression that depends "
-            "only on the row",
-            Topic.SQL,
+            f"{where} must be row-wise, but it uses {names}; use an expression that depends only on the row", Topic.SQL
         )
 
 
