@@ -72,7 +72,7 @@ class VerifyReport:
     Args:
         pipeline: The name of the pipeline.
         store: The kind of state store.
-        problems: The problems found.
+        problems: The problems of the rows.
         epochs: The epochs of the commits that were checked.
         sound: The epoch of the last commit without problems; None if every commit has problems.
         files: The number of files, or of tables in a database, that were checked.

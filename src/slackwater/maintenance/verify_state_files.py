@@ -50,7 +50,7 @@ class _SegmentCheck:
 
 @dataclass
 class _FilesCheck:
-    """A check of a state directory, with the problems found so far."""
+    """A check of a state directory, with its problems so far."""
 
     store: FilesStore
     report: VerifyReport

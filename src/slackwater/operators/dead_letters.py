@@ -151,7 +151,7 @@ def _headers(kind: str) -> str:
 
 
 def write_late_dead_letters(task: ShardTask, rows: pl.DataFrame) -> DeadLetterFile:
-    """Stage the dead letters for late rows that the engine found in a second pass over the batch.
+    """Stage the dead letters for late rows from a second pass over the batch.
 
     `rows`: as in `Operator.late_dead_letters`, but with `__src` instead of `__idle`.
     """
