@@ -239,7 +239,7 @@ def test_a_damaged_output_is_named(url: str, cut: str) -> None:
         with psycopg.connect(url, autocommit=True) as db:
             assert db.execute(f"UPDATE slackwater_outputs SET data = {cut}::bytea").rowcount
         with pytest.raises(
-            StateError, match=r"staged output \w+ in .*slackwater_outputs.* is damaged: it cannot be read"
+            StateError, match=r"output \w+ in table .*slackwater_outputs.* is damaged: it cannot be read"
         ):
             test._start()
 

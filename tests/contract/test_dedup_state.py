@@ -184,7 +184,9 @@ def test_a_view_shows_the_rows_of_state_that_are_not_due(make: Make) -> None:
         assert (x["page"], x["_due_at"].timestamp(), x["_first_at"].timestamp(), x["_epoch"]) == ("last", 14, 0, 0)
         assert view.scan(where="page = 'p'")["user"].to_list() == ["y"]
         assert view.columns.keys() >= {"user", "page", "_due_at", "_last_event"}
-        with pytest.raises(StartError, match="find_sessions: the state has rows of a dedup stage, not sessions"):
+        with pytest.raises(
+            StartError, match="find_sessions: found the state of a dedup stage, expected the state of session"
+        ):
             view.find_sessions("x")
 
 

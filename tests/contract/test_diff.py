@@ -384,7 +384,7 @@ def test_what_cannot_be_compared_is_told_in_one_line(
         (readable, [], "files and tables do not define which columns identify a row; name the columns, as in --by"),
         (readable, ["--by", "usr"], 'there is no column "usr"; available: user, window_start'),
         (str(tmp_path / "none"), [], "there is no such file or directory; expected files"),
-        (str(tmp_path / "empty"), [], "found none, expected files of one kind: .parquet"),
+        (str(tmp_path / "empty"), [], "found no file with a known suffix, expected files of one kind: .parquet"),
         (str(two), [], "found csv and json, expected files of one kind"),
         (str(tmp_path / "bad.parquet"), [], "bad.parquet: cannot be read as parquet"),
         (str(tmp_path / "lake"), [], "lake: cannot be read as a Delta table"),

@@ -274,13 +274,14 @@ def test_a_letter_that_was_a_letter_before_says_what_is_known_now(config: Make, 
 
 def test_what_cannot_be_read_is_said(config: Make, tmp_path: Path, postgres: Any) -> None:
     with pytest.raises(
-        StartError, match="p: dead letters go to the console, which does not store them; use another connection"
+        StartError, match="p: dead letters go to the console, which does not store them; name another connection"
     ):
         count_dead_letters(toml.load(config("console")))
     file = config("parquet")
     file.write_text(file.read_text().split("[dead_letter]")[0].replace('"dlq"', '"drop"'))
     with pytest.raises(
-        StartError, match=r"p: the config has no \[dead_letter\], so it stores no dead letters; add \[dead_letter\]"
+        StartError,
+        match=r"p: the config has no \[dead_letter\], so the pipeline stores no dead letters; add \[dead_letter\]",
     ):
         count_dead_letters(toml.load(file))
     file = config("parquet")
@@ -298,7 +299,7 @@ def test_what_cannot_be_read_is_said(config: Make, tmp_path: Path, postgres: Any
     with psycopg.connect(postgres.url) as db:
         db.execute(f"CREATE TABLE {toml.load(file).dead_letter.table} (reason int)")  # type: ignore[union-attr]
     with pytest.raises(
-        StartError, match=r"table public\.t\w+: column .* does not exist; expected a table of dead letters"
+        StartError, match=r"table public\.t\w+ cannot be read as dead letters \(column .* does not exist.*\); check"
     ):
         count_dead_letters(toml.load(file))
 

@@ -43,7 +43,7 @@ def test_a_removed_lock_lets_no_second_runner_in(make: Callable[[], FilesStore],
         Path(first.root, "lock").unlink()
         with pytest.raises(
             LockHeldError,
-            match=r"another process holds .*/p, but its lock file lock was removed; stop that process first",
+            match=r"another process has locked the directory .*/p, but its lock file lock was removed; stop",
         ):
             make().open()
         assert make().runner() == "another process"

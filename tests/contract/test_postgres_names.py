@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -160,10 +161,10 @@ def test_a_state_put_aside_is_whole_under_its_new_name(url: str) -> None:
 @pytest.mark.parametrize(
     ("statement", "owner"),
     [
-        ("CREATE TABLE slackwater_state_mine (x int)", "another program, because it has no pipeline_name"),
+        ("CREATE TABLE slackwater_state_mine (x int)", "another program (it has no column pipeline_name)"),
         ("CREATE TABLE slackwater_state_mine (pipeline_name text DEFAULT 'theirs')", 'pipeline "theirs"'),
-        ("CREATE TABLE slackwater_staged_mine (x int)", "another program, because it holds no staged rows"),
-        ("CREATE VIEW slackwater_windows_mine AS SELECT 1 AS x", "another program, because it does not read"),
+        ("CREATE TABLE slackwater_staged_mine (x int)", "another program (it is not a table of Slackwater)"),
+        ("CREATE VIEW slackwater_windows_mine AS SELECT 1 AS x", "another program (it does not read"),
         ("CREATE TABLE t (x int); CREATE INDEX slackwater_state_mine ON t (x)", "another object, such as an index"),
         (
             "CREATE TABLE slackwater_state_mine (x int); COMMENT ON TABLE slackwater_state_mine IS"
@@ -177,7 +178,7 @@ def test_what_belongs_to_somebody_else_is_neither_dropped_nor_used(url: str, sta
         db.execute(statement)  # type: ignore[arg-type]
     before = relations(url)
     with pytest.raises(
-        StateError, match=rf"slackwater_\w+_mine\" belongs to {owner}.*nothing was changed; start the owner"
+        StateError, match=rf"slackwater_\w+_mine\" belongs to {re.escape(owner)}.*nothing was changed; choose another"
     ):
         plain(url, "mine", 0)
     assert relations(url) == before

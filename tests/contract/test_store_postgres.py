@@ -191,9 +191,9 @@ def test_commits_are_fenced(url: str) -> None:
     ("change", "message"),
     [
         ("UPDATE slackwater_pipelines SET state_version = 9", "has format 9, .* install a newer version"),
-        ("UPDATE slackwater_pipelines SET state_version = 0", "has format 0, .* no migration from it is registered"),
+        ("UPDATE slackwater_pipelines SET state_version = 0", "has format 0, .* this format cannot be migrated"),
         ("UPDATE slackwater_pipelines SET record = '{}'", 'the record of pipeline "p" in .* is damaged'),
-        ("DROP TABLE slackwater_state_p CASCADE", "slackwater_state_p.* is missing .* restore it"),
+        ("DROP TABLE slackwater_state_p CASCADE", "slackwater_state_p.* is missing .* restore the table"),
     ],
 )
 def test_state_that_cannot_be_used_stops_the_start_and_is_left_alone(url: str, change: str, message: str) -> None:

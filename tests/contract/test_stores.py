@@ -241,7 +241,7 @@ def sealed(text: str) -> str:
             sealed('{"format": 9}'),
             r"state in .* has format 9, but this version reads formats 1 to 3; install a newer version",
         ),
-        (sealed('{"format": 0}'), r"no migration from it is registered"),
+        (sealed('{"format": 0}'), r"this format cannot be migrated"),
         (sealed(commit(0).model_dump_json()).replace('"epoch":0', '"epoch":1'), r"does not match its checksum"),
         (sealed(commit(0).model_dump_json())[:-30], r"manifest .*000000000.json is damaged"),
     ],

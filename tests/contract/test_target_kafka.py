@@ -189,7 +189,7 @@ def test_a_second_runner_fences_the_first(kafka: Any, topic: str) -> None:
     first.publish(0, narrow(1))
     second = opened(kafka, topic)
     for epoch in (1, 2):
-        with pytest.raises(FencedError, match=r"refused epoch \d of .* stop this runner"):
+        with pytest.raises(FencedError, match=r"refused epoch \d of .* this runner is no longer the only writer"):
             first.publish(epoch, narrow(8))
     second.publish(1, narrow(2))
     first.close()

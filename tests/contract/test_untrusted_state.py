@@ -114,7 +114,7 @@ def test_a_commit_that_cannot_be_is_refused_and_nothing_is_touched(lie: str, tmp
     with pytest.raises(SlackwaterError) as raised:
         run_local(SESSION, [RowsInput({"a": [{"ts": 99 * SECOND, "k": "u1"}]})], SCHEMA, state_dir=str(tmp_path))
     assert len(str(raised.value).splitlines()) == 1
-    reasons = ("damaged", "the commit says", "does not know", "no migration from it is registered")
+    reasons = ("damaged", "the commit says", "does not know", "this format cannot be migrated")
     assert any(words in str(raised.value) for words in reasons)
     assert {p: p.stat().st_mtime_ns for p in before} == before
 
@@ -214,7 +214,7 @@ def test_a_fork_that_was_killed_is_repeated_under_its_name(after: int, tmp_path:
     )
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path)]).returncode == -9
     assert list((tmp_path / "other" / "segments").iterdir())
-    with pytest.raises(StateError, match="holds an incomplete fork; remove the directory, or repeat the fork"):
+    with pytest.raises(StateError, match="contains an incomplete fork; remove the directory, or repeat the fork"):
         FilesStore(tmp_path, "other").open()
     fork = fork_store(store, "other")
     assert (fork.pipeline, fork.epoch) == ("other", store.epochs()[-1])
@@ -228,7 +228,7 @@ def test_a_fork_leaves_a_damaged_state_under_the_name_as_it_is(tmp_path: Path) -
     store, other = store_of_a_run(tmp_path), tmp_path / "other" / "segments"
     other.mkdir(parents=True)
     (other / "000000007-000-aaaaaaaaaaaa.arrow").write_bytes(b"of a state whose manifests are lost")
-    with pytest.raises(StateError, match="holds no manifest"):
+    with pytest.raises(StateError, match="contains no manifest"):
         fork_store(store, "other")
     assert [p.name for p in other.iterdir()] == ["000000007-000-aaaaaaaaaaaa.arrow"]
     with pytest.raises(StartError, match="a name of 300 characters, expected at most 200"):

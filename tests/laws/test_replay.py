@@ -209,7 +209,10 @@ def test_a_window_that_was_gone_is_not_kept_again_because_more_lateness_is_allow
 
 
 def test_a_target_that_only_adds_rows_cannot_be_corrected() -> None:
-    with pytest.raises(StartError, match=r"late rows correct windows in the target, but memory is append-only"):
+    with pytest.raises(
+        StartError,
+        match=r"late rows cannot be replayed, because they correct windows in the target, but memory is append-only",
+    ):
         run_local(sessions(), [rows_at(0), rows_at(100), rows_at(2), Replay()], SCHEMA, upserts=False)
 
 

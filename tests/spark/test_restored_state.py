@@ -111,7 +111,7 @@ def test_a_target_that_lost_its_rows_is_not_continued(make: Make, target: str) -
     one.start()
     one.empty_target()
     one.add(4, 5)
-    text = refused(one, "holds no epoch of it", "restore the target", "--keep-output")
+    text = refused(one, "contains no epoch of this state", "restore the target", "--keep-output")
     assert "--put-aside-output" not in text
     if target == "kafka":
         one.start(former_output="keep", flush=True)
@@ -127,7 +127,9 @@ def test_a_table_that_was_created_again_is_not_continued(make: Make) -> None:
     one.start()
     one.recreate_target()
     one.add(4, 5)
-    refused(one, "holds no epoch of it (the target was emptied, or deleted and created again)", "--keep-output")
+    refused(
+        one, "contains no epoch of this state (the target was emptied, or deleted and created again)", "--keep-output"
+    )
     one.start(former_output="keep", flush=True)
     assert one.rows() == one.expected
 
@@ -171,7 +173,7 @@ def test_a_renamed_pipeline_is_asked_for_and_goes_on(make: Make, target: str, st
     one.start()
     one.name = "minutes"
     one.add(4)
-    refused(one, "counts has one here", 'formerly = "counts"', "--keep-output")
+    refused(one, 'pipeline "counts" has one in the same state store', 'formerly = "counts"', "--keep-output")
     one.formerly = "counts"
     one.start()
     one.add(5)
@@ -185,7 +187,7 @@ def test_a_pipeline_whose_state_is_elsewhere_is_found_by_its_results(make: Make)
     one.start()
     one.name = "minutes"
     shutil.move(one.home / "state", one.home / "elsewhere")
-    refused(one, "holds results of counts, whose state was not found here")
+    refused(one, 'contains results of pipeline "counts", whose state was not found')
     one.start(former_output="keep")  # another pipeline: it begins
     one.start()
 

@@ -69,7 +69,7 @@ TUMBLING = {"kind": "tumbling", "duration_ms": "1m", "max_groups_per_window": 9,
         (
             {"source": sw.RabbitMQConnection(url="amqp://h"), "source_query": "q", "commit_group": None},
             None,
-            'source "q" is rabbitmq, which keeps no history; expected kafka, files, delta or iceberg',
+            'source "q" reads rabbitmq, which keeps no history; expected kafka, files, delta or iceberg',
         ),
     ],
 )  # fmt: skip
@@ -99,7 +99,7 @@ def test_a_join_has_no_windows() -> None:
     spec = pipeline(
         source=None, source_query=None, sources=sources, window=None, join=join, dead_letter=None, on_error="fail"
     )
-    with pytest.raises(StartError, match=r"expected only \[transform.window\], found a join"):
+    with pytest.raises(StartError, match=r"found \[transform.join\], expected only \[transform.window\]"):
         backfill_pipeline(spec, 0, DAY, None)
 
 

@@ -216,7 +216,7 @@ def test_a_directory_with_files_is_not_written_to(
 ) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     assert demo(monkeypatch, "--keep", str(tmp_path)) == 1
-    assert capsys.readouterr().err == f"error: {tmp_path} is not empty; name a new directory for --keep\n"
+    assert capsys.readouterr().err == f"error: {tmp_path} is not an empty directory; name a new directory for --keep\n"
     assert engine.runs == []
 
 

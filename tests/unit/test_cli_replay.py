@@ -71,7 +71,7 @@ def test_an_invalid_range_of_epochs_is_refused(text: str) -> None:
 
 
 def test_a_range_that_is_empty_is_refused() -> None:
-    with pytest.raises(StartError, match=r'--epoch "7\.\.3" is empty: 7 comes after 3'):
+    with pytest.raises(StartError, match=r'--epoch "7\.\.3" selects no epochs, because 7 is greater than 3'):
         parse_epoch_range("7..3")
 
 
@@ -109,14 +109,18 @@ def all_letters(letters: object) -> object:
 
 
 def test_a_config_without_dead_letters(tmp_path: Path) -> None:
-    with pytest.raises(StartError, match=r"orders: the config has no \[dead_letter\], so it stores no dead letters"):
+    with pytest.raises(
+        StartError, match=r"orders: the config has no \[dead_letter\], so the pipeline stores no dead letters"
+    ):
         replay_dead_letters(pipeline(tmp_path, letters=""), all_letters)  # type: ignore[arg-type]
 
 
 def test_a_replay_next_to_a_runner_is_refused(tmp_path: Path) -> None:
     spec, store = pipeline(tmp_path), FilesStore(str(tmp_path / "state"), "orders")
     store.open()
-    with pytest.raises(LockHeldError, match=r"already running: process \d+ .*; stop the runner, replay, then"):
+    with pytest.raises(
+        LockHeldError, match=r"already running: process \d+ .*; stop the runner, repeat the replay, and"
+    ):
         replay_dead_letters(spec, all_letters)  # type: ignore[arg-type]
     store.close()
 
@@ -139,9 +143,10 @@ def test_late_letters_of_an_append_only_target_are_refused_before_spark_starts(t
     with pytest.raises(StartError) as refused:
         replay_dead_letters(spec, all_letters)  # type: ignore[arg-type]
     assert str(refused.value) == (
-        "orders: 1 letter of late rows cannot be replayed: late rows correct windows in the target, but the target "
-        f'("{tmp_path}/out") is append-only; expected a Postgres table, or a Delta or Iceberg table with mode = "merge"; '
-        "nothing was replayed; to replay the others: --reason undecodable"
+        "orders: 1 dead letter of late rows cannot be replayed: late rows correct windows in the target, but the "
+        f'target ("{tmp_path}/out") is append-only; expected a Postgres table, or a Delta or Iceberg table with '
+        'mode = "merge"; '
+        "nothing was replayed; to replay the others, pass --reason undecodable"
     )
     with pytest.raises(StartError, match="there is no state yet"):  # the others would be replayed
         replay_dead_letters(spec, lambda letters: letters.filter(pl.col("reason") != "late"))  # type: ignore[arg-type]
@@ -191,7 +196,7 @@ def test_check_notes_targets_that_late_letters_cannot_correct(target: str, metad
 
 def test_before_the_first_run_there_is_nothing_to_replay(tmp_path: Path) -> None:
     with pytest.raises(
-        StartError, match=r"orders: there is no state yet, so no row was ever late; run the pipeline first"
+        StartError, match=r"orders: there is no state yet, so there is nothing to replay; run the pipeline first"
     ):
         replay_dead_letters(pipeline(tmp_path), all_letters)  # type: ignore[arg-type]
     store = FilesStore(str(tmp_path / "state"), "orders")

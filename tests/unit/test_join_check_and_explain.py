@@ -151,7 +151,5 @@ def test_the_watermark_of_each_side_waits_for_its_own_lateness_only() -> None:
 
 
 def test_dead_letters_of_a_join_are_not_replayed() -> None:
-    with pytest.raises(
-        StartError, match="dead letters are replayed as corrections of windows, but rows of a join are final"
-    ):
+    with pytest.raises(StartError, match="dead letters of a join cannot be replayed, because joined rows are final"):
         replay_dead_letters(toml.loads(CONFIG), lambda letters: letters)

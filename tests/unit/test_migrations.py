@@ -128,11 +128,11 @@ def test_two_migrations_run_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
             FORMAT + 1,
             f"state of x has format {FORMAT + 1}, but this version reads formats 1 to {FORMAT}; install a newer",
         ),
-        (-(10**23), f"state of x has format {-(10**23)}, but this version reads formats 1 to {FORMAT}; no migration"),
+        (-(10**23), f"state of x has format {-(10**23)}, but this version reads formats 1 to {FORMAT}; this format"),
         (10**23, f"state of x has format {10**23}, but this version reads formats 1 to {FORMAT}; install a newer"),
         (
             0,
-            f"state of x has format 0, but this version reads formats 1 to {FORMAT}; no migration from it is registered",
+            f"state of x has format 0, but this version reads formats 1 to {FORMAT}; this format cannot",
         ),
     ],
 )

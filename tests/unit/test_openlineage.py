@@ -285,7 +285,9 @@ def test_an_unreachable_backend_does_not_stop_a_run(
 
 
 def test_without_a_transport_it_does_not_start() -> None:
-    with pytest.raises(StartError, match=r"^--openlineage: no destination for events is set; set OPENLINEAGE_URL, or "):
+    with pytest.raises(
+        StartError, match=r"^--openlineage: no destination for events is set; set OPENLINEAGE_URL, or set "
+    ):
         observe.open_lineage()
 
 

@@ -182,4 +182,4 @@ def test_the_old_name_of_skip_refers_to_the_new_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_outbox(monkeypatch, "set-aside", "p.toml", 0) != 0
-    assert "outbox set-aside is now called outbox skip" in capsys.readouterr().err
+    assert '"outbox set-aside" is now called "outbox skip"' in capsys.readouterr().err

@@ -309,7 +309,7 @@ def test_no_state_yet(say: Say) -> None:
     store.open()
     (line,) = say()
     assert line.startswith("1 error: law: there is no state yet; process ")
-    assert line.endswith(" runs and has not committed its first epoch")
+    assert line.endswith(" is running, but has not committed its first epoch yet")
     store.close()
 
 

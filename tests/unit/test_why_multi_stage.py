@@ -98,7 +98,8 @@ def test_a_missing_stage_or_key(say: Say) -> None:
         "available: sessions, minutes, seen"
     ]
     assert say("--key", "usr=u1") == [
-        "1 error: law: --key: no stage has windows with these keys; keys by stage: sessions: user; minutes: user; seen: none"
+        "1 error: law: --key: no stage has windows with these key columns; key columns by stage: "
+        "sessions: user; minutes: user; seen: none"
     ]
 
 

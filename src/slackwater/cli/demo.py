@@ -130,7 +130,7 @@ def run_demo(keep: Path | None, rows: int, ui_port: int | None = None) -> None:
     console = Console()
     began = time.monotonic()
     if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
-        raise StartError(f"{keep} is not empty; name a new directory for --keep", Topic.FILE_NOT_WRITABLE)
+        raise StartError(f"{keep} is not an empty directory; name a new directory for --keep", Topic.FILE_NOT_WRITABLE)
     home = keep.resolve() if keep is not None else Path(tempfile.mkdtemp(prefix="slackwater-demo-"))
     home.mkdir(parents=True, exist_ok=True)
     total = generate_clicks(home, rows)

@@ -263,7 +263,9 @@ def parse_epoch_range(text: str | None) -> tuple[int | None, int | None]:
     first, last = (int(part) if part else None for part in match.groups())
     if first is not None and last is not None and first > last:
         raise StartError(
-            f'--epoch "{text}" is empty: {first} comes after {last}; expected A..B with A not after B', Topic.VALUE
+            f'--epoch "{text}" selects no epochs, because {first} is greater than {last}; expected A..B, where A is at '
+            "most B",
+            Topic.VALUE,
         )
     return first, last
 

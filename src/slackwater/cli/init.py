@@ -76,7 +76,9 @@ def write_first_config(options: InitOptions) -> None:
         with file.open("w" if options.force else "x", encoding="utf-8") as out:
             out.write(content)
     except OSError as error:
-        raise StartError(f"{file}: cannot be written ({error.strerror})", Topic.FILE_NOT_WRITABLE) from None
+        raise StartError(
+            f"{file}: cannot be written ({error.strerror}); choose another path", Topic.FILE_NOT_WRITABLE
+        ) from None
     for line in notes:
         print(line)
     print(f"{file}: written, with a comment on each choice")

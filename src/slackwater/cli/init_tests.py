@@ -53,7 +53,9 @@ def write_test(config: Path, pipeline: Pipeline, samples: Sequence[Sample], forc
         file.parent.mkdir(exist_ok=True)
         file.write_text(content, encoding="utf-8")
     except OSError as error:
-        raise StartError(f"{file}: cannot be written ({error.strerror})", Topic.FILE_NOT_WRITABLE) from None
+        raise StartError(
+            f"{file}: cannot be written ({error.strerror}); check the path and its permissions", Topic.FILE_NOT_WRITABLE
+        ) from None
     if expected is None:
         return [
             f"{file}: the expected results are empty ({why}); fill them in with: {program_command()} test {config} --update"

@@ -36,7 +36,7 @@ def list_states(where: str, schema: str, as_json: bool) -> None:
     """
     names = list_pipelines(where, schema)
     if not names:
-        raise StartError(f"{where}: no pipeline keeps its state there", Topic.NO_STATE)
+        raise StartError(f"{where}: found no state of any pipeline; check the location", Topic.NO_STATE)
     summaries = [_summary(locate_store(where, name, schema), name) for name in names]
     if as_json:
         print("\n".join(json.dumps(state, ensure_ascii=False) for state in summaries))
@@ -261,7 +261,9 @@ def export_state(location: StateLocation, out: str, condition: str | None, epoch
         _write(windows, aside, path.suffix)
         aside.replace(path)
     except OSError as error:
-        raise StartError(f"{out}: cannot be written ({error.strerror})", Topic.FILE_NOT_WRITABLE) from None
+        raise StartError(
+            f"{out}: cannot be written ({error.strerror}); choose another path", Topic.FILE_NOT_WRITABLE
+        ) from None
     finally:
         aside.unlink(missing_ok=True)
     # the last column is the epoch of the rows: a runner may have committed again after `manifest` was read

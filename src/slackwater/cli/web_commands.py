@@ -12,6 +12,7 @@ from pathlib import Path
 from slackwater.cli.state_location import StateLocation
 from slackwater.cli.why import format_report
 from slackwater.config import toml
+from slackwater.core.humanize import mismatch, plural
 from slackwater.errors import StartError, Topic
 from slackwater.evolution.pipeline_from_state import rebuild_pipeline
 from slackwater.query.server import serve_state
@@ -80,7 +81,7 @@ def load_page_sources(place: str, schema: str = "public") -> list[PageSource]:
         return [PageSource(pipeline, place, locate_store(pipeline), format_report)]
     names = list_pipelines(place, schema)
     if not names:
-        raise StartError(f"{mask_secrets(place)}: no pipeline keeps its state there", Topic.NO_STATE)
+        raise StartError(f"{mask_secrets(place)}: found no state of any pipeline; check the location", Topic.NO_STATE)
     return [_page_source_from_state(place, name, schema) for name in names]
 
 
@@ -93,7 +94,8 @@ def _page_source_from_state(place: str, name: str, schema: str) -> PageSource:
     with store.peek() as snapshot:
         if snapshot is None:
             raise StartError(
-                f"{mask_secrets(place)}: {name} has no commit yet; the first epoch creates one; start it with: slackwater run",
+                f'{mask_secrets(place)}: pipeline "{name}" has not committed an epoch yet; start it with: slackwater '
+                "run",
                 Topic.NO_STATE,
             )
         return PageSource(rebuild_pipeline(snapshot.commit), "FILE", store, format_report, is_described=True)
@@ -107,7 +109,9 @@ def save_page(watched: Sequence[PageSource], to: Path) -> None:
     from slackwater.ui.pages import PageLocation, render_page
 
     if len(watched) != 1:
-        raise StartError("--save writes the page of one pipeline; pass one FILE", Topic.SERVER_START)
+        raise StartError(
+            "--save: " + mismatch(plural(len(watched), "pipeline"), "one; pass one FILE"), Topic.SERVER_START
+        )
     page_data, of_stages = load_models(watched[0], time.time_ns() // 1000)
     content = render_page(page_data, PageLocation(None), of_stages=of_stages)
     try:

@@ -293,8 +293,8 @@ def _check_spark_can(sources: Sequence[AnySource]) -> None:
         if isinstance(source, SelfPlannedSource) and not isinstance(source, SparkPlannedSource):
             raise StartError(
                 f'source "{source.name}" is a {source.kind}, which is read without a Spark streaming query, but '
-                f'source "{other.name}" needs one; expected only tables, local files or Kafka, without Spark\'s streaming '
-                "options",
+                f'source "{other.name}" needs such a query; combine a {source.kind} only with tables, local files or '
+                "Kafka, without Spark's streaming options",
                 Topic.VALUE,
             )
 

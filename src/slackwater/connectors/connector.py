@@ -146,7 +146,9 @@ class Connector(Generic[C]):
             StartError: The system does not store rows.
         """
         raise StartError(
-            f"{pipeline.name}: its target is {self.connection.kind}, which cannot be read back", Topic.OUTPUT_UNREADABLE
+            f"{pipeline.name}: its target is {self.connection.kind}, which Slackwater cannot read back; read the rows "
+            "with a client of that system",
+            Topic.OUTPUT_UNREADABLE,
         )
 
     def _unsupported(self, operation: str) -> NoReturn:

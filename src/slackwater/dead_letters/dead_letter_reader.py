@@ -93,8 +93,8 @@ def _read_frames(pipeline: Pipeline, letter_filter: DeadLetterFilter) -> Iterato
     target = pipeline.dead_letter
     if target is None:
         raise StartError(
-            f"{pipeline.name}: the config has no [dead_letter], so it stores no dead letters; add [dead_letter], and set "
-            'on_error or late_data to "dlq"',
+            f"{pipeline.name}: the config has no [dead_letter], so the pipeline stores no dead letters; add "
+            '[dead_letter], and set on_error or late_data to "dlq"',
             Topic.DEAD_LETTERS,
         )
     connection = resolve_connection(target.connection, pipeline.connections)

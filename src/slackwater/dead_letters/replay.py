@@ -219,7 +219,7 @@ def _check_late(driver: EpochDriver) -> None:
     _all_late_together(driver.stage.operator)
     if not driver.pipeline.keeps_late_rows:
         raise StartError(
-            f"{driver.pipeline.name}: there are dead letters of late rows, but late_data = "
+            f"{driver.pipeline.name}: dead letters of late rows cannot be replayed, because late_data = "
             f'"{driver.pipeline.transform.step.late_data}" does not track the origin of a row; set late_data back to '
             '"dlq" or "reopen", or select other dead letters with --reason',
             Topic.DEAD_LETTERS,
@@ -230,9 +230,9 @@ def _check_late(driver: EpochDriver) -> None:
     if adds or not any(_is_readable(t) for t in targets):
         first = next(iter(adds or targets))
         raise StartError(
-            f"{driver.pipeline.name}: late rows correct windows in the target, but {first.description} "
-            f"{'cannot be read back' if first.upserts else 'is append-only'}; expected a Postgres table, or a Delta "
-            'or Iceberg table with mode = "merge"; nothing was replayed',
+            f"{driver.pipeline.name}: late rows cannot be replayed, because they correct windows in the target, but "
+            f"{first.description} {'cannot be read back' if first.upserts else 'is append-only'}; expected a Postgres "
+            'table, or a Delta or Iceberg table with mode = "merge"; nothing was replayed',
             Topic.DEAD_LETTERS,
         )
 
@@ -346,8 +346,8 @@ def _(operator: Operator) -> pl.Expr:
 @_all_late_together.register
 def _(operator: StatelessOperator) -> pl.Expr:
     raise StartError(
-        f"{operator.pipeline}: a pipeline without windows or joins has no late rows, so these dead letters belong to another "
-        "pipeline; select other dead letters with --reason",
+        f"{operator.pipeline}: dead letters of late rows cannot be replayed: a pipeline without windows or joins has "
+        "no late rows, so these dead letters belong to another pipeline; select other dead letters with --reason",
         Topic.NO_WINDOWS,
     )
 

@@ -109,7 +109,8 @@ def restore_operator(commit: Commit, number: int = 0, *, trusting: bool = False)
         return operator_type.from_state(commit.pipeline, stage)
     except (KeyError, TypeError, ValueError, IndexError):
         raise StateError(
-            f"{commit.pipeline}: the state in epoch {commit.epoch} does not say which {operator_type.name} it belongs to",
+            f"{commit.pipeline}: the state in epoch {commit.epoch} does not fully describe its {operator_type.name}; "
+            "restore the state from a backup, or install the version that wrote it",
             Topic.STATE_OF_OTHER_CONFIG,
         ) from None
 
@@ -149,7 +150,7 @@ def restore_window(commit: Commit, number: int = 0, *, trusting: bool = False) -
         description = None if operator_type is None or operator_type.from_state is None else f"a {operator_type.name}"
         raise StateError(
             f"{commit.pipeline}: the state in epoch {commit.epoch} belongs to {description or 'a window that the state does not describe'}; "
-            + ("only windows can be inspected" if description else "pass the file of the config instead")
+            + ("only windows can be inspected" if description else "pass the config file instead")
         )
     with forbid_imports():
         window = spec_from_data(Window, stage.described["window"], f"state of {commit.pipeline}")
@@ -196,7 +197,7 @@ def _step_argument(pipeline: str, stage: StageState) -> dict[str, Any]:
 def _missing_description(commit: Commit) -> str:
     return (
         f"{commit.pipeline}: the state in epoch {commit.epoch} does not describe its window or join; "
-        "pass the file of the config instead"
+        "pass the config file instead"
     )
 
 

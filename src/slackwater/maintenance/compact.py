@@ -46,7 +46,7 @@ def compact_state(store: StateStore) -> CompactionResult:
         if latest.staged and store.published_epoch() < latest.epoch:
             raise StateError(
                 f"{latest.pipeline}: epoch {latest.epoch} is committed but not yet published, and must be published before another commit; "
-                "start the pipeline once, then compact",
+                "start the pipeline once, then compact the state",
                 Topic.EPOCH_UNPUBLISHED,
             )
         steps = [_stage_operator(latest, number) for number in range(len(latest.stages))]
@@ -68,8 +68,8 @@ def _stage_operator(commit: Commit, number: int) -> Operator:
     step = restore_operator(commit, number)
     if not matches_description(step, commit.stages[number]):
         raise StateError(
-            f"{commit.pipeline}: epoch {commit.epoch} was rewritten for another value of emit, which the state does "
-            "not describe yet; start the pipeline once, then compact",
+            f"{commit.pipeline}: the state cannot be compacted yet: epoch {commit.epoch} was rewritten for another "
+            "value of emit, which the state does not describe; start the pipeline once, then compact the state",
             Topic.STATE_OF_OTHER_CONFIG,
         )
     return step
@@ -91,5 +91,6 @@ def _vacuum(store: PostgresStore, stages: int) -> None:
                 db.execute(f"VACUUM (ANALYZE) {name}")
     except psycopg.Error as error:
         raise StateError(
-            f"the state is compacted, but its tables {store.location} could not be vacuumed: {client.error_reason(error)}"
+            f"the state was compacted, but its tables {store.location} could not be vacuumed "
+            f"({client.error_reason(error)}); run VACUUM (ANALYZE) on them"
         ) from None

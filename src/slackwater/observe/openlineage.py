@@ -267,8 +267,8 @@ def _client() -> OpenLineageClient:
         log.removeFilter(_not_the_console)
     if isinstance(client.transport, ConsoleTransport) and not (client.config.transport or {}).get("type"):
         raise StartError(
-            "--openlineage: no destination for events is set; set OPENLINEAGE_URL, or OPENLINEAGE_CONFIG to a file "
-            "with a transport (openlineage.yml)",
+            "--openlineage: no destination for events is set; set OPENLINEAGE_URL, or set OPENLINEAGE_CONFIG to a "
+            "file that configures a transport (openlineage.yml)",
             Topic.REPORT_CONFIG,
         )
     return client

@@ -135,7 +135,7 @@ class UserKeyedOperator(KeyedOperator):
             self.advance(rows, state, 0)
             self.expire(state, 0)
         except EpochError as error:
-            raise StartError(f"{error} (tried without rows)") from None
+            raise StartError(f"{error} (called without rows)") from None
 
 
 def _find_line(function: KeyedFunction, error: Exception) -> str:

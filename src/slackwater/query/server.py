@@ -137,7 +137,11 @@ def _parse_query(query: str) -> dict[str, str]:
     try:
         values_by_name = parse_qs(query, keep_blank_values=True, max_num_fields=50, errors="strict")
     except ValueError:
-        raise StartError("the query string has more than 50 parts, or is not UTF-8", Topic.VALUE) from None
+        raise StartError(
+            "found a query string with more than 50 parameters or invalid UTF-8, expected at most 50 parameters in "
+            "UTF-8",
+            Topic.VALUE,
+        ) from None
     return {name: ",".join(values) if name == "key" else values[-1] for name, values in values_by_name.items()}
 
 

@@ -192,8 +192,8 @@ class StageInspector:
         operator = self.operator
         if isinstance(operator, StatelessOperator):
             raise StartError(
-                f"{self.pipeline.name}: --key: the stage has no keys, because it emits rows in the epoch that reads "
-                "them; omit --key",
+                f"{self.pipeline.name}: --key: the stage has no keys, because it only runs SQL and keeps no "
+                "state; omit --key",
                 Topic.NO_WINDOWS,
             )
         if isinstance(operator, IntervalJoinOperator):

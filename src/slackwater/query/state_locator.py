@@ -125,7 +125,9 @@ def _object_store_module(url: str) -> ModuleType:
 
     if url.partition("://")[0] not in OBJECTS:
         raise StartError(
-            f"{url}: expected a TOML file, a directory, or a URL: postgresql://, s3://, gs://, abfss://", Topic.VALUE
+            f"{url}: expected a TOML file, a directory, or a URL that begins with postgresql://, s3://, gs:// or "
+            "abfss://",
+            Topic.VALUE,
         )
     return object_store
 
@@ -163,16 +165,16 @@ def _names_in_database(url: str, schema: str) -> list[str]:
 
 def _choose_name(place: str, name: str | None, names: Sequence[str]) -> str:
     if not names:
-        raise StartError(f"{place}: no pipeline keeps its state there", Topic.NO_STATE)
+        raise StartError(f"{place}: found no state of any pipeline; check the location", Topic.NO_STATE)
     if name is None and len(names) == 1:
         return names[0]
     names_text = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
     if name is None:
-        fact = f"several pipelines have their state there: {names_text}; name one of them"
+        fact = f"found the states of several pipelines: {names_text}; name one of them"
         raise StartError(f"{place}: {fact}", Topic.NO_STATE)
     if name not in names:
         hint = suggest_word(name, names) or f"; available: {names_text}"
-        raise StartError(f'{place}: "{name}" has no state there{hint}', Topic.NO_STATE)
+        raise StartError(f'{place}: found no state of "{name}"{hint}', Topic.NO_STATE)
     return name
 
 

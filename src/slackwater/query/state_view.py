@@ -254,12 +254,13 @@ def _check_sessions(logic: Viewed) -> None:
     """Raise StartError if the windows are not sessions."""
     if isinstance(logic, KeyedOperator):
         raise StartError(
-            f"{logic.pipeline}: find_sessions: the state has rows of a {logic.kind} stage, not sessions",
+            f"{logic.pipeline}: find_sessions: "
+            + mismatch(f"the state of a {logic.kind} stage", "the state of session windows"),
             Topic.NO_WINDOWS,
         )
     if logic.window.kind != "session":
         raise StartError(
-            f"{logic.pipeline}: find_sessions: " + mismatch(f"windows of kind {logic.window.kind}", "session windows"),
+            f"{logic.pipeline}: find_sessions: " + mismatch(f"{logic.window.kind} windows", "session windows"),
             Topic.NO_WINDOWS,
         )
 

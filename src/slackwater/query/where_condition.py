@@ -42,7 +42,7 @@ FUNCTIONS = (
     "STARTS_WITH",
     "UPPER",
 )
-_SPLIT = "split it into several conditions"
+_SPLIT = "use several shorter conditions"
 _OPERATORS = "AND OR NOT = <> < <= > >= + - * / % IN BETWEEN LIKE ILIKE IS CASE CAST"
 _TYPES = ("BOOLEAN", "SMALLINT", "INT", "BIGINT", "FLOAT", "DOUBLE", "TEXT", "VARCHAR", "DATE", "TIMESTAMP")
 
@@ -52,7 +52,7 @@ def parse_condition(where: str, columns: Iterable[str]) -> pl.Expr:
     try:
         return pl.sql_expr(_validated_sql(where, list(columns)))
     except RecursionError:
-        raise _condition_error("it is nested too deeply", _SPLIT) from None
+        raise _condition_error("the condition is nested too deeply", _SPLIT) from None
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         raise _condition_error(_first_line(error)) from None
 
@@ -102,7 +102,7 @@ def _check_depth(tree: exp.Expr) -> None:
     while nodes:
         node, depth = nodes.pop()
         if depth > DEPTH:
-            raise _condition_error(f"it is nested more than {DEPTH} levels deep", _SPLIT)
+            raise _condition_error(f"the condition is nested more than {DEPTH} levels deep", _SPLIT)
         chain = node.this if isinstance(node, exp.Binary) else None
         nodes += [(part, depth + (part is not chain)) for part in node.iter_expressions()]
 
@@ -161,7 +161,7 @@ def _condition_error(
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or ["it cannot be evaluated"])[0][:300]
+    return (str(error).strip().splitlines() or ["the condition cannot be evaluated"])[0][:300]
 
 
 def _parser_message(error: errors.SqlglotError) -> str:

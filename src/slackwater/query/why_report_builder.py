@@ -69,7 +69,7 @@ def build_why_report(
     runner = store.runner()
     with store.peek() as snapshot:
         if snapshot is None:
-            waiting = f"{runner} runs and has not committed its first epoch"
+            waiting = f"{runner} is running, but has not committed its first epoch yet"
             hint = waiting if runner else f"start it with: {format_start_command(file)}"
             raise StateError(f"{pipeline.name}: there is no state yet; {hint}", Topic.NO_STATE)
         return replace(build_why_report_from_snapshot(pipeline, snapshot, runner, now_us, key, stage), file=file)
@@ -143,7 +143,8 @@ def _key_reports(
         raise problems[0]
     keys_text = "; ".join(f"{inspector.name}: {', '.join(inspector.key_names) or 'none'}" for inspector in inspectors)
     raise StartError(
-        f"{pipeline}: --key: no stage has windows with these keys; keys by stage: {keys_text}", Topic.VALUE
+        f"{pipeline}: --key: no stage has windows with these key columns; key columns by stage: {keys_text}",
+        Topic.VALUE,
     )
 
 
@@ -233,7 +234,7 @@ def format_dead_letter_keys(pipeline: Pipeline, store: StateStore, key: state_in
     with store.peek() as snapshot:
         if snapshot is None:
             raise StateError(
-                f"{pipeline.name}: there is no state yet, so the types of the keys are unknown; leave out --key",
+                f"{pipeline.name}: there is no state yet, so the types of the keys are unknown; omit --key",
                 Topic.NO_STATE,
             )
         key_frames = _key_frames(pipeline, snapshot.commit, key)

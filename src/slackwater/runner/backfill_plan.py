@@ -11,7 +11,7 @@ from slackwater.config.connector_description import CONNECTORS
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.target import Target as TargetSpec
 from slackwater.config.window import Window
-from slackwater.core.humanize import format_iso
+from slackwater.core.humanize import format_iso, mismatch
 from slackwater.errors import StartError, Topic
 
 
@@ -71,19 +71,21 @@ def backfill_pipeline(pipeline: Pipeline, since_us: int, until_us: int, into: st
         )
     if window is None or pipeline.stages:
         raise StartError(
-            f"{name}: a backfill selects windows by their start; expected only [transform.window], found "
-            + (
+            f"{name}: a backfill selects windows by their start; "
+            + mismatch(
                 "stages"
                 if pipeline.stages
-                else f"a {step.table}"
+                else f"[{step.CONFIG_PATH}]"
                 if (step := pipeline.transform.stateful)
-                else "SQL alone"
+                else "SQL alone",
+                "only [transform.window]",
             ),
             Topic.BACKFILL,
         )
     if window.time_mode == "processing":
         raise StartError(
-            f'{name}: a backfill needs event times, but time_mode = "processing" uses the time at which a row is read',
+            f'{name}: a backfill needs event times, but time_mode = "processing" uses the time at which a row is read; '
+            'expected time_mode = "event"',
             Topic.BACKFILL,
         )
     for source in pipeline.sources:
@@ -91,7 +93,8 @@ def backfill_pipeline(pipeline: Pipeline, since_us: int, until_us: int, into: st
         if connection is None or not CONNECTORS[connection.kind].keeps_history:
             kind = "a DataFrame" if connection is None else connection.kind
             raise StartError(
-                f'{name}: source "{source.name}" is {kind}, which keeps no history; expected kafka, files, delta or iceberg',
+                f'{name}: source "{source.name}" reads {kind}, which keeps no history; expected kafka, files, delta or '
+                "iceberg",
                 Topic.BACKFILL,
             )
     target, connections = _target(pipeline, into), dict(pipeline.connections)

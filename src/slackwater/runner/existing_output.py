@@ -81,22 +81,22 @@ class MarkerMismatch:
         return target.can_set_newer_epochs_aside(self.checked.expected.rollback)
 
     def text(self, commit: Commit) -> str:
-        """Return a sentence about what the target holds and what the state wrote."""
+        """Return a sentence about what the target contains and what the state wrote."""
         subject = f"{self.checked.title} ({self.checked.target.description})"
         written = self.checked.expected.markers[-1:]
         if self.kind == BEHIND:
-            holds = (
-                "no epoch of it (the target was emptied, or deleted and created again)"
+            content = (
+                "no epoch of this state (the target was emptied, or deleted and created again)"
                 if self.marker is None
                 else f"epoch {self.marker.epoch}"
             )
-            return f"{subject} holds {holds}, but the state wrote epoch {written[0].epoch} there"
+            return f"{subject} contains {content}, but the state wrote epoch {written[0].epoch} to it"
         assert self.marker is not None, "only BEHIND has none"
         if self.kind == AHEAD:
             problem = f"but the state ends with epoch {commit.epoch}: the state is an older copy"
-            return f"{subject} holds epoch {self.marker.epoch}, {problem}"
-        problem = "of another history: another state, or a copy of this one, wrote there"
-        return f"{subject} holds epoch {self.marker.epoch} {problem}"
+            return f"{subject} contains epoch {self.marker.epoch}, {problem}"
+        problem = "of another history: another state, or a copy of this one, has written to it"
+        return f"{subject} contains epoch {self.marker.epoch} {problem}"
 
 
 def _list_checked_targets(

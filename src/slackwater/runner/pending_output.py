@@ -163,7 +163,8 @@ def check_epoch_is_pending(pipeline: Pipeline, latest: Commit, published: int, e
         )
     if epoch != latest.epoch:
         raise StartError(
-            f"{pipeline.name}: epoch {epoch} is not waiting to be published, but epoch {latest.epoch} is",
+            f"{pipeline.name}: epoch {epoch} is not waiting to be published, but epoch {latest.epoch} is; pass "
+            f"{latest.epoch} instead",
             Topic.EPOCH_UNPUBLISHED,
         )
 
@@ -227,7 +228,8 @@ def _write_files(
                 aside.replace(path)
     except OSError as error:
         raise StartError(
-            f"--to {to}: {error.strerror}; nothing was changed; name a writable directory", Topic.EPOCH_UNPUBLISHED
+            f"--to {to}: cannot be written ({error.strerror}); nothing was changed; name a writable directory",
+            Topic.EPOCH_UNPUBLISHED,
         ) from None
     return f'"{to.resolve()}"'
 

@@ -55,24 +55,25 @@ def find_start_refusal(pipeline: Pipeline, store: StateStore) -> StateError | No
     if not _is_durable(pipeline):
         return None
     name = pipeline.name
-    otherwise = f"If {name} is another pipeline, start it once with --keep-output. Nothing was changed"
+    otherwise = "If it was not renamed, start it once with --keep-output. Nothing was changed"
     for other, target in _states_with_same_target(pipeline, store):
         return StateError(
-            f"{name}: {name} has no state, but {other} has one here and writes to {target}. If the pipeline was renamed, "
-            f'add formerly = "{other}" to the config. {otherwise}',
+            f'{name}: this pipeline has no state, but pipeline "{other}" has one in the same state store and writes to '
+            f'{target}. If this pipeline was renamed, add formerly = "{other}" to the config. {otherwise}',
             Topic.PIPELINE_RENAMED,
         )
     for marker, target in _results_without_state(pipeline):
         return StateError(
-            f"{name}: {name} has no state, but {target} holds its results up to epoch {marker.epoch}: the state was "
-            "removed or emptied. If the sources no longer hold all input, starting over replaces correct rows with "
-            "incomplete ones. Restore the state, or start over with --rebuild. Nothing was changed",
+            f"{name}: this pipeline has no state, but {target} contains its results up to epoch {marker.epoch}: the "
+            "state was removed or emptied. If the sources no longer hold all input, starting over replaces correct "
+            "rows with incomplete ones. Restore the state, or start over with --rebuild. Nothing was changed",
             Topic.STATE_MISSING,
         )
     for other, target in _other_writers(pipeline):
         return StateError(
-            f"{name}: {name} has no state, but {target} holds results of {other}, whose state was not found here. If the "
-            f'pipeline was renamed, set [state_store] to the location of its state and add formerly = "{other}". '
+            f'{name}: this pipeline has no state, but {target} contains results of pipeline "{other}", whose state was '
+            "not found in this state store. If this pipeline was renamed, set [state_store] to the location of its "
+            f'state and add formerly = "{other}". '
             f"{otherwise}",
             Topic.PIPELINE_RENAMED,
         )

@@ -49,16 +49,17 @@ def replay_dead_letters(
     """
     if pipeline.transform.join is not None:
         raise StartError(
-            f"{pipeline.name}: dead letters are replayed as corrections of windows, but rows of a join are final; "
-            "list them with: slackwater dlq list",
+            f"{pipeline.name}: dead letters of a join cannot be replayed, because joined rows are final; "
+            "list the dead letters with: slackwater dlq list",
             Topic.NO_WINDOWS,
         )
     runner = PipelineRunner(pipeline, spark, RunNotifier(on_notice or run_log.log_notice))
     with runner.error_boundary():
         if len(pipeline.stage_pipelines) > 1:
             raise StartError(
-                f"{pipeline.name}: dead letters are replayed as corrections of rows in a target, but the first stage of "
-                "this pipeline writes to the next stage; list late dead letters with: slackwater dlq list",
+                f"{pipeline.name}: dead letters of a pipeline with several stages cannot be replayed: a replay "
+                "corrects rows in a target, but the first stage writes to the next stage; list the dead letters with: "
+                "slackwater dlq list",
                 Topic.DEAD_LETTERS,
             )
         if pipeline.dead_letter is None:
@@ -68,7 +69,7 @@ def replay_dead_letters(
         try:
             if latest is None:
                 raise StartError(
-                    f"{pipeline.name}: there is no state yet, so no row was ever late; run the pipeline first",
+                    f"{pipeline.name}: there is no state yet, so there is nothing to replay; run the pipeline first",
                     Topic.NO_STATE,
                 )
             components = runner.prepare(latest)
@@ -95,9 +96,10 @@ def _check_late(pipeline: Pipeline, choose: Callable[[pl.DataFrame], pl.DataFram
     late = count_replayable_late_rows(letters, dead_letter_reader.read_attempt_ledger(pipeline), limit)
     if late:
         other_reasons = sorted({*letters["reason"].drop_nulls()} - {LATE})
-        hint = f"; to replay the others: --reason {other_reasons[0]}" if other_reasons else ""
+        hint = f"; to replay the others, pass --reason {other_reasons[0]}" if other_reasons else ""
         raise StartError(
-            f"{pipeline.name}: {plural(late, 'letter')} of late rows cannot be replayed: {refusal}; nothing was replayed{hint}",
+            f"{pipeline.name}: {plural(late, 'dead letter')} of late rows cannot be replayed: {refusal}; nothing was "
+            f"replayed{hint}",
             Topic.DEAD_LETTERS,
         )
 
@@ -106,4 +108,4 @@ def _open_store(runner: PipelineRunner) -> Commit | None:
     try:
         return runner.store.open()
     except LockHeldError as error:
-        raise LockHeldError(f"{error}; stop the runner, replay, then start it again") from None
+        raise LockHeldError(f"{error}; stop the runner, repeat the replay, and start the runner again") from None

@@ -247,7 +247,11 @@ def migration_route(version: int, label: str) -> list[int]:
     if not 0 < version <= FORMAT or any(v not in STEPS for v in versions):
         raise StateError(
             f"{label} has format {version}, but this version reads formats {min(STEPS)} to {FORMAT}; "
-            + ("install a newer version of slackwater" if version > FORMAT else "no migration from it is registered"),
+            + (
+                "install a newer version of slackwater"
+                if version > FORMAT
+                else "this format cannot be migrated; restore the state from a backup"
+            ),
             Topic.STATE_OF_OTHER_VERSION,
         )
     return versions

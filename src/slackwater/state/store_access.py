@@ -66,8 +66,9 @@ def rename_state(store: StateStore, name: str) -> tuple[Commit, str]:
     with edit_state(store) as commit:
         if sources := checkpoint_sources(commit):
             raise StateError(
-                f'{commit.pipeline}: source "{sources[0]}" resumes from Spark\'s checkpoint, which is stored under the '
-                "name of the pipeline; keep the name, or start over with --rebuild",
+                f'{commit.pipeline}: the pipeline cannot be renamed, because source "{sources[0]}" resumes from '
+                "Spark's checkpoint, which is stored under the current name; keep the name, or start over with "
+                "--rebuild",
                 Topic.PIPELINE_RENAMED,
             )
         renamed = store.fork(name, renames=True)

@@ -157,8 +157,8 @@ def open_file(storage: Storage, file: FileRef) -> pa.Table:
     table = arrow_files.open_arrow(storage.local_path(file), name)
     if table.num_rows != file.rows:
         raise StateError(
-            f"state file {name} holds {plural(table.num_rows, 'row')}, but the commit says {file.rows or 0:,}; "
-            "restore both from a copy of the state directory",
+            f"state file {name} has {plural(table.num_rows, 'row')}, but the commit says "
+            f"{plural(file.rows or 0, 'row')}; restore both the file and the commit from a copy of the state directory",
             Topic.STATE_DAMAGED,
         )
     return table

@@ -188,7 +188,8 @@ def _link(path: Path, to: Path) -> None:
             raise
         except OSError as error:
             raise StateError(
-                f"state file {path} cannot be copied to {to} ({error.strerror}); free some space"
+                f"state file {path} cannot be copied to {to} ({error.strerror}); free some space, or check the "
+                "permissions"
             ) from None
 
 
@@ -222,8 +223,8 @@ class Flock:
         except OSError:
             pass
         raise FencedError(
-            f"this runner must not {doing}: {path} was removed or replaced during the run; find the cause, and start "
-            "again"
+            f"this runner can no longer {doing}: {path} was removed or replaced during the run; find the cause, and "
+            "start again"
         )
 
     def close(self) -> None:
@@ -245,8 +246,8 @@ def acquire_lock(path: Path) -> Flock:
         holder = file.read().strip() or "another process"
         file.close()
         raise LockHeldError(
-            f"pipeline is already running: {holder} holds {path}; stop that process first, because a pipeline can "
-            "have only one runner at a time"
+            f"pipeline is already running: {holder} holds the lock {path}; stop that process first, because a "
+            "pipeline can have only one runner at a time"
         ) from None
     directory = _open_directory(path.parent)
     try:
@@ -254,8 +255,9 @@ def acquire_lock(path: Path) -> Flock:
             os.close(directory)
             file.close()
             raise LockHeldError(
-                f"pipeline is already running: another process holds {path.parent}, but its lock file {path.name} "
-                "was removed; stop that process first, because a pipeline can have only one runner at a time"
+                f"pipeline is already running: another process has locked the directory {path.parent}, but its lock "
+                f"file {path.name} was removed; stop that process first, because a pipeline can have only one runner "
+                "at a time"
             )
     except OSError:  # a network file system that cannot lock directories
         assert directory is not None

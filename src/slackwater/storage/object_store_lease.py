@@ -132,8 +132,9 @@ class ObjectStoreLease:
             self.renew()
         if self._lost:
             raise FencedError(
-                f"this runner must not {doing}: it did not renew its lease {self.full_name} for {LEASE_S:g} seconds, "
-                f"and {self._lost} took over; this runner is stopping, and the other one continues from the last commit"
+                f"this runner can no longer {doing}: it did not renew its lease {self.full_name} for {LEASE_S:g} "
+                f"seconds, and {self._lost} took over; this runner is stopping, and the other one continues from the "
+                "last commit"
             )
 
     def close(self) -> None:
@@ -244,8 +245,8 @@ def _holder_name(content: dict[str, Any]) -> str:
 
 def _held_error(content: dict[str, Any], shown: str) -> LockHeldError:
     until = content.get("until_us")
-    when = f" until {format_iso(until)} at least" if isinstance(until, int) and until < 1 << 52 else ""
+    when = f" until at least {format_iso(until)}" if isinstance(until, int) and until < 1 << 52 else ""
     return LockHeldError(
-        f"pipeline is already running: {_holder_name(content)} holds {shown}{when}; stop that process first, because a "
-        "pipeline can have only one runner at a time"
+        f"pipeline is already running: {_holder_name(content)} holds the lock {shown}{when}; stop that process first, "
+        "because a pipeline can have only one runner at a time"
     )

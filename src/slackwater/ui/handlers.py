@@ -193,7 +193,8 @@ def _letters(cache: PageCache, location: PageLocation, request: Request) -> Resp
     pipeline, reason = cache.watched.pipeline, request.query_params.get("reason")
     if cache.watched.is_described:
         raise StartError(
-            "dead letters cannot be shown, because their location is only in the config; start the page with: slackwater ui FILE",
+            "dead letters cannot be shown, because only the config says where they are stored; start the page with: "
+            "slackwater ui FILE",
             Topic.DEAD_LETTERS,
         )
     letters = add_attempts(pipeline, read_newest(pipeline, DeadLetterFilter(reason=reason, limit=LETTERS))).to_dicts()

@@ -47,9 +47,9 @@ KINDS = ("files", "files", "delta", "append", "iceberg")
 CAUSES = (
     "older copy",
     "another history",
-    "holds no epoch of it",
+    "contains no epoch of this state",
     "but the state wrote epoch",
-    "If the pipeline was renamed",
+    "If this pipeline was renamed",
     "another state of",
     "the state was removed or emptied",
 )
@@ -229,12 +229,12 @@ class RestartSequence:
 
     def take_way_out(self, refused: str) -> None:
         self.settled = False
-        if "If the pipeline was renamed" in refused:
+        if "If this pipeline was renamed" in refused:
             if self.stored_as is None:  # the state is gone: nothing can be taken over
                 self.empty_target()
                 self.settled = self.start(rebuild=True) is None
                 return
-            here = "whose state was not found here" not in refused
+            here = "whose state was not found in this state store" not in refused
             self.formerly = refused.partition('formerly = "')[2].partition('"')[0] if here else self.stored_as
             assert self.formerly == self.stored_as, "the question names another pipeline"
             return

@@ -129,7 +129,7 @@ def test_rows_of_a_keyed_step_replace_nothing_and_have_no_backfill() -> None:
             transform=WithNth(nth=Nth(every=3, keys=["user"])),
             target=sw.Target(connection=sw.DeltaConnection(), path="out", mode="merge"),
         )
-    with pytest.raises(StartError, match=r"expected only \[transform.window\], found a nth"):
+    with pytest.raises(StartError, match=r"found \[transform.nth\], expected only \[transform.window\]"):
         backfill_plan.backfill_pipeline(pipeline(), 0, 1, None)
 
 

@@ -343,4 +343,4 @@ def outbox_set_aside() -> None:
     """Raise an error that says that the command is now called `outbox skip`."""
     from slackwater.errors import StartError, Topic
 
-    raise StartError("outbox set-aside is now called outbox skip; use the new name", Topic.VALUE)
+    raise StartError('"outbox set-aside" is now called "outbox skip"; use the new name', Topic.VALUE)

@@ -49,7 +49,8 @@ class ConsoleConnector(Connector[ConsoleConnection]):
     def result_reader(self, spec: TargetSpec, pipeline: Pipeline, writers: Sequence[str]) -> ResultReader:
         if spec is pipeline.dead_letter:
             raise StartError(
-                f"{pipeline.name}: dead letters go to the console, which does not store them; use another connection",
+                f"{pipeline.name}: dead letters go to the console, which does not store them; name another connection "
+                "in [dead_letter]",
                 Topic.DEAD_LETTERS,
             )
         raise StartError(

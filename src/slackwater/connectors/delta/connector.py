@@ -93,7 +93,8 @@ class DeltaResultReader(ResultReader):
             rows = pl.from_arrow(DeltaTable(self.path, storage_options=self.options).to_pyarrow_table())
         except Exception as error:  # deltalake has no common base class
             raise StartError(
-                f"{self.path}: cannot be read as a Delta table ({str(error).splitlines()[0]})", Topic.OUTPUT_UNREADABLE
+                f"{self.path}: cannot be read as a Delta table ({str(error).splitlines()[0]}); check the path",
+                Topic.OUTPUT_UNREADABLE,
             ) from None
         assert isinstance(rows, pl.DataFrame)
         return LabeledRows(self.location, rows)

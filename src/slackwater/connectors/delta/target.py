@@ -220,7 +220,8 @@ class DeltaTarget:
             table = self._current().to_pyarrow_dataset().to_table(filter=(time >= low) & (time <= high))
         except (DeltaError, OSError, ValueError, pa.ArrowException) as error:
             raise StartError(
-                f"{self.description} cannot be read ({self._reason(error)}); nothing was replayed",
+                f"{self.description} cannot be read ({self._reason(error)}); nothing was replayed; fix the cause, and "
+                "repeat the command",
                 Topic.OUTPUT_UNREADABLE,
             ) from error
         frame = pl.from_arrow(table)

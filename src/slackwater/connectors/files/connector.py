@@ -100,7 +100,9 @@ def read_path(where: str) -> LabeledRows:
     files = [path] if path.is_file() else sorted(p for p in path.iterdir() if p.is_file() and p.name[0] not in "._")
     kinds = {_SUFFIXES.get(p.suffix) for p in files} - ({None} if path.is_dir() else set())
     if len(kinds) != 1 or None in kinds:
-        kinds_text = f"found {' and '.join(sorted(map(str, kinds)))}" if len(kinds) > 1 else "found none"
+        kinds_text = (
+            f"found {' and '.join(sorted(map(str, kinds)))}" if len(kinds) > 1 else "found no file with a known suffix"
+        )
         raise StartError(
             f"{where}: {kinds_text}, expected files of one kind: {', '.join(_SUFFIXES)}", Topic.OUTPUT_UNREADABLE
         )
@@ -115,7 +117,8 @@ def read_file(path: Path, kind: str) -> pl.DataFrame:
         return _parse_file(path, kind)
     except (pl.exceptions.PolarsError, OSError) as error:
         raise StartError(
-            f"{path}: cannot be read as {kind} ({str(error).splitlines()[0]})", Topic.OUTPUT_UNREADABLE
+            f"{path}: cannot be read as {kind} ({str(error).splitlines()[0]}); check the file and its permissions",
+            Topic.OUTPUT_UNREADABLE,
         ) from None
 
 

@@ -105,14 +105,17 @@ def check_readable(spec: Source) -> None:
         more = f" (and {len(refused) - 1:,} more)" if len(refused) > 1 else ""
         raise StartError(
             f'source "{spec.name}": "{min(refused)}"{more} cannot be read (Permission denied); give this user read '
-            "access, or make query narrower",
+            "access, or set query to a narrower pattern",
             Topic.OUTPUT_UNREADABLE,
         )
 
 
 def _unlistable_reason(error: OSError) -> str:
     """Describe why a directory cannot be listed, and how to fix this."""
-    return f'"{error.filename}" cannot be listed ({error.strerror}); give this user read access, or make query narrower'
+    return (
+        f'"{error.filename}" cannot be listed ({error.strerror}); give this user read access, or set query to a '
+        "narrower pattern"
+    )
 
 
 def count_backlog(source: Source) -> BacklogCounter:

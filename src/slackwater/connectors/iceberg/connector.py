@@ -82,9 +82,7 @@ class IcebergResultReader(ResultReader):
             table = iceberg.open_catalog(self.connection).load(self.name)
             rows = None if table is None else iceberg.read_all(table)
         except Exception as error:  # catalog clients raise all kinds of exceptions
-            raise StartError(
-                f"{self.location}: cannot be read ({iceberg.iceberg_error_reason(error)})", Topic.OUTPUT_UNREADABLE
-            ) from None
+            raise self._read_error(error) from None
         if rows is None:
             raise StartError(f"{self.location}: there is no such table in its catalog", Topic.OUTPUT_UNREADABLE)
         return LabeledRows(self.location, rows)

@@ -330,7 +330,8 @@ class IcebergTarget:
                 frames.append(file_rows.select(pl.col(n).cast(t) for n, t in kinds.items()))
         except Exception as error:
             raise StartError(
-                f"{self.description} cannot be read ({iceberg.iceberg_error_reason(error)}); nothing was replayed",
+                f"{self.description} cannot be read ({iceberg.iceberg_error_reason(error)}); nothing was replayed; fix "
+                "the cause, and repeat the command",
                 Topic.OUTPUT_UNREADABLE,
             ) from error
         return rows_in_ranges(pl.concat(frames), ranges, self._columns.fields, self._columns.identity or (), column)

@@ -278,8 +278,8 @@ class KafkaConnector(Connector[KafkaConnection]):
         is_dead_letter = spec is pipeline.dead_letter
         if spec.value_format == "avro" and not is_dead_letter:
             raise StartError(
-                f'{pipeline.name}: its target is a topic with value_format = "avro", which cannot be shown yet; read it '
-                "with a consumer that supports Avro",
+                f"{pipeline.name}: its results cannot be shown yet, because the target has "
+                'value_format = "avro"; read the topic with a consumer that supports Avro',
                 Topic.OUTPUT_UNREADABLE,
             )
         window = pipeline.target_stage.transform.window

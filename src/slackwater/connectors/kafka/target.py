@@ -343,8 +343,8 @@ class KafkaTarget:
 
     def _fenced_error(self, epoch: int, reason: str) -> FencedError:
         return FencedError(
-            f'{self.description} refused epoch {epoch} of "{self._table.writer}" ({reason}); this runner has stopped '
-            "being its only writer, because another runner took over or this runner stalled; stop this runner"
+            f'{self.description} refused epoch {epoch} of "{self._table.writer}" ({reason}); another runner took over '
+            "or this runner stalled, so this runner is no longer the only writer and is stopping"
         )
 
     def _reason(self, error: KafkaException) -> str:

@@ -128,7 +128,9 @@ class PostgresResultReader(ResultReader):
             except psycopg.Error as error:
                 reason = client.error_reason(error)
                 raise StartError(
-                    f"table {self.table}: {reason}; expected a table of dead letters", Topic.DEAD_LETTERS
+                    f"table {self.table} cannot be read as dead letters ({reason}); check the table and the connection "
+                    "in [dead_letter]",
+                    Topic.DEAD_LETTERS,
                 ) from None
 
     # -- queries -------------------------------------------------------------------------------------------------------
@@ -147,7 +149,11 @@ class PostgresResultReader(ResultReader):
         return ".".join(map(client.quote_name, self._names))
 
     def _read_error(self, error: Exception) -> StartError:
-        return StartError(f"{self._label}: cannot be read ({client.error_reason(error)})", Topic.OUTPUT_UNREADABLE)
+        return StartError(
+            f"{self._label} cannot be read ({client.error_reason(error)}); check the connection and the permissions of "
+            "its user",
+            Topic.OUTPUT_UNREADABLE,
+        )
 
     def _current_snapshot(self) -> str:
         return str(self._query_value("SELECT pg_current_snapshot()::text"))

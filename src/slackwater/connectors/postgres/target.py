@@ -312,7 +312,8 @@ class PostgresTarget:
                     ).fetchall()
         except (psycopg.Error, StartError) as error:
             raise StartError(
-                f"{self.description} cannot be read ({client.error_reason(error)}); nothing was replayed",
+                f"{self.description} cannot be read ({client.error_reason(error)}); nothing was replayed; fix the "
+                "cause, and repeat the command",
                 Topic.DEAD_LETTERS,
             ) from None
         return pl.DataFrame(records, schema=fields, orient="row")

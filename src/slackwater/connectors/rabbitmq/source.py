@@ -86,7 +86,8 @@ class RabbitSettings:
         lower_options = {k.lower(): v for k, v in options.items()}
         if unknown := sorted(lower_options.keys() - set(cls.__dataclass_fields__)):
             raise StartError(
-                f"{FORMAT}: unknown option {unknown[0]}; expected {', '.join(cls.__dataclass_fields__)}", Topic.VALUE
+                f"{FORMAT}: unknown option {unknown[0]}; expected one of {', '.join(cls.__dataclass_fields__)}",
+                Topic.VALUE,
             )
         for key in ("url", "queue"):
             if not lower_options.get(key):

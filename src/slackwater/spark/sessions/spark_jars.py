@@ -90,7 +90,9 @@ def package_jars(package: str) -> list[Path]:
     parts = package.split(":")
     if len(parts) != 3:
         raise StartError(
-            mismatch(f"{package!a}", "a jar, or a Maven module as in org.example:journal-spark:1.2.0"), Topic.VALUE
+            "spark_packages of a connector: "
+            + mismatch(f"{package!a}", "a jar, or a Maven module such as org.example:journal-spark:1.2.0"),
+            Topic.VALUE,
         )
     return fetch_jars(parts[0], parts[1], parts[2], transitive=True)
 

@@ -112,8 +112,8 @@ class CommitLog:
             ) from None
         if (commit.pipeline, commit.epoch) != (self.storage.name, epoch):
             raise StateError(
-                f'manifest {shown} holds epoch {commit.epoch} of "{commit.pipeline[:100]}", expected epoch {epoch} of '
-                f'"{self.storage.name}": another manifest was overwritten; restore it from a backup',
+                f"manifest {shown} was overwritten with another manifest: found epoch {commit.epoch} of "
+                f'"{commit.pipeline[:100]}", expected epoch {epoch} of "{self.storage.name}"; restore it from a backup',
                 Topic.STATE_DAMAGED,
             )
         return commit
@@ -306,8 +306,9 @@ class ProgressFiles:
         match = re.fullmatch("([0-9]{1,18})(?: ([0-9a-f]{16}))?", text.strip())  # earlier versions wrote no checksum
         if match is None or match[2] not in (None, file_checksum(match[1].encode())):
             raise StateError(
-                f"{self.published_file} is damaged; restore it from a backup of the directory, or remove it: the next start "
-                "then publishes the latest epoch again, and a target that stores its last epoch ignores the repeat",
+                f"{self.published_file} is damaged; restore the file from a backup of the directory, or remove the "
+                "file: the next start then publishes the latest epoch again, and targets that store their last epoch "
+                "ignore the repetition",
                 Topic.STATE_DAMAGED,
             )
         return int(match[1])

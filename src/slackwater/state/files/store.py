@@ -127,7 +127,7 @@ class FilesStore:
         latest = self._log.read(epochs[-1]) if epochs else None
         published, newest = self.published_epoch(), latest.epoch if latest else -1
         if published > newest:
-            latest_shown = f"the latest manifest is of epoch {newest}" if latest else "there is no manifest"
+            latest_shown = f"the latest manifest belongs to epoch {newest}" if latest else "there is no manifest"
             raise StateError(
                 f"manifest {self._log.full_name(published)} is missing: {self._progress.published_file} says that "
                 f"epoch {published} was published, but {latest_shown}; restore it from a backup of the directory",
@@ -153,7 +153,7 @@ class FilesStore:
         """Check a state without commits. Raises StateError if it has files of epochs after 0 or is an incomplete fork."""
         if self.storage.has(FORKING):
             raise StateError(
-                f"{self.root} holds an incomplete fork; remove the directory, or repeat the fork: "
+                f"{self.root} contains an incomplete fork; remove the directory, or repeat the fork: "
                 f"slackwater state fork … {self.storage.name}",
                 Topic.NAME_IN_USE,
             )
@@ -162,7 +162,7 @@ class FilesStore:
                 if name[:9].isdigit() and int(name[:9]) > 0:
                     shown = self.storage.full_name(f"{folder}/{name}")
                     raise StateError(
-                        f"{self.storage.full_name('manifests')} holds no manifest, but {shown} is of epoch "
+                        f"{self.storage.full_name('manifests')} contains no manifest, but {shown} belongs to epoch "
                         f"{int(name[:9])}; restore the manifests from a copy of the directory, or remove the directory "
                         "to start over",
                         Topic.STATE_DAMAGED,
@@ -249,7 +249,7 @@ class FilesStore:
         if commit.epoch != self._latest + 1:
             raise FencedError(
                 f"epoch {commit.epoch} does not follow epoch {self._latest}, the latest epoch that this runner "
-                "knows; nothing was committed"
+                "knows; nothing was committed, and this runner is stopping"
             )
         self._put(commit)
         return commit

@@ -156,7 +156,8 @@ def read_list(db: psycopg.Connection[Any], tables: PipelineTables, location: str
     row = db.execute(f"SELECT lines FROM {tables.lists} WHERE token = %s", (name,)).fetchone()
     if row is None:
         raise StateError(
-            f"list {name} is missing from {tables.lists} {location}; restore it from a backup", Topic.STATE_DAMAGED
+            f"list {name} is missing from table {tables.lists} {location}; restore it from a backup",
+            Topic.STATE_DAMAGED,
         )
     return str(row[0]).splitlines()
 
@@ -180,20 +181,20 @@ def read_staged_output(
     row = db.execute(f"SELECT data FROM {tables.outputs} WHERE token = %s", (meta.file,)).fetchone()
     if row is None:
         raise StateError(
-            f"staged output {meta.file} is missing from {tables.outputs} {location}; restore it from a backup",
+            f"output {meta.file} is missing from table {tables.outputs} {location}; restore it from a backup",
             Topic.STATE_DAMAGED,
         )
     try:
         frame = frame_of(pa.ipc.open_file(pa.py_buffer(row[0])).read_all())
     except (pa.ArrowException, OSError, pl.exceptions.PolarsError) as error:
         raise StateError(
-            f"staged output {meta.file} in {tables.outputs} {location} is damaged: it cannot be read "
-            f"({type(error).__name__}), but should hold {plural(meta.rows, 'row')}; restore it from a backup",
+            f"output {meta.file} in table {tables.outputs} {location} is damaged: it cannot be read "
+            f"({type(error).__name__}), but should have {plural(meta.rows, 'row')}; restore it from a backup",
             Topic.STATE_DAMAGED,
         ) from None
     if frame.height != meta.rows:
         raise StateError(
-            f"staged output {meta.file} in {tables.outputs} {location} is damaged: "
+            f"output {meta.file} in table {tables.outputs} {location} is damaged: "
             + mismatch(plural(frame.height, "row"), f"{meta.rows:,}; restore it from a backup"),
             Topic.STATE_DAMAGED,
         )

@@ -143,6 +143,6 @@ def _copy_lists(db: psycopg.Connection[Any], new: PipelineTables, new_tokens: Ma
     )
     if cursor.rowcount != len(new_tokens):
         raise StateError(
-            f"a list to which the state refers is missing from {new.lists}; restore it from a backup",
+            f"a list to which the state refers is missing from table {new.lists}; restore it from a backup",
             Topic.STATE_DAMAGED,
         )

@@ -259,8 +259,8 @@ class SchemaSetup:
         """Raise StateError if the state table is missing."""
         if not client.table_exists(self.db, self.tables.state):
             raise StateError(
-                f'table {self.tables.state} is missing {self.location}, but pipeline "{self.tables.pipeline}" has state '
-                f"in epoch {self.epoch}; restore it from a backup, or delete the pipeline's row from "
+                f'table {self.tables.state} is missing {self.location}, but pipeline "{self.tables.pipeline}" has a '
+                f"state (epoch {self.epoch}); restore the table from a backup, or delete the pipeline's row from "
                 "slackwater_pipelines to start over",
                 Topic.STATE_DAMAGED,
             )

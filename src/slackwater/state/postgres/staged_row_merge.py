@@ -91,7 +91,7 @@ def merge_staged_rows(db: psycopg.Connection[Any], staged: str, state: str, segm
     missing = [t for t in (staged, state) if not client.table_exists(db, t)]
     if missing or _count(db, staged, metas) != sum(m.rows for m in metas):
         raise StateError(
-            f"{missing[0] if missing else staged} lacks rows that the latest commit refers to; "
+            f"table {missing[0] if missing else staged} lacks rows that the latest commit refers to; "
             "restore it from a backup of the database",
             Topic.STATE_DAMAGED,
         )
@@ -187,7 +187,9 @@ def merge_staged_rows_at_start(
             (merged.model_dump_json(), tables.pipeline, commit.epoch),
         )
         if row.rowcount != 1:
-            raise StateError(f'pipeline "{tables.pipeline}" {location} was changed by another runner; start again')
+            raise StateError(
+                f'the state of pipeline "{tables.pipeline}" {location} was changed by another runner; start again'
+            )
     delete_local_copies(list_staged_tokens(commit))
     return merged
 

@@ -253,7 +253,7 @@ class PostgresStore:
         if commit.epoch != self._epoch + 1:
             raise FencedError(
                 f"epoch {commit.epoch} does not follow epoch {self._epoch}, the latest epoch that this runner knows; "
-                "nothing was committed"
+                "nothing was committed, and this runner is stopping"
             )
         commit_id = uuid.uuid4()
         try:

@@ -29,7 +29,7 @@ REQUIRED = {
 _KINDS = {CLEAN, DIRTY, EMITTED, EMITTED_FRAGMENT, FLOOR, FRAGMENT, TOMBSTONE, WHOLE}
 _FAR = 2**62  # limit of times in a commit, in µs
 _REMEDIES = "from a backup, check what is intact with `slackwater state verify`, or start over with: slackwater run FILE --rebuild"
-_WAYS = f"the table was changed outside Slackwater. Restore the database {_REMEDIES}"
+_WAYS = f"the table was changed outside Slackwater; restore the database {_REMEDIES}"
 
 
 def check_tables(db: psycopg.Connection[Any], tables: PipelineTables, commit: Commit, location: str) -> None:
@@ -51,7 +51,7 @@ def check_tables(db: psycopg.Connection[Any], tables: PipelineTables, commit: Co
         if differences := list(table_differences(db, table, stage.table)):
             raise StateError(
                 f'stage "{stage.name}": table {table} {location} was changed outside Slackwater since epoch '
-                f"{commit.epoch}: {'; '.join(differences)}; nothing was committed: restore the database {_REMEDIES}",
+                f"{commit.epoch}: {'; '.join(differences)}; nothing was committed; restore the database {_REMEDIES}",
                 Topic.STATE_TABLE_CHANGED,
             )
 
@@ -100,7 +100,7 @@ def report_read_errors(table: str) -> Iterator[None]:
     except (pl.exceptions.PolarsError, pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         reason = " ".join(str(error).split())[:200]
         raise StateError(
-            f"state could not be read: table {table} has values that are invalid in a state ({reason}): {_WAYS}",
+            f"state could not be read: table {table} has values that are invalid in a state ({reason}); {_WAYS}",
             Topic.STATE_TABLE_CHANGED,
         ) from None
 
@@ -117,7 +117,7 @@ def check_rows(frame: pl.DataFrame, table: str, names: Mapping[str, str]) -> Non
         if column in frame.columns and (count := frame[column].null_count()):
             raise StateError(
                 "state could not be read: "
-                + mismatch(f'NULL in column "{name}" of {plural(count, "row")} of table {table}', f"a value: {_WAYS}"),
+                + mismatch(f'NULL in column "{name}" of {plural(count, "row")} of table {table}', f"a value; {_WAYS}"),
                 Topic.STATE_TABLE_CHANGED,
             )
     for column in ("__start", "__last", "__due", "__end", "__ts"):
@@ -126,8 +126,8 @@ def check_rows(frame: pl.DataFrame, table: str, names: Mapping[str, str]) -> Non
             if beyond.height:
                 raise StateError(
                     f'state could not be read: found a time out of range in column "{names.get(column, column)}" of '
-                    f"{plural(beyond.height, 'row')} of table {table}, expected less than 2^62 microseconds from 1970: "
-                    f"{_WAYS}",
+                    f"{plural(beyond.height, 'row')} of table {table}, expected a time within 2^62 microseconds of "
+                    f"1970; {_WAYS}",
                     Topic.STATE_TABLE_CHANGED,
                 )
     if "__kind" in frame.columns:
@@ -135,6 +135,6 @@ def check_rows(frame: pl.DataFrame, table: str, names: Mapping[str, str]) -> Non
         if unknown.height:
             raise StateError(
                 f"state could not be read: found {plural(unknown.height, 'row')} of an unknown kind in table {table}, "
-                f"expected one of {', '.join(map(str, sorted(_KINDS)))}: {_WAYS}",
+                f"expected one of the kinds {', '.join(map(str, sorted(_KINDS)))}; {_WAYS}",
                 Topic.STATE_TABLE_CHANGED,
             )

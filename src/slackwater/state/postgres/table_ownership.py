@@ -63,11 +63,11 @@ def _find_owner(db: psycopg.Connection[Any], tables: PipelineTables, table_kind:
         return TableOwner(name, _owner_of_view(db, name, tables))
     if table_kind == "staged":
         return TableOwner(
-            name, None if persistence == "u" and token else "another program, because it holds no staged rows"
+            name, None if persistence == "u" and token else "another program (it is not a table of Slackwater)"
         )
     pipeline = _literal(default)
     if pipeline is None:
-        return TableOwner(name, "another program, because it has no pipeline_name")
+        return TableOwner(name, "another program (it has no column pipeline_name)")
     return TableOwner(name, None if pipeline == tables.pipeline else f'pipeline "{pipeline}"')
 
 
@@ -75,13 +75,13 @@ def _owner_of_view(db: psycopg.Connection[Any], view: str, tables: PipelineTable
     """Return a description of the owner of a view (quoted SQL name); None if it reads the table of this pipeline."""
     state = _find_owner(db, tables, "state")
     if state is None or state.owner is not None:
-        return "another program, because it does not read this pipeline's table" if state is None else state.owner
+        return "another program (it does not read this pipeline's table)" if state is None else state.owner
     row = db.execute(
         "SELECT 1 FROM pg_rewrite r JOIN pg_depend d ON d.objid = r.oid AND d.classid = 'pg_rewrite'::regclass"
         " WHERE r.ev_class = to_regclass(%s) AND d.refobjid = to_regclass(%s)",
         (view, state.name),
     ).fetchone()
-    return None if row is not None else "another program, because it does not read this pipeline's table"
+    return None if row is not None else "another program (it does not read this pipeline's table)"
 
 
 def _literal(default: str | None) -> str | None:
@@ -99,9 +99,9 @@ def find_owned_table(db: psycopg.Connection[Any], tables: PipelineTables, table_
     if owned is None or owned.owner is None:
         return None if owned is None else owned.name
     raise StateError(
-        f'{owned.name} belongs to {owned.owner}, but pipeline "{tables.pipeline}" needs the name; nothing was changed; '
-        "start the owner once with this version, which renames tables of earlier versions, or choose another pipeline "
-        "name",
+        f'{owned.name} belongs to {owned.owner}, but pipeline "{tables.pipeline}" needs this name; nothing was '
+        "changed; choose another pipeline name, or start the other pipeline once: this version renames its tables if "
+        "an earlier version created them",
         Topic.NAME_IN_USE,
     )
 
@@ -165,7 +165,8 @@ def rename_tables(db: psycopg.Connection[Any], tables: PipelineTables, new: Pipe
         _rename_staged(db, tables, new)
         if find_owned_table(db, new, "state") is not None:
             raise StateError(
-                f"both {current} and {new.state} hold the state of a stage; remove the obsolete one", Topic.NAME_IN_USE
+                f"both {current} and {new.state} contain the state of the same stage; remove the obsolete table",
+                Topic.NAME_IN_USE,
             )
         db.execute(f"ALTER TABLE {current} RENAME TO {client.quote_name(new.name_of('state'))}")
     if tables.pipeline != new.pipeline:
