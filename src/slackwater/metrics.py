@@ -302,7 +302,7 @@ def _counters(statuses: Iterable[Status]) -> Iterator[Metric]:
         ("overflows", "Results that did not fit their type and became NULL (`on_overflow`).", lambda c: c.overflows),
         (
             "late_between_stages",
-            "Results that were late for the stage that reads them. It should always be 0.",
+            "Results that were late for the stage that reads them. It is 0 unless the config was changed.",
             lambda c: c.late_between_stages,
         ),
         ("rows_in", "Rows read.", lambda c: c.rows_in),

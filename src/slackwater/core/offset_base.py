@@ -113,7 +113,7 @@ class Offsets(ABC):
         return None
 
     def with_list_names(self, listed: Callable[[str], str]) -> Offsets:
-        """Return these offsets with renamed lists. `listed` returns the new name for an old name."""
+        """Return a copy that refers to its stored lists of files by new names. `listed` maps an old name to the new one."""
         return self
 
 

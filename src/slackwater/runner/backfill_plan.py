@@ -131,7 +131,10 @@ def backfill_pipeline(pipeline: Pipeline, since_us: int, until_us: int, into: st
 
 
 def _target(pipeline: Pipeline, into: str | None) -> TargetSpec:
-    """Return the target with `into` as its path, table or topic. Instead of a console, return Parquet files."""
+    """Return the target with `into` as its path, table or topic.
+
+    A console target is replaced with a target that writes Parquet files.
+    """
     target, kind = pipeline.target, explain.connection_kind(pipeline.target, pipeline)
     if into is None:
         return target

@@ -117,13 +117,13 @@ class SparkRowPreparer:
         )
         self._carried = {w.key: self._carried_columns(w, binding.frames[w.origin]) for w in self.pipeline.input_paths}
 
-    def _carried_columns(self, way: InputPath, empty: DataFrame) -> tuple[str, ...] | None:
-        """Return the columns through which the SQL passes the number of a row; None if it cannot pass the number.
+    def _carried_columns(self, input_path: InputPath, empty: DataFrame) -> tuple[str, ...] | None:
+        """Return the columns that carry the number of a row through the SQL. None if the SQL cannot carry it.
 
-        `empty`: an empty frame with the columns of the source.
+        `input_path`: the stages whose SQL the row passes. `empty`: an empty frame with the columns of the source.
         """
         try:
-            return sql_analysis.add_origin_to_sql(self.session, self.pipeline, way, empty) or ()
+            return sql_analysis.add_origin_to_sql(self.session, self.pipeline, input_path, empty) or ()
         except StartError:
             return None
 

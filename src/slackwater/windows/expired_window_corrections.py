@@ -195,6 +195,10 @@ def _(
 ) -> ExpiredWindowCorrection:
     """Apply late rows to closed sessions.
 
+    Sessions that have left the state are restored from `stored`, the emitted results. The rows are then ingested and
+    emitted as if the window retained every session forever. The floors of expired sessions stay in the state. Rows that
+    could be part of a session at the cap are refused. `lost`: why stored results cannot be changed; None if they can.
+
     state     ─┬─ gone, floors ─────────────────────────────────────────────▶ floors ┐
                └─ open, retained ─┐                                                  ├─▶ state'
     stored ── not in the state ───┼─▶ as if retained forever: ingest  ─▶ emit ─┬─────┘
