@@ -220,7 +220,8 @@ def test_sums_that_do_not_fit_are_told_with_their_key_and_go_on_with_null(runner
         name = f"{kind}-{column}"
         where = {"name": name, "target_path": str(runner.home / name), "source": runner.source(schema)}
         with pytest.raises(
-            ValueRangeError, match=rf"^{name}: aggregation \"total\": the sum of \"{column}\" .* for user='{key}'; set on_"
+            ValueRangeError,
+            match=rf"^{name}: aggregation \"total\": the sum of \"{column}\" .* for user='{key}'; set on_",
         ):
             runner.run(window=window(kind, column, "fail"), **where)
         runner.run(window=window(kind, column, "null"), **where)

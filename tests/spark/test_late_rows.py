@@ -417,7 +417,9 @@ def test_input_that_changes_between_the_two_looks_stops_the_epoch(
         "dead_letter": sw.Target(connection=sw.FilesConnection(), path=str(runner.home / "letters")),
     }
     monkeypatch.setattr(RejectedRowHandler, "_write_late", lambda *_: [])
-    with pytest.raises(EpochError, match=r"test: epoch 1: the input changed between two reads \(1 late row, but 0 dead letters\)"):
+    with pytest.raises(
+        EpochError, match=r"test: epoch 1: the input changed between two reads \(1 late row, but 0 dead letters\)"
+    ):
         runner.run(**settings)
     monkeypatch.undo()
     runner.run(**settings)
