@@ -258,9 +258,10 @@ def _check_sessions(logic: Viewed) -> None:
             + mismatch(f"the state of a {logic.kind} stage", "the state of session windows"),
             Topic.NO_WINDOWS,
         )
-    if logic.window.kind != "session":
+    window = logic.window
+    if window.kind != "session":
         raise StartError(
-            f"{logic.pipeline}: find_sessions: " + mismatch(f"{logic.window.kind} windows", "session windows"),
+            f"{logic.pipeline}: find_sessions: " + mismatch(f"{window.kind} windows", "session windows"),
             Topic.NO_WINDOWS,
         )
 
