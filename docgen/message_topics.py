@@ -341,7 +341,7 @@ ERRORS: Sequence[MessageTopic] = (
     MessageTopic(
         Topic.DATAFRAME_NOT_BATCH,
         "The DataFrame is not a batch",
-        "`sw.batch` and `sw.compute_batch_join` accept batch DataFrames, not streaming DataFrames.",
+        "`sw.batch` and `sw.batch_join` accept batch DataFrames, not streaming DataFrames.",
         "Run a streaming DataFrame as a pipeline: [compute windows over a batch](batch.md).",
     ),
     MessageTopic(

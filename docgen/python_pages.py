@@ -67,7 +67,7 @@ _GROUPS: Mapping[str, tuple[str, tuple[str, ...]]] = {  # page: title, names
             "run_streaming_pipeline",
             "Handle",
             "batch",
-            "compute_batch_join",
+            "batch_join",
             "SlackwaterError",
             "ConfigError",
         ),

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from slackwater.query.why_report_builder import why as why
     from slackwater.runner.background_run import Handle as Handle
     from slackwater.runner.batch_run import batch as batch
-    from slackwater.runner.batch_run import compute_batch_join as compute_batch_join
+    from slackwater.runner.batch_run import batch_join as batch_join
     from slackwater.runner.run import run as run
 
 __version__ = VERSION
@@ -69,7 +69,7 @@ _HOMES = {
     "Dedup": "config.dedup",
     "DeltaConnection": "config.connection",
     "batch": "runner.batch_run",
-    "compute_batch_join": "runner.batch_run",
+    "batch_join": "runner.batch_run",
     "IcebergConnection": "config.connection",
     "KafkaConnection": "config.connection",
     "KinesisConnection": "config.connection",

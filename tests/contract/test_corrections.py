@@ -49,24 +49,24 @@ IDENTITY = ("user", "f", "window_start")
 NAN = float("nan")
 ZERO = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
-ConfigKey = tuple[str | None, float | None, int]  # user, f, window_start in seconds
+Key = tuple[str | None, float | None, int]  # user, f, window_start in seconds
 
 
 def utc_time(seconds: int) -> dt.datetime:
     return ZERO + dt.timedelta(seconds=seconds)
 
 
-def rows(counts: dict[ConfigKey, int]) -> pl.DataFrame:
+def rows(counts: dict[Key, int]) -> pl.DataFrame:
     """Return a frame of sessions with their counts."""
     data = [(user, f, utc_time(start), utc_time(start + 60), start, n) for (user, f, start), n in counts.items()]
     return pl.DataFrame(data, schema=SCHEMA, orient="row")
 
 
-def gone(*keys: ConfigKey) -> pl.DataFrame:
+def gone(*keys: Key) -> pl.DataFrame:
     return rows(dict.fromkeys(keys, 0)).select(*IDENTITY, "session_id")
 
 
-def plain(counts: dict[ConfigKey, int]) -> list[tuple[str, ...]]:
+def plain(counts: dict[Key, int]) -> list[tuple[str, ...]]:
     return sorted((repr(user), repr(f), repr(start), repr(n)) for (user, f, start), n in counts.items())
 
 
@@ -156,7 +156,7 @@ def test_a_session_whose_start_moved_leaves_nothing_at_its_former_start(place: P
 
 def test_null_empty_and_nan_keys_go_each_for_itself(place: Place) -> None:
     users, floats = [None, "", "NULL", "a"], [None, NAN, 0.5]
-    keys: list[ConfigKey] = [(user, f, 100) for user in users for f in floats]
+    keys: list[Key] = [(user, f, 100) for user in users for f in floats]
     target = place.target()
     target.publish(0, rows(dict.fromkeys(keys, 1)))
     for epoch, key in enumerate(keys[:4], 1):
@@ -197,10 +197,10 @@ def test_gone_alone_and_gone_that_was_never_there_leave_the_marker(place: Place)
 @pytest.mark.semantics("corrections-in-targets")
 def test_publishing_epochs_twice_changes_nothing(place: Place) -> None:
     """After random upserts and deletes, a target contains the same rows whether each epoch is published once or twice."""
-    chance, table = random.Random(7), dict[ConfigKey, int]()
+    chance, table = random.Random(7), dict[Key, int]()
     target = place.target()
     for epoch in range(12):
-        touched: set[ConfigKey] = {
+        touched: set[Key] = {
             (chance.choice(["a", "b", None]), chance.choice([None, -1.5]), 60 * chance.randrange(8)) for _ in range(14)
         }
         over = {k for k in touched if chance.random() < 0.4}

@@ -187,12 +187,12 @@ def test_which_state_is_meant(place: Place) -> None:
     other = place.store("other")
     other.open()
     if isinstance(other, PostgresStore):
-        with pytest.raises(StartError, match='there is no state of "othr"; available: law'):
+        with pytest.raises(StartError, match='pipeline "othr" has no state here; available: law'):
             sw.open_state(place.where, "othr")
         return
     with pytest.raises(StartError, match="found the states of several pipelines: law, other; name one of them"):
         sw.open_state(place.where)
-    with pytest.raises(StartError, match='there is no state of "othr"; did you mean "other"'):
+    with pytest.raises(StartError, match='pipeline "othr" has no state here; did you mean "other"'):
         sw.open_state(place.where, "othr")
     with pytest.raises(StateError, match="there is no state yet; start the pipeline to create it"):
         sw.open_state(place.where, "other").scan()
@@ -200,15 +200,15 @@ def test_which_state_is_meant(place: Place) -> None:
     with pytest.raises(StartError, match='this is the state of "law", not of "other"'):
         sw.open_state(f"{place.where}/law", "other")
     assert list_pipelines(place.where) == ["law", "other"]
-    nowhere = "there is no state of any pipeline" if "://" in place.where else "is not a state directory"
+    nowhere = "no pipeline has a state here" if "://" in place.where else "is not a state directory"
     with pytest.raises(StartError, match=nowhere):
         sw.open_state(f"{place.where}/nowhere/at/all")
 
 
 def test_nothing_is_there(tmp_path: Path, postgres: Any) -> None:
-    with pytest.raises(StartError, match="there is no state of any pipeline"):
+    with pytest.raises(StartError, match="no pipeline has a state here"):
         sw.open_state(tmp_path)
-    with pytest.raises(StartError, match=r'schema "public" of .*: there is no state of any pipeline'):
+    with pytest.raises(StartError, match=r'schema "public" of .*: no pipeline has a state here'):
         sw.open_state(postgres.database("asked_nothing"))
     window = sw.Window(
         kind="tumbling", duration_ms=1, max_groups_per_window=1, aggregations=[sw.Aggregation(agg="count", as_="n")]

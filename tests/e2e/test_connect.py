@@ -94,7 +94,7 @@ def test_a_join_of_connect_is_the_classic_one(runner: Runner, lent: Any, how: st
         left, right = (
             session.read.schema("k INT, v BIGINT, ts TIMESTAMP").json(str(runner.home / name)) for name in "lr"
         )
-        answers.append(sorted(collected(sw.compute_batch_join(left, right, join)).rows(), key=str))
+        answers.append(sorted(collected(sw.batch_join(left, right, join)).rows(), key=str))
     assert answers[0] == answers[1]
     assert len(answers[0]) > 11
 

@@ -233,7 +233,7 @@ def test_a_join_agrees_with_a_streaming_run(runner: Runner, how: str) -> None:
     )  # fmt: skip
     expected = runner.run(sources=[runner.source(schema, name, name) for name in ("l", "r")], join=join)
     left, right = (frame_of(runner.spark, runner.home / name, schema) for name in ("l", "r"))
-    frame = collected(sw.compute_batch_join(left, right, join, shards=2))
+    frame = collected(sw.batch_join(left, right, join, shards=2))
     assert frame.columns == expected.columns
     assert sorted(frame.rows(), key=str) == sorted(expected.rows(), key=str)
     assert frame.height > 11

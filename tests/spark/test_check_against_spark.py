@@ -10,6 +10,7 @@ from tests.support.case_selection import select_cases
 from tests.support.sql_cases import ACCEPTED, DDL, NO_DDL, REFUSED, UNREAD, pipeline
 
 from slackwater.config.pipeline import Pipeline
+from slackwater.config.sql import lexer
 from slackwater.connectors.lookup_views import LookupViews
 from slackwater.errors import StartError
 from slackwater.runner import component_factory
@@ -61,6 +62,15 @@ def test_spark_refuses(bind: Any, case: dict[str, str], key: str, said: str) -> 
 def test_spark_refuses_what_cannot_be_read_without_it(bind: Any, case: dict[str, str], said: str) -> None:
     with pytest.raises(StartError):
         bind(pipeline(**case))
+
+
+def test_the_lists_of_functions_are_those_of_spark(spark: Any) -> None:
+    """The lists come from Spark 4.3, whose functions include those of earlier versions."""
+    names = {row["function"] for row in spark.sql("SHOW SYSTEM FUNCTIONS").collect()}
+    words = {name for name in names if name.isidentifier()}  # others are operators
+    assert words - lexer.FUNCTIONS == set()
+    if spark.version.startswith("4.3."):
+        assert lexer.FUNCTIONS - words == {"identifier"}  # a clause, written as a call
 
 
 def test_schemas(spark: Any) -> None:

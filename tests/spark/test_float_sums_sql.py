@@ -54,17 +54,17 @@ def test_folded_before_the_shuffle_behind_it_and_in_sessions_are_one_answer(
     )
     aggs = [sw.Aggregation(agg=a, column=c, as_=f"{a}_{c}") for a in ("sum", "avg") for c in ("v", "f")]
 
-    def answer(kind: str, is_behind_watermark: bool) -> dict[str, Any]:
+    def answer(kind: str, is_behind: bool) -> dict[str, Any]:
         shape: dict[str, Any] = (
             {"gap_ms": "1h", "max_session_duration_ms": "9h"}
             if kind == "session"
             else {"duration_ms": "1h", "max_groups_per_window": 99}
         )
         window = sw.Window(kind=kind, event_time_column="ts", group_by=["k"], aggregations=aggs, **shape)
-        name = f"{kind}{is_behind_watermark}"
+        name = f"{kind}{is_behind}"
         pq.write_table(table, folder / "0.parquet")
         with monkeypatch.context() as patched:
-            if is_behind_watermark:
+            if is_behind:
                 patched.setattr(
                     PreaggregationPolicy,
                     "operator_for_epoch",

@@ -436,7 +436,7 @@ def test_a_config_runs_without_spark_where_it_has_no_sql() -> None:
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ({"evnts": []}, 'there is no source "evnts"; expected one of in'),
+        ({"evnts": []}, 'source "evnts" does not exist; expected one of in'),
         (["broken"], "only Spark can read; pass a Spark session as session="),
         ([{"user_id": 3, "ts": 1}], 'column "user_id" is string, but a row of the test has a value of another type'),
     ],

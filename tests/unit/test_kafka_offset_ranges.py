@@ -13,11 +13,11 @@ from typing import Any, ClassVar
 
 import pytest
 from confluent_kafka import KafkaError
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slackwater.connectors.kafka import worker_reader
-from slackwater.connectors.kafka.worker_reader import OffsetRange, _RangeConsumer, split_ranges
+from slackwater.connectors.kafka.worker_reader import OffsetRange, RangeConsumer, split_ranges
 from slackwater.errors import EpochError
 
 
@@ -74,6 +74,7 @@ class FakeConsumer:
         return delivered
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**32))
 def test_every_record_of_a_range_is_read_once(seed: int) -> None:
     """Offsets without a record are markers of transactions and compacted records, also at the end of a partition."""
@@ -86,17 +87,19 @@ def test_every_record_of_a_range_is_read_once(seed: int) -> None:
         end = max([*records[place], since - 1]) + 3  # where FakeConsumer reports the end of the partition
         ranges.append(OffsetRange(*place, since, rng.randint(since + 1, end)))
     read = [
-        ((topic, int(part)), int(offset))
-        for batch in _RangeConsumer(FakeConsumer(records, rng), ranges)
-        for topic, part, offset in zip(batch.topics, batch.partitions, batch.offsets, strict=True)
+        ((topic, part), offset)
+        for batch in RangeConsumer(FakeConsumer(records, rng), ranges)
+        for topic, part, offset in zip(
+            *(batch.column(name).to_pylist() for name in ("topic", "partition", "offset")), strict=True
+        )
     ]
     for r in ranges:
         place = (r.topic, r.partition)
         assert [n for where, n in read if where == place] == [n for n in records[place] if r.since <= n < r.until]
 
 
-def consume(*batches: list[Message]) -> list[int]:
-    """Return the offsets that are read from ("t", 0), from 5 up to but not including 9."""
+def scripted(*batches: list[Message]) -> Any:
+    """Return a consumer that delivers these batches, and then nothing."""
 
     class Scripted:
         remaining: ClassVar = list(batches)
@@ -106,7 +109,12 @@ def consume(*batches: list[Message]) -> list[int]:
         def consume(self, most: int, timeout: float) -> list[Message]:
             return self.remaining.pop(0) if self.remaining else []
 
-    range_consumer = _RangeConsumer(Scripted(), [OffsetRange("t", 0, 5, 9)])
+    return Scripted()
+
+
+def consume(*batches: list[Message]) -> list[int]:
+    """Return the offsets that are read from ("t", 0), from 5 up to but not including 9."""
+    range_consumer = RangeConsumer(scripted(*batches), [OffsetRange("t", 0, 5, 9)])
     return [int(offset) for records in range_consumer for offset in records.offsets]
 
 
@@ -123,7 +131,7 @@ def test_a_range_ends_with_a_later_record_or_at_the_end_of_the_partition() -> No
 
 
 def test_records_that_are_gone_fail_the_epoch() -> None:
-    with pytest.raises(EpochError, match=r"t-0: records from offset 6 no longer exist; .* on_data_loss"):
+    with pytest.raises(EpochError, match=r"t-0: records no longer exist .* on_data_loss"):
         consume([message(5)], [message(6, KafkaError._AUTO_OFFSET_RESET)])
 
 
@@ -144,6 +152,19 @@ def test_silence_fails_the_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
         consume([message(5)])
 
 
+def test_a_caller_may_take_longer_than_records_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the time in which no record arrives counts, not the time for which Spark does not ask for more."""
+    now = [0.0]
+    monkeypatch.setattr(worker_reader.time, "monotonic", lambda: now[0])
+    consumer = RangeConsumer(scripted([message(5)], [], [message(8)]), [OffsetRange("t", 0, 5, 9)])
+    offsets = []
+    for records in consumer:
+        offsets += records.offsets.tolist()
+        now[0] += 10 * worker_reader._QUIET_S
+    assert offsets == [5, 8]
+
+
+@settings(deadline=None)
 @given(
     st.dictionaries(
         st.tuples(st.sampled_from("ab"), st.integers(0, 3)), st.tuples(st.integers(0, 50), st.integers(0, 50))

@@ -102,7 +102,7 @@ def test_all_pipelines_of_a_directory_have_an_overview(tmp_path: Path) -> None:
         assert get(running, "/p/two/ui/top.json").status == 200
     finally:
         running.stop()
-    with pytest.raises(StartError, match="there is no state of any pipeline"):
+    with pytest.raises(StartError, match="no pipeline has a state here"):
         load_page_sources(str(tmp_path / "one"))
 
 

@@ -36,7 +36,7 @@ def list_states(where: str, schema: str, as_json: bool) -> None:
     """
     names = list_pipelines(where, schema)
     if not names:
-        raise StartError(f"{where}: there is no state of any pipeline; check the location", Topic.NO_STATE)
+        raise StartError(f"{where}: no pipeline has a state here; check the location", Topic.NO_STATE)
     summaries = [_summary(locate_store(where, name, schema), name) for name in names]
     if as_json:
         print("\n".join(json.dumps(state, ensure_ascii=False) for state in summaries))

@@ -81,9 +81,7 @@ def load_page_sources(place: str, schema: str = "public") -> list[PageSource]:
         return [PageSource(pipeline, place, locate_store(pipeline), format_report)]
     names = list_pipelines(place, schema)
     if not names:
-        raise StartError(
-            f"{mask_secrets(place)}: there is no state of any pipeline; check the location", Topic.NO_STATE
-        )
+        raise StartError(f"{mask_secrets(place)}: no pipeline has a state here; check the location", Topic.NO_STATE)
     return [_page_source_from_state(place, name, schema) for name in names]
 
 

@@ -257,10 +257,10 @@ def check_dead_letters(values: Values, wrong: set[str]) -> Iterator[Problem]:
     on_error = "dlq" if "dlq" in on_errors else on_errors[0]
     late_data = next((p for p in ("dlq", "reopen") if p in policies), policies[0] if policies else None)
     policy_by_key = (("on_error", on_error), ("late_data", late_data))
-    add_keys_to_dead_letters = [key for key, value in policy_by_key if value == "dlq"]
+    dlq_keys = [key for key, value in policy_by_key if value == "dlq"]
     has_target = values.get("dead_letter") is not None
     # with "reopen", rows that are too late for a correction are written to [dead_letter] if it is defined
-    if has_target and not add_keys_to_dead_letters and late_data != "reopen" and not undecided:
+    if has_target and not dlq_keys and late_data != "reopen" and not undecided:
         if late_data is None:
             line = f'unused, because on_error is {format_value(on_error)}; set it to "dlq", or remove [dead_letter]'
         else:
@@ -269,8 +269,8 @@ def check_dead_letters(values: Values, wrong: set[str]) -> Iterator[Problem]:
                 'set one of them to "dlq", or remove [dead_letter]'
             )
         yield "dead_letter", line
-    if add_keys_to_dead_letters and not has_target:
-        keys = " and ".join(f'{key} = "dlq"' for key in add_keys_to_dead_letters)
+    if dlq_keys and not has_target:
+        keys = " and ".join(f'{key} = "dlq"' for key in dlq_keys)
         line = f"missing, but required by {keys}; define [dead_letter] with a connection and a path, table or topic"
         yield "dead_letter", line
 

@@ -45,10 +45,12 @@ def split_deletes(
     """
     output = operator.sorted_output(pl.concat(_add_missing_columns(operator, frame) for frame in staged))
     columns = [f.name for f in operator.output]
-    is_expired = (output["__reason"] == SUPERSEDED).to_numpy() & upserts
-    if not is_expired.any():
+    is_superseded = (output["__reason"] == SUPERSEDED).to_numpy() & upserts
+    if not is_superseded.any():
         return output[columns], output[list(operator.retraction)].clear()
-    return output[np.flatnonzero(~is_expired)][columns], output[np.flatnonzero(is_expired)][list(operator.retraction)]
+    return output[np.flatnonzero(~is_superseded)][columns], output[np.flatnonzero(is_superseded)][
+        list(operator.retraction)
+    ]
 
 
 def _add_missing_columns(operator: Operator, frame: pl.DataFrame) -> pl.DataFrame:

@@ -89,8 +89,8 @@ class StageInput:
     @property
     def overtaken_by_source(self) -> dict[str, Sequence[str]]:
         """Return the partitions that the watermark passed while they were idle and that still lag behind, by source."""
-        overtaken_by_source = {n: c.overtaken_partitions(self.before.watermark_us) for n, c in self.clocks.items()}
-        return {n: partitions for n, partitions in overtaken_by_source.items() if partitions}
+        overtaken = {n: c.overtaken_partitions(self.before.watermark_us) for n, c in self.clocks.items()}
+        return {n: partitions for n, partitions in overtaken.items() if partitions}
 
     def advance_clocks(self, rows: Mapping[str, SourceStats] | None) -> Mapping[str, SourceClock]:
         """Return the clocks after reading rows with these statistics, or after silence if `rows` is None."""
@@ -319,8 +319,8 @@ class StageRunner:
         source_clocks = [
             (i, c) for i, (n, c) in enumerate(clocks.items()) if n not in of_stages and not state.is_flushed
         ]
-        overtaken_by_source = (i for i, c in source_clocks if c.was_overtaken(state.watermark_us))
-        idle, late, cap = (*overtaken_by_source, *range(count, 2 * count)), None, self.operator.group_limit
+        overtaken = (i for i, c in source_clocks if c.was_overtaken(state.watermark_us))
+        idle, late, cap = (*overtaken, *range(count, 2 * count)), None, self.operator.group_limit
         if self.pipeline.keeps_late_rows:
             held_by = watermark_holder(next_commit.input_clocks(self.pipeline, state))
             late = LateDeadLetterContext(self.pipeline.name, held_by, next_commit.late_cause(state))

@@ -42,7 +42,7 @@ def compact_state(store: StateStore) -> CompactionResult:
     with closing(store):
         before = measure_state_sizes(store)
         latest = store.open()
-        assert latest is not None, "measure_state_sizes has read the state"
+        assert latest is not None, "the state has just been measured"
         if latest.staged and store.published_epoch() < latest.epoch:
             raise StateError(
                 f"{latest.pipeline}: epoch {latest.epoch} is committed but not yet published, and must be published before another commit; "

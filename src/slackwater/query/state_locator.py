@@ -165,7 +165,7 @@ def _names_in_database(url: str, schema: str) -> list[str]:
 
 def _choose_name(place: str, name: str | None, names: Sequence[str]) -> str:
     if not names:
-        raise StartError(f"{place}: there is no state of any pipeline; check the location", Topic.NO_STATE)
+        raise StartError(f"{place}: no pipeline has a state here; check the location", Topic.NO_STATE)
     if name is None and len(names) == 1:
         return names[0]
     names_text = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
@@ -174,7 +174,7 @@ def _choose_name(place: str, name: str | None, names: Sequence[str]) -> str:
         raise StartError(f"{place}: {fact}", Topic.NO_STATE)
     if name not in names:
         hint = suggest_word(name, names) or f"; available: {names_text}"
-        raise StartError(f'{place}: there is no state of "{name}"{hint}', Topic.NO_STATE)
+        raise StartError(f'{place}: pipeline "{name}" has no state here{hint}', Topic.NO_STATE)
     return name
 
 

@@ -122,7 +122,7 @@ def batch(
 
 
 @_hide_analysis_log
-def compute_batch_join(
+def batch_join(
     left: DataFrame,
     right: DataFrame,
     join: Join,

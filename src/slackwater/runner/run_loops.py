@@ -66,16 +66,16 @@ class PollingLoop:
         self._answered: float | None = None
         self._unanswered = False
 
-    def follow(self, inheriting_thread_class: Callable[..., threading.Thread] | None = None) -> None:
+    def follow(self, thread_class: Callable[..., threading.Thread] | None = None) -> None:
         """Run the loop in a separate thread until the input or the run ends. Raise the error of the loop, if any.
 
         If the caller is interrupted, the epoch in progress still finishes. Meanwhile, the thread of the caller checks that
         Spark's process is alive, because an idle loop would not notice its end.
 
-        `inheriting_thread_class`: the class of the thread. The default inherits the caller's Spark job settings.
+        `thread_class`: the class of the thread. The default inherits the caller's Spark job settings.
         """
-        make: Callable[..., threading.Thread] = (
-            inheriting_thread_class or spark_connect_support.inheriting_thread_class(self.planners.streams.session)
+        make: Callable[..., threading.Thread] = thread_class or spark_connect_support.inheriting_thread_class(
+            self.planners.streams.session
         )
         thread = make(target=self._run_guarded, name=f"epochs {self.epochs.pipeline.name}", daemon=True)
         thread.start()

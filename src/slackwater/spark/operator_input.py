@@ -2,7 +2,7 @@
 
 Spark 4.1 and later provide `repartitionById`. In earlier versions, rows are partitioned by a key with a matching hash:
 
-    shard 2 of 3 ─▶ key 5: pmod(hash_murmur3(5, seed 42), 3) = 2 ─▶ repartition(3, key) ─▶ partition 2
+    shard 2 of 3 ─▶ key 5: pmod(murmur3(5, seed 42), 3) = 2 ─▶ repartition(3, key) ─▶ partition 2
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from typing import Any
 from tests.laws.oracles.naive_oracle import Row, Spec, aggregate, hashable_value, starts_of
 
 BEFORE_ALL, AFTER_ALL = -(1 << 61), 1 << 61
-ConfigKey = tuple[Any, ...]
+Key = tuple[Any, ...]
 Groups = list[list[Row]]
 
 
@@ -52,7 +52,7 @@ class EpochOracle:
     now_us: int = 1 << 60
     emitted_us: int = 0
     waiting: bool = False
-    target: dict[tuple[int, ConfigKey], EmittedRow] = field(default_factory=dict)
+    target: dict[tuple[int, Key], EmittedRow] = field(default_factory=dict)
     late: list[Row] = field(default_factory=list)
 
     def epoch(self, rows: Sequence[Row]) -> None:
@@ -84,7 +84,7 @@ class EpochOracle:
     def tell(self, early: bool) -> None:
         raise NotImplementedError
 
-    def key_of(self, row: Row) -> ConfigKey:
+    def key_of(self, row: Row) -> Key:
         return tuple(hashable_value(row[k]) for k in self.spec.group_by)
 
     def said(self, rows: Sequence[Row], start: int, end: int, final: int, before: int, reason: str) -> EmittedRow:
@@ -97,7 +97,7 @@ class EpochOracle:
 class PaneOracle(EpochOracle):
     """Tumbling and hopping windows."""
 
-    windows: dict[tuple[int, ConfigKey], list[Row]] = field(default_factory=dict)
+    windows: dict[tuple[int, Key], list[Row]] = field(default_factory=dict)
 
     def take(self, rows: Sequence[Row]) -> None:
         for row in rows:
@@ -138,8 +138,8 @@ class Session:
 class SessionOracle(EpochOracle):
     """Sessions with a cap that binds. `held`: per key, groups of rows that stay in one session, whatever comes."""
 
-    held: dict[ConfigKey, Groups] = field(default_factory=dict)
-    floor: dict[ConfigKey, int] = field(default_factory=dict)
+    held: dict[Key, Groups] = field(default_factory=dict)
+    floor: dict[Key, int] = field(default_factory=dict)
     revision: dict[int, int] = field(default_factory=dict)  # of the row of the target that held each row last
 
     # -- what a set of rows is
@@ -256,7 +256,7 @@ class SessionOracle(EpochOracle):
             if horizon > upto and all(first(g) > upto for g in self.held[key]):
                 self.floor.pop(key, None)
 
-    def write(self, key: ConfigKey, emitted: Sequence[tuple[Session, bool]]) -> None:
+    def write(self, key: Key, emitted: Sequence[tuple[Session, bool]]) -> None:
         for session, over in emitted:
             rows = session.rows
             name = (first(rows), key)

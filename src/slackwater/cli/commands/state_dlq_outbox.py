@@ -23,7 +23,7 @@ Where = Annotated[
 ]
 Name = Annotated[str | None, typer.Option("--pipeline", help="The name of the pipeline, if WHERE contains several.")]
 Schema = Annotated[str, typer.Option(help="The database schema that contains the tables.")]
-ConfigKey = Annotated[
+GroupKey = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="K=V",
@@ -60,7 +60,7 @@ def show(
 @state.command("get")
 def get(
     where: Where,
-    key: ConfigKey = None,
+    key: GroupKey = None,
     pipeline: Name = None,
     schema: Schema = "public",
     epoch: Epoch = None,
@@ -75,7 +75,7 @@ def get(
 @state.command("find-sessions")
 def find_sessions(
     where: Where,
-    key: ConfigKey = None,
+    key: GroupKey = None,
     earliest_end: Annotated[
         str | None, typer.Option(metavar="TIME", help="Select sessions whose last event is at or after this time.")
     ] = None,

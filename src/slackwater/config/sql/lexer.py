@@ -154,12 +154,12 @@ FUNCTIONS = frozenset(
     make_ym_interval map map_concat map_contains_key map_entries map_filter map_from_arrays map_from_entries map_keys
     map_values map_zip_with mask max max_by md5 mean measure median min min_by minute mod mode
     monotonically_increasing_id month monthname months_between named_struct nanvl negative next_day not now nth_value
-    ntile nullif nullifzero nvl nvl2 octet_length or overlay parse_plan_json parse_url percent_rank percentile
+    ntile nullif nullifzero nvl nvl2 octet_length or overlay parse_json parse_url percent_rank percentile
     percentile_approx percentile_cont percentile_disc pi pmod posexplode posexplode_outer position positive pow power
     printf python_worker_logs quarter quote radians raise_error rand randn random randstr range rank reduce reflect
     regexp regexp_count regexp_extract regexp_extract_all regexp_instr regexp_like regexp_replace regexp_substr
     regr_avgx regr_avgy regr_count regr_intercept regr_r2 regr_slope regr_sxx regr_sxy regr_syy repeat replace reverse
-    right rint rlike round row_number rpad rtrim schema_of_avro schema_of_csv infer_json_schema schema_of_variant
+    right rint rlike round row_number rpad rtrim schema_of_avro schema_of_csv schema_of_json schema_of_variant
     schema_of_variant_agg schema_of_xml sec second sentences sequence session_user session_window sha sha1 sha2
     shiftleft shiftright shiftrightunsigned shuffle sign signum sin sinh size skewness slice smallint some sort_array
     soundex space spark_partition_id split split_part sql_keywords sqrt st_asbinary st_geogfromwkb st_geomfromwkb

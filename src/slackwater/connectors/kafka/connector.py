@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 MOST = 2**31 - 1
 TAIL = 10_000  # the number of offsets before the end of a partition at which reading starts
 _SECONDS = 30.0
+_COUNT = re.compile(r"\bcount\s*\(\s*\*\s*\)", re.IGNORECASE)
+_SELECT = re.compile(r"\bselect\b", re.IGNORECASE)
+_UNNAMED_COLUMNS = re.compile(r"\*|\|>|\btable\b", re.IGNORECASE)
 
 
 @dataclass
@@ -221,7 +224,7 @@ class KafkaConnector(Connector[KafkaConnection]):
             broker,
             create_payload(records),
             f"slackwater-{pipeline.name}-{spec.name}",
-            _used_columns(pipeline, spec),
+            used_columns(pipeline, spec),
         )
         source.check_connector(session)
         return source
@@ -309,10 +312,11 @@ class KafkaConnector(Connector[KafkaConnection]):
         return bool(KafkaBroker(self.connection).partitions(f"pattern:{re.escape(spec.topic or '')}", key))
 
 
-def _used_columns(pipeline: Pipeline, spec: Source) -> frozenset[str]:
+def used_columns(pipeline: Pipeline, spec: Source) -> frozenset[str]:
     """Return the columns of Kafka records that a pipeline may use, judging by the text of its SQL and of its steps.
 
-    SQL with `*` may use all columns, and so may a step without SQL that is not a window. Dead letters contain them.
+    All columns may be used by dead letters, by a step without SQL that is not a window, and by SQL that can return
+    columns without their names: with `*` other than in `count(*)`, with `TABLE`, with pipes (`|>`), or without SELECT.
     """
     if pipeline.dead_letter is not None:
         return RECORD_COLUMNS
@@ -320,12 +324,13 @@ def _used_columns(pipeline: Pipeline, spec: Source) -> frozenset[str]:
     for stage_pipeline in pipeline.stage_pipelines.values():
         for path in stage_pipeline.input_paths_from(spec.name):
             queries = [sql for _, sql in stage_pipeline.sql_chain(path)]
-            if any("*" in sql.replace("(*)", "") for sql in queries):
+            if not all(_SELECT.search(sql) and not _UNNAMED_COLUMNS.search(_COUNT.sub("", sql)) for sql in queries):
                 return RECORD_COLUMNS
             if not queries and stage_pipeline.transform.window is None:
                 return RECORD_COLUMNS
             texts += [*queries, repr(stage_pipeline.transform.step)]
-    return frozenset(name for name in RECORD_COLUMNS if any(name in text for text in texts))
+    words = re.findall(r"\w+", " ".join(texts).lower())  # names are not case-sensitive
+    return RECORD_COLUMNS.intersection(words)
 
 
 def count_backlog(broker: KafkaBroker, source: Source) -> BacklogCounter:

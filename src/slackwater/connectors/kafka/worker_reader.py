@@ -3,16 +3,18 @@
     driver   offset ranges of an epoch ──▶ one share per task
     worker   share ──▶ librdkafka ──▶ Arrow batch of records ──▶ payload decoder ──▶ Spark
 
-Spark's client creates several objects per record, and sends each record to a worker if a worker decodes it. For a large
-epoch, this takes more time than all other work on the records, above all while the JVM has not compiled this code yet.
+Spark's client creates several objects per record, and Spark then sends each record to a worker. This is slow, especially
+before the JVM has compiled the code. Here, Python calls about five methods of librdkafka per record, which takes less CPU
+time.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
 Int64s = np.ndarray[Any, Any]
 COLUMNS = ("key", "value", "headers", "topic", "partition", "offset", "timestamp")
-KEPT_VALUES = 1000  # the first records of a task keep their values, from which the names of their fields can be read
+_KEPT_VALUES = 1000  # the first records of a task keep their values, from which the names of their fields can be read
 _PER_CALL, _PER_CALL_S = 20_000, 0.02  # a call returns after this number of records, or after this time
 _QUIET_S = 120.0  # how long to wait for the next record, as Spark's client does
 _QUEUED, _QUEUED_KIB = 60_000, 32_768  # the client's queue; records beyond the end of a range are fetched in vain
@@ -77,8 +79,8 @@ class RecordReader:
         consumer: Any = make_client(Consumer, {**_DEFAULTS, **per_partition, **self.settings, **required})
         count = 0
         try:
-            for records in _RangeConsumer(consumer, ranges):
-                yield self._to_batch(records, len(records.messages) if self.keeps_values else KEPT_VALUES - count)
+            for records in RangeConsumer(consumer, ranges):
+                yield self._to_batch(records, len(records.messages) if self.keeps_values else _KEPT_VALUES - count)
                 count += len(records.messages)
         finally:
             consumer.close()
@@ -98,11 +100,11 @@ class RecordReader:
 
 @dataclass(frozen=True)
 class Records:
-    """Records of one or more partitions, with their topics, partitions and offsets."""
+    """Records of offset ranges. `numbers`: for each record, the position of its range in `ranges`."""
 
     messages: Sequence[Any]
-    topics: Sequence[str]
-    partitions: Int64s
+    ranges: Sequence[OffsetRange]
+    numbers: Int64s
     offsets: Int64s
 
     def column(self, name: str) -> pa.Array:
@@ -113,124 +115,120 @@ class Records:
             return pa.array([getattr(m, name)() for m in self.messages], pa.binary())
         if name == "headers":
             kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-            headers = [m.headers() for m in self.messages]
-            return pa.array([h and [{"key": k, "value": v} for k, v in h] for h in headers], kind)
+            headers = (m.headers() for m in self.messages)
+            return pa.array([[{"key": k, "value": v} for k, v in h] if h else None for h in headers], kind)
         if name == "topic":
-            return pa.array(self.topics, pa.string())
+            return pa.array([r.topic for r in self.ranges], pa.string()).take(pa.array(self.numbers))
+        if name == "partition":
+            return pa.array(np.array([r.partition for r in self.ranges], np.int32)[self.numbers])
         if name == "timestamp":
             ms = np.fromiter((m.timestamp()[1] for m in self.messages), np.int64, len(self.messages))
             return pa.array(ms * 1000).cast(pa.timestamp("us", tz="UTC"))
-        return pa.array(self.partitions, pa.int32()) if name == "partition" else pa.array(self.offsets, pa.int64())
+        assert name == "offset"
+        return pa.array(self.offsets)
 
 
-@dataclass
-class _RangeConsumer:
+class RangeConsumer:
     """Consumes offset ranges, and yields each record exactly once.
 
     Args:
-        consumer: The consumer, without an assignment.
+        consumer: The librdkafka consumer, without an assignment.
         ranges: The ranges. A partition occurs at most once.
     """
 
-    consumer: Any
-    ranges: Sequence[OffsetRange]
-    _numbers: dict[tuple[str, int], int] = field(init=False)
-    _waiting: dict[int, OffsetRange] = field(init=False)
+    def __init__(self, consumer: Any, ranges: Sequence[OffsetRange]) -> None:
+        self._consumer, self._ranges = consumer, ranges
+        self._has_one_topic = len({r.topic for r in ranges}) == 1
+        self._numbers: dict[Any, int] = {
+            r.partition if self._has_one_topic else (r.topic, r.partition): n for n, r in enumerate(ranges)
+        }
+        self._waiting = set(range(len(ranges)))  # the ranges that were not read to their end
+        self._until = np.array([r.until for r in ranges], np.int64)
+        self._expected = np.array([r.since for r in ranges], np.int64)  # the lowest offset that may arrive
 
     def __iter__(self) -> Iterator[Records]:
         from confluent_kafka import TopicPartition
 
-        self._numbers = {(r.topic, r.partition): i for i, r in enumerate(self.ranges)}
-        self._waiting = dict(enumerate(self.ranges))
-        until = np.array([r.until for r in self.ranges], np.int64)
-        expected = np.array([r.since for r in self.ranges], np.int64)  # the lowest offset that was not returned yet
-        self.consumer.assign([TopicPartition(r.topic, r.partition, r.since) for r in self.ranges])
-        deadline = time.monotonic() + _QUIET_S
+        self._consumer.assign([TopicPartition(r.topic, r.partition, r.since) for r in self._ranges])
+        quiet_since = time.monotonic()
         while self._waiting:
-            received = self.consumer.consume(_PER_CALL, timeout=_PER_CALL_S)
+            received = self._consumer.consume(_PER_CALL, timeout=_PER_CALL_S)
             messages = [m for m in received if m.error() is None]
             if len(messages) < len(received):
-                self._end_ranges([n for m in received if m.error() is not None for n in self._ended_by(m, expected)])
+                self._end_ranges(self._end_of(m) for m in received if m.error() is not None)
             if messages:
-                number, topics, partitions = self._locate(messages)
-                offsets = np.fromiter((m.offset() for m in messages), np.int64, len(messages))
-                self._check_order(number, offsets, expected)
-                is_new = offsets < until[number]
-                np.maximum.at(expected, number, offsets + 1)
-                self._end_ranges([n for n in self._waiting if expected[n] >= until[n]])
-                deadline = time.monotonic() + _QUIET_S
-                if not is_new.all():
-                    positions = np.flatnonzero(is_new).tolist()
-                    messages, topics = [messages[i] for i in positions], [topics[i] for i in positions]
-                    partitions, offsets = partitions[is_new], offsets[is_new]
-                if messages:
-                    yield Records(messages, topics, partitions, offsets)
-            if self._waiting and time.monotonic() > deadline:
-                late = next(iter(self._waiting.values()))
+                records = self._take_records(messages)
+                if records.messages:
+                    yield records
+                quiet_since = time.monotonic()  # the caller may take long
+            elif self._waiting and time.monotonic() - quiet_since > _QUIET_S:
+                late = self._ranges[min(self._waiting)]
                 raise EpochError(
                     f"{late.topic}-{late.partition}: no record arrived for {_QUIET_S:g} s, expected records up to offset "
                     f"{late.until - 1}; check that the brokers are running",
                     Topic.SERVICE_UNREACHABLE,
                 )
 
-    def _locate(self, messages: Sequence[Any]) -> tuple[Int64s, Sequence[str], Int64s]:
-        """Return the number of the range, the topic and the partition of each record."""
-        partitions = np.fromiter((m.partition() for m in messages), np.int32, len(messages))
-        first = self.ranges[0].topic
-        topics = [first] * len(messages)
-        if any(r.topic != first for r in self.ranges):
-            topics = [m.topic() for m in messages]
-            numbers = (self._numbers[place] for place in zip(topics, partitions.tolist(), strict=True))
-            return np.fromiter(numbers, np.int64, len(messages)), topics, partitions
-        number_of = np.empty(max(r.partition for r in self.ranges) + 1, np.int64)
-        number_of[[r.partition for r in self.ranges]] = np.arange(len(self.ranges))
-        return number_of[partitions], topics, partitions
+    def _take_records(self, messages: list[Any]) -> Records:
+        """Return the messages that belong to the ranges, and end the ranges that they complete.
 
-    def _check_order(self, number: Int64s, offsets: Int64s, expected: Int64s) -> None:
-        """Raise EpochError if a partition went back to an earlier offset, because it was truncated or recreated."""
-        order = np.argsort(number, kind="stable")
-        is_same = np.diff(number[order]) == 0
-        if (offsets < expected[number]).any() or (np.diff(offsets[order])[is_same] <= 0).any():
-            places = ", ".join(f"{r.topic}-{r.partition}" for r in self.ranges)
+        Raises EpochError if a partition went back to an earlier offset, because it was truncated or recreated.
+        """
+        places: Iterable[Any] = (m.partition() for m in messages)
+        if not self._has_one_topic:
+            places = zip((m.topic() for m in messages), places, strict=True)
+        numbers = np.fromiter((self._numbers[place] for place in places), np.int64, len(messages))
+        offsets = np.fromiter((m.offset() for m in messages), np.int64, len(messages))
+        order = np.argsort(numbers, kind="stable")
+        is_same_range = np.diff(numbers[order]) == 0
+        if (offsets < self._expected[numbers]).any() or (np.diff(offsets[order])[is_same_range] <= 0).any():
+            names = ", ".join(f"{r.topic}-{r.partition}" for r in self._ranges)
             raise EpochError(
-                f"records of {places} were received twice, because a partition was truncated or recreated while it was "
+                f"records of {names} were received twice, because a partition was truncated or recreated while it was "
                 "read; start again"
             )
+        np.maximum.at(self._expected, numbers, offsets + 1)
+        self._end_ranges(n for n in tuple(self._waiting) if self._expected[n] >= self._until[n])
+        is_in_range = offsets < self._until[numbers]
+        if not is_in_range.all():
+            messages, numbers, offsets = (
+                list(compress(messages, is_in_range)),
+                numbers[is_in_range],
+                offsets[is_in_range],
+            )
+        return Records(messages, self._ranges, numbers, offsets)
 
-    def _ended_by(self, message: Any, expected: Int64s) -> Iterator[int]:
-        """Yield the number of the range that ends according to an event. Raises EpochError if the event is an error.
+    def _end_of(self, event: Any) -> int | None:
+        """Return the range that ends according to an event, or None. Raises EpochError if the event is an error.
 
         The end of a partition is reported after its last record. The last offsets of a range may belong to markers of
         transactions or to records that were compacted, so a range can end without a record at its last offset.
         """
         from confluent_kafka import KafkaError
 
-        error = message.error()
-        number = self._numbers.get((message.topic(), message.partition()))
+        error, name = event.error(), f"{event.topic()}-{event.partition()}"
         if error.code() == KafkaError._PARTITION_EOF:
-            if number is not None and number in self._waiting and message.offset() >= self._waiting[number].until:
-                yield number
-        elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
-            where = f"{message.topic()}-{message.partition()}"
-            first = "" if number is None else f" from offset {expected[number]}"
+            number = self._numbers[event.partition() if self._has_one_topic else (event.topic(), event.partition())]
+            return number if event.offset() >= self._until[number] else None
+        if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
             raise EpochError(
-                f"{where}: records{first} no longer exist; keep records longer in Kafka (retention.ms), or set "
+                f"{name}: records no longer exist ({error.str()}); keep records longer in Kafka (retention.ms), or set "
                 'on_data_loss = "skip" to count them as lost and continue',
                 Topic.RECORDS_DELETED,
             )
-        elif error.fatal() or not error.retriable():
-            raise EpochError(
-                f"{message.topic()}-{message.partition()}: records cannot be read ({error.str()})",
-                Topic.SERVICE_UNREACHABLE,
-            )
+        if error.fatal() or not error.retriable():
+            raise EpochError(f"{name}: records cannot be read ({error.str()})", Topic.SERVICE_UNREACHABLE)
+        return None
 
-    def _end_ranges(self, numbers: Sequence[int]) -> None:
+    def _end_ranges(self, numbers: Iterable[int | None]) -> None:
         """Stop fetching the records of ranges that were read completely."""
         from confluent_kafka import TopicPartition
 
-        ended = [self._waiting.pop(n) for n in numbers if n in self._waiting]
+        ended = {n for n in numbers if n is not None} & self._waiting
+        self._waiting -= ended
         if ended and self._waiting:
-            self.consumer.incremental_unassign([TopicPartition(r.topic, r.partition) for r in ended])
+            places = [TopicPartition(self._ranges[n].topic, self._ranges[n].partition) for n in ended]
+            self._consumer.incremental_unassign(places)
 
 
 def split_ranges(ranges: Mapping[tuple[str, int], tuple[int, int]], tasks: int) -> list[list[OffsetRange]]:
@@ -280,14 +278,16 @@ def read_records(
     from pyspark.sql.types import StructField, StructType
 
     topics = {topic for topic, _ in ranges}
-    unused = {"key": "BINARY", "headers": "ARRAY<STRUCT<key: STRING, value: BINARY>>"}
-    constants = {name: f"CAST(NULL AS {kind})" for name, kind in unused.items() if f"_{name}" not in used}
+    types = _spark_types()
+    constants = {
+        name: f"CAST(NULL AS {types[name].simpleString()})" for name in ("key", "headers") if f"_{name}" not in used
+    }
     if len(topics) == 1:
         constants["topic"] = f"'{next(iter(topics))}'"  # Kafka allows only letters, digits, ".", "_" and "-"
     columns = [name for name in COLUMNS if name not in constants]
     reader = RecordReader(client, columns, decoder.decoder, "_value" in used, skips_lost)
     shares = split_ranges(ranges, spark_connect_support.count_task_slots(session))
-    fields = [f for f in _spark_fields() if f.name in reader.columns]
+    fields = [StructField(name, types[name]) for name in columns]
     schema = StructType([*fields, StructField(DECODED, decoder.spark_type)])
     numbers = session.range(0, len(shares), 1, len(shares))
     records = numbers.mapInArrow(partial(_read_shares, reader, shares), schema)
@@ -302,13 +302,10 @@ def _read_shares(
             yield from reader.read(shares[number])
 
 
-def _spark_fields() -> list[Any]:
-    """Return the columns of Spark's Kafka reader."""
+def _spark_types() -> dict[str, Any]:
+    """Return the types of COLUMNS in Spark's Kafka reader."""
     from pyspark.sql import types as T  # noqa: N812
 
     header = T.StructType([T.StructField("key", T.StringType()), T.StructField("value", T.BinaryType())])
-    kinds = (T.BinaryType(), T.BinaryType(), T.ArrayType(header), T.StringType(), T.IntegerType(), T.LongType())
-    return [T.StructField(n, k) for n, k in zip(COLUMNS, (*kinds, T.TimestampType()), strict=True)]
-
-
-__all__ = ["COLUMNS", "OffsetRange", "RecordReader", "Records", "can_read_in_workers", "read_records", "split_ranges"]
+    types = (T.BinaryType(), T.BinaryType(), T.ArrayType(header), T.StringType(), T.IntegerType(), T.LongType())
+    return dict(zip(COLUMNS, (*types, T.TimestampType()), strict=True))

@@ -148,10 +148,8 @@ def newest_times_by_partition(
     usable = F.expr("CASE WHEN __bad IS NULL THEN unix_micros(_event_ts) END")
     # Without `coalesce`, each partition would cost a task of a few milliseconds, and then each shard another task.
     by_partition = timed.coalesce(tasks).groupBy("_topic", "_partition").agg(F.max(usable).alias("newest"))
-    newest_times_by_partition = {
-        f"{row['_topic']}-{row['_partition']}": row["newest"] for row in by_partition.coalesce(1).collect()
-    }
-    again = max((t for t in newest_times_by_partition.values() if t is not None), default=None)
+    times = {f"{row['_topic']}-{row['_partition']}": row["newest"] for row in by_partition.coalesce(1).collect()}
+    again = max((t for t in times.values() if t is not None), default=None)
     if again != newest:  # row counts are not compared: Spark counts the rows of a repeated task twice
         then, now = ("no event time" if t is None else format_iso(t) for t in (newest, again))
         raise EpochError(
@@ -159,7 +157,7 @@ def newest_times_by_partition(
             f"{now}, so this epoch was not committed; the next start runs it again",
             Topic.INPUT_CHANGED,
         )
-    return newest_times_by_partition
+    return times
 
 
 def source_stats(
