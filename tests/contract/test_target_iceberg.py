@@ -360,7 +360,7 @@ def test_the_answers_to_what_makes_a_table_are_lost(door: FaultyProxy, rest_cata
             open_(lake, mode="append", **rest_catalog.options(door.port))
         assert str(caught_.value) == (
             f"Iceberg table {lake.name} cannot be opened (Remote end closed connection without response); "
-            'check the options of rest catalog "default"'
+            'check the options of the rest catalog "default"'
         )
     target = open_(lake, mode="append", **rest_catalog.options(door.port))
     target.publish(0, frame(NARROW, narrow("a", 0)))

@@ -59,7 +59,7 @@ def test_only_the_last_stage_may_change_what_it_said(settings: dict[str, Any], l
 
 def test_there_is_a_bound_for_stages() -> None:
     window = pipeline(random.Random(1)).stages[0].window
-    with pytest.raises(ConfigError, match=f"stages: found {MOST_STAGES + 1}, expected at most {MOST_STAGES}"):
+    with pytest.raises(ConfigError, match=f"stages: found {MOST_STAGES + 1} stages, expected at most {MOST_STAGES}"):
         sw.pipeline(
             name="law",
             sources=[sw.Source(name="rows", dataframe=object())],

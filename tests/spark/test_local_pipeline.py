@@ -299,7 +299,10 @@ def test_processing_time_is_the_virtual_clock(spark: Any, tmp_path: Path) -> Non
 def test_a_row_that_does_not_fit_is_named(spark: Any, tmp_path: Path) -> None:
     with (
         LocalPipeline(files_pipeline(tmp_path, session_window(), SQL), session=spark) as test,
-        pytest.raises(sw.SlackwaterError, match='"usr"; did you mean "user"'),
+        pytest.raises(
+            sw.SlackwaterError,
+            match='unknown column "usr"; declare it in the schema, or correct the row; did you mean "user"',
+        ),
     ):
         test.pipe([{"usr": "u1", "ts": iso_time("09:00")}])
 

@@ -18,8 +18,12 @@ WAIT_S = 120.0  # for a state that comes by itself; only what never comes takes 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
+class PageLeftError(Exception):
+    """A command was sent to a page that the browser left before it responded."""
+
+
 class Browser:
-    """One tab. `said`: what the protocol told by itself, as console messages and requests."""
+    """One tab. `said`: the events of the protocol, such as console messages and requests."""
 
     def __init__(self, home: Path) -> None:
         import websocket
@@ -59,6 +63,8 @@ class Browser:
         while True:
             response = json.loads(self._socket.recv())
             if response.get("id") == self._number:
+                if "navigated" in response.get("error", {}).get("message", ""):
+                    raise PageLeftError(method)
                 assert "error" not in response, response
                 return dict(response["result"])
             self.said.append(response)
@@ -73,7 +79,15 @@ class Browser:
         self.arrives(url)
 
     def arrives(self, url: str) -> None:
-        wait_until(lambda: self.value("document.readyState") == "complete" and url in self.value("location.href"))
+        """Wait until the page at `url` is loaded. Until then, the browser may leave the page that responds."""
+
+        def is_loaded() -> bool:
+            try:
+                return self.value("document.readyState") == "complete" and url in self.value("location.href")
+            except PageLeftError:
+                return False
+
+        wait_until(is_loaded)
 
     def dark(self, enabled: bool) -> None:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if enabled else "light"}
@@ -98,7 +112,7 @@ class Browser:
         self.dark(False)
 
     def is_clean(self, *homes: str) -> None:
-        """Nothing was complained of, and nobody else was asked for anything."""
+        """Check that the console has no errors or warnings, and that only `homes` received requests."""
         assert self.complaints() == []
         assert [u for u in self.requests() if not u.startswith((*homes, "about:", "data:"))] == []
 

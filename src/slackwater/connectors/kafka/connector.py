@@ -27,7 +27,7 @@ from slackwater.connectors.connector import Backlog, BacklogCounter, Connector, 
 from slackwater.connectors.kafka.broker import KafkaBroker, client_settings, make_client, named_topics
 from slackwater.connectors.kafka.message_encoding import LETTER_HEADERS
 from slackwater.connectors.kafka.planner import PlannedKafkaSource
-from slackwater.connectors.kafka.source import RECORD_COLUMNS, sample_records
+from slackwater.connectors.kafka.source import sample_records
 from slackwater.connectors.payloads import create_payload
 from slackwater.connectors.payloads.base import RawRecords
 from slackwater.connectors.target import LabeledRows, ResultReader, RowCount, TargetTable
@@ -48,7 +48,7 @@ TAIL = 10_000  # the number of offsets before the end of a partition at which re
 _SECONDS = 30.0
 _COUNT = re.compile(r"\bcount\s*\(\s*\*\s*\)", re.IGNORECASE)
 _SELECT = re.compile(r"\bselect\b", re.IGNORECASE)
-_UNNAMED_COLUMNS = re.compile(r"\*|\|>|\btable\b", re.IGNORECASE)
+_UNNAMED = re.compile(r"\*|\|>|\btable\b", re.IGNORECASE)
 
 
 @dataclass
@@ -224,7 +224,7 @@ class KafkaConnector(Connector[KafkaConnection]):
             broker,
             create_payload(records),
             f"slackwater-{pipeline.name}-{spec.name}",
-            used_columns(pipeline, spec),
+            may_use_headers(pipeline, spec),
         )
         source.check_connector(session)
         return source
@@ -312,25 +312,23 @@ class KafkaConnector(Connector[KafkaConnection]):
         return bool(KafkaBroker(self.connection).partitions(f"pattern:{re.escape(spec.topic or '')}", key))
 
 
-def used_columns(pipeline: Pipeline, spec: Source) -> frozenset[str]:
-    """Return the columns of Kafka records that a pipeline may use, judging by the text of its SQL and of its steps.
+def may_use_headers(pipeline: Pipeline, spec: Source) -> bool:
+    """Return whether a pipeline may use the column `_headers` of Kafka records, judging by the text of its SQL.
 
-    All columns may be used by dead letters, by a step without SQL that is not a window, and by SQL that can return
-    columns without their names: with `*` other than in `count(*)`, with `TABLE`, with pipes (`|>`), or without SELECT.
+    Dead letters contain the headers. A step without SQL that is not a window may emit all columns. So may SQL that
+    returns columns without naming them: with `*` other than in `count(*)`, with `TABLE`, with pipes (`|>`), or without SELECT.
     """
     if pipeline.dead_letter is not None:
-        return RECORD_COLUMNS
-    texts: list[str] = []
+        return True
     for stage_pipeline in pipeline.stage_pipelines.values():
         for path in stage_pipeline.input_paths_from(spec.name):
-            queries = [sql for _, sql in stage_pipeline.sql_chain(path)]
-            if not all(_SELECT.search(sql) and not _UNNAMED_COLUMNS.search(_COUNT.sub("", sql)) for sql in queries):
-                return RECORD_COLUMNS
+            queries = [_COUNT.sub("", sql) for _, sql in stage_pipeline.sql_chain(path)]
             if not queries and stage_pipeline.transform.window is None:
-                return RECORD_COLUMNS
-            texts += [*queries, repr(stage_pipeline.transform.step)]
-    words = re.findall(r"\w+", " ".join(texts).lower())  # names are not case-sensitive
-    return RECORD_COLUMNS.intersection(words)
+                return True
+            text = " ".join([*queries, repr(stage_pipeline.transform.step)])
+            if "_headers" in text.lower() or not all(_SELECT.search(q) and not _UNNAMED.search(q) for q in queries):
+                return True
+    return False
 
 
 def count_backlog(broker: KafkaBroker, source: Source) -> BacklogCounter:

@@ -44,7 +44,6 @@ log = logging.getLogger("slackwater")
 # by fetch.max.wait.ms (500 by default). The records of the task are sent only after that response.
 CONSUMER_DEFAULTS = {"kafka.fetch.max.wait.ms": "5", "kafka.max.poll.records": "5000"}
 _META = ("_key", "_value", "_headers", "_topic", "_partition", "_offset")
-RECORD_COLUMNS = frozenset(_META)
 
 
 def sample_records(session: SparkSession, spec: Source, connection: KafkaConnection) -> list[str]:
@@ -69,13 +68,13 @@ class KafkaSource(SparkPlannedSource):
         broker: The connection to the cluster.
         payload: The decoder of the records.
         group: The consumer group for reading.
-        used: The columns of records that the pipeline uses, such as "_headers". All others may be NULL.
+        with_headers: Whether to read the headers of the records. If false, `_headers` is NULL.
     """
 
     broker: KafkaBroker
     payload: Payload
     group: str
-    used: frozenset[str] = RECORD_COLUMNS
+    with_headers: bool = True
     _cache: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -117,7 +116,7 @@ class KafkaSource(SparkPlannedSource):
             **configured,
             "kafka.bootstrap.servers": str(self.broker.connection.bootstrap_servers),
             "failOnDataLoss": "false",  # `_ranges` detects lost records before a batch is read
-            "includeHeaders": str("_headers" in self.used).lower(),
+            "includeHeaders": str(self.with_headers).lower(),
             **self.spec.options,
         }
 
@@ -333,24 +332,24 @@ class KafkaSource(SparkPlannedSource):
             )
         return ranges, lost
 
-    def _read(self, session: SparkSession, ranges: Mapping[tuple[str, int], tuple[int, int]]) -> DataFrame:
+    def _read(self, session: SparkSession, ranges: worker_reader.RangesByPartition) -> DataFrame:
         count = sum(until - since for since, until in ranges.values())
         decoder = None if self.spec.options else self.payload.worker_decoder(count)  # options of Spark's reader
         if decoder is not None and worker_reader.can_read_in_workers(session):
             client = worker_reader.consumer_settings(self.broker.connection, self.group, self.isolation)
             skips_lost = self.spec.on_data_loss == "skip"
-            records = worker_reader.read_records(session, ranges, client, decoder, self.used, skips_lost)
-            return self.decode(records, count=count)
-        assigned: dict[str, list[int]] = {}
-        for topic, part in ranges:
-            assigned.setdefault(topic, []).append(part)
-        read = self._reader(session).option("assign", json.dumps(assigned))
-        start, end = ({p: bounds[i] for p, bounds in ranges.items()} for i in (0, 1))
-        read = read.option("startingOffsets", json.dumps(group_by_topic(start)))
-        records = read.option("endingOffsets", json.dumps(group_by_topic(end))).load()
-        if "_headers" not in self.used:
+            records = worker_reader.read_records(session, ranges, client, decoder, self.with_headers, skips_lost)
+        else:
+            records = self._read_with_spark(session, ranges)
+        if not self.with_headers:
             records = records.selectExpr("*", "CAST(NULL AS ARRAY<STRUCT<key: STRING, value: BINARY>>) AS headers")
         return self.decode(records, count=count)
+
+    def _read_with_spark(self, session: SparkSession, ranges: worker_reader.RangesByPartition) -> Any:
+        start, end = (group_by_topic({p: bounds[i] for p, bounds in ranges.items()}) for i in (0, 1))
+        assigned = {topic: [int(part) for part in parts] for topic, parts in start.items()}
+        read = self._reader(session).option("assign", json.dumps(assigned))
+        return read.option("startingOffsets", json.dumps(start)).option("endingOffsets", json.dumps(end)).load()
 
     def _reader(self, session: SparkSession) -> Any:
         """Return the reader that all epochs share. Its constant options are set once per Spark session."""

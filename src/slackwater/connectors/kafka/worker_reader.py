@@ -11,7 +11,7 @@ time.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import compress
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from slackwater.connectors.payloads.base import WorkerDecoder
 
 Int64s = np.ndarray[Any, Any]
-COLUMNS = ("key", "value", "headers", "topic", "partition", "offset", "timestamp")
-_KEPT_VALUES = 1000  # the first records of a task keep their values, from which the names of their fields can be read
+RangesByPartition = Mapping[tuple[str, int], tuple[int, int]]  # the first offset and the end offset of each partition
 _PER_CALL, _PER_CALL_S = 20_000, 0.02  # a call returns after this number of records, or after this time
 _QUIET_S = 120.0  # how long to wait for the next record, as Spark's client does
 _QUEUED, _QUEUED_KIB = 60_000, 32_768  # the client's queue; records beyond the end of a range are fetched in vain
@@ -58,44 +57,31 @@ class RecordReader:
 
     Args:
         settings: The settings of the librdkafka consumer.
-        columns: The columns to return, a subset of COLUMNS. It includes "value".
+        columns: The columns to return, named as in Spark's Kafka reader. They include "value".
         decoder: Decodes the values. It has a method `decode`, which returns NULL for records that Spark must decode.
-        keeps_values: Whether to return the values of records that were decoded. If False, they become empty.
         skips_lost: Whether to continue at the next record if records no longer exist.
     """
 
     settings: Mapping[str, Any]
     columns: Sequence[str]
     decoder: Any
-    keeps_values: bool
     skips_lost: bool
 
     def read(self, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
         """Yield the records of the ranges. Raises EpochError if records no longer exist or do not arrive in time."""
+        import pyarrow as pa
         from confluent_kafka import Consumer
 
         per_partition = {"queued.min.messages": max(_QUEUED // max(len(ranges), 1), 1000)}
         required = _REQUIRED | {"auto.offset.reset": "earliest" if self.skips_lost else "error"}
         consumer: Any = make_client(Consumer, {**_DEFAULTS, **per_partition, **self.settings, **required})
-        count = 0
         try:
             for records in RangeConsumer(consumer, ranges):
-                yield self._to_batch(records, len(records.messages) if self.keeps_values else _KEPT_VALUES - count)
-                count += len(records.messages)
+                arrays = [records.column(name) for name in self.columns]
+                decoded = self.decoder.decode(arrays[self.columns.index("value")])
+                yield pa.RecordBatch.from_arrays([*arrays, decoded], names=[*self.columns, DECODED])
         finally:
             consumer.close()
-
-    def _to_batch(self, records: Records, with_values: int) -> pa.RecordBatch:
-        """Decode records. `with_values`: the number of records, from the first, that keep their values."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        arrays = {name: records.column(name) for name in self.columns}
-        decoded = self.decoder.decode(arrays["value"])
-        if with_values < len(decoded):
-            is_dropped = pc.and_(decoded.is_valid(), pa.array(np.arange(len(decoded)) >= with_values))
-            arrays["value"] = pc.if_else(is_dropped, b"", arrays["value"])
-        return pa.RecordBatch.from_arrays([*arrays.values(), decoded], names=[*arrays, DECODED])
 
 
 @dataclass(frozen=True)
@@ -108,7 +94,7 @@ class Records:
     offsets: Int64s
 
     def column(self, name: str) -> pa.Array:
-        """Return one of COLUMNS, with the type that Spark's Kafka reader gives it."""
+        """Return a column of Spark's Kafka reader, with the same name and type."""
         import pyarrow as pa
 
         if name in ("key", "value"):
@@ -231,11 +217,8 @@ class RangeConsumer:
             self._consumer.incremental_unassign(places)
 
 
-def split_ranges(ranges: Mapping[tuple[str, int], tuple[int, int]], tasks: int) -> list[list[OffsetRange]]:
-    """Split offset ranges into shares with equal numbers of offsets. There are at most `tasks` shares, none is empty.
-
-    `ranges`: the first offset and the end offset of each partition.
-    """
+def split_ranges(ranges: RangesByPartition, tasks: int) -> list[list[OffsetRange]]:
+    """Split offset ranges into shares with equal numbers of offsets. There are at most `tasks` shares, none is empty."""
     total, position = sum(until - since for since, until in ranges.values()), 0
     shares: list[list[OffsetRange]] = [[] for _ in range(tasks)]
     for (topic, partition), (since, until) in sorted(ranges.items()):
@@ -259,39 +242,37 @@ def consumer_settings(connection: KafkaConnection, group: str, isolation: str) -
 
 def read_records(
     session: SparkSession,
-    ranges: Mapping[tuple[str, int], tuple[int, int]],
+    ranges: RangesByPartition,
     client: Mapping[str, Any],
     decoder: WorkerDecoder,
-    used: Collection[str],
+    with_headers: bool,
     skips_lost: bool,
 ) -> DataFrame:
     """Return records in the format of Spark's Kafka reader, with the additional column `_decoded`.
 
     Args:
         session: The Spark session.
-        ranges: The first offset and the end offset of each partition.
+        ranges: The offsets to read.
         client: The settings of the librdkafka consumer.
         decoder: The decoder of the values.
-        used: The columns that the pipeline uses, such as "_headers".
+        with_headers: Whether to return the column `headers`.
         skips_lost: Whether to continue at the next record if records no longer exist.
     """
-    from pyspark.sql.types import StructField, StructType
+    from pyspark.sql import types as T  # noqa: N812
 
-    topics = {topic for topic, _ in ranges}
-    types = _spark_types()
-    constants = {
-        name: f"CAST(NULL AS {types[name].simpleString()})" for name in ("key", "headers") if f"_{name}" not in used
-    }
-    if len(topics) == 1:
-        constants["topic"] = f"'{next(iter(topics))}'"  # Kafka allows only letters, digits, ".", "_" and "-"
-    columns = [name for name in COLUMNS if name not in constants]
-    reader = RecordReader(client, columns, decoder.decoder, "_value" in used, skips_lost)
+    header = T.StructType([T.StructField("key", T.StringType()), T.StructField("value", T.BinaryType())])
+    types: dict[str, T.DataType] = {
+        "key": T.BinaryType(),
+        "value": T.BinaryType(),
+        "topic": T.StringType(),
+        "partition": T.IntegerType(),
+        "offset": T.LongType(),
+        "timestamp": T.TimestampType(),
+    } | ({"headers": T.ArrayType(header)} if with_headers else {})
+    schema = T.StructType([T.StructField(n, t) for n, t in (types | {DECODED: decoder.spark_type}).items()])
+    reader = RecordReader(client, list(types), decoder.decoder, skips_lost)
     shares = split_ranges(ranges, spark_connect_support.count_task_slots(session))
-    fields = [StructField(name, types[name]) for name in columns]
-    schema = StructType([*fields, StructField(DECODED, decoder.spark_type)])
-    numbers = session.range(0, len(shares), 1, len(shares))
-    records = numbers.mapInArrow(partial(_read_shares, reader, shares), schema)
-    return records.selectExpr("*", *(f"{sql} AS {name}" for name, sql in constants.items()))
+    return session.range(0, len(shares), 1, len(shares)).mapInArrow(partial(_read_shares, reader, shares), schema)
 
 
 def _read_shares(
@@ -300,12 +281,3 @@ def _read_shares(
     for batch in batches:
         for number in batch.column(0).to_pylist():
             yield from reader.read(shares[number])
-
-
-def _spark_types() -> dict[str, Any]:
-    """Return the types of COLUMNS in Spark's Kafka reader."""
-    from pyspark.sql import types as T  # noqa: N812
-
-    header = T.StructType([T.StructField("key", T.StringType()), T.StructField("value", T.BinaryType())])
-    types = (T.BinaryType(), T.BinaryType(), T.ArrayType(header), T.StringType(), T.IntegerType(), T.LongType())
-    return dict(zip(COLUMNS, (*types, T.TimestampType()), strict=True))
