@@ -63,10 +63,8 @@ def test_a_person_looks_clicks_and_follows(browser: Browser, page: tuple[UiServe
     assert browser.value("window.same") == 1  # the page was not reloaded
     assert browser.value("document.getElementById('link').textContent") == "live"
     # from a bin to a key with the pointer
-    browser.click("#closing svg a .reach")
-    browser.arrives("/closing?from=")
-    browser.click(".keys tbody a")
-    browser.arrives("/key?user")
+    browser.follow("#closing svg a .reach", "/closing?from=")
+    browser.follow(".keys tbody a", "/key?user")
     assert browser.value("document.querySelectorAll('svg .session').length") >= 1
     assert "open session" in browser.value("document.querySelector('pre').textContent")
     # and with the keyboard
@@ -108,14 +106,11 @@ def test_each_stage_is_a_click_away_and_follows(browser: Browser, tmp_path: Path
         wait_until(lambda: browser.value("document.getElementById('link').textContent") == "live")
         assert "which waits for stage" in browser.value("document.querySelector('.held').textContent")
         browser.both_colours(tmp_path, "stages")
-        browser.click('#stages a[href="/stage/sessions/"] .box')
-        browser.arrives("/stage/sessions/")
+        browser.follow('#stages a[href="/stage/sessions/"] .box', "/stage/sessions/")
         assert browser.value("document.querySelector('h1').textContent") == "law › sessions"
         assert browser.value("document.querySelector('#stages [aria-current] text').textContent") == "sessions"
-        browser.click("#closing svg a .reach")
-        browser.arrives("/stage/sessions/closing?from=")
-        browser.click(".keys tbody a")
-        browser.arrives("/stage/sessions/key?user")
+        browser.follow("#closing svg a .reach", "/stage/sessions/closing?from=")
+        browser.follow(".keys tbody a", "/stage/sessions/key?user")
         assert "goes to stage" in browser.value("document.querySelector('pre').textContent")
         browser.open(f"{home}/stage/seen/")
         wait_until(lambda: browser.value("document.getElementById('link').textContent") == "live")

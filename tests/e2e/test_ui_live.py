@@ -179,11 +179,9 @@ def test_sessions_of_messages_while_they_are_read_and_after_a_death(
     browser.both_colours(tmp_path, "running")
     # from the histogram to a key
     wait_until(lambda: browser.value("document.querySelectorAll('#closing svg a .reach').length") > 0)
-    browser.click("#closing svg a .reach")
-    browser.arrives("/closing?from=")
+    browser.follow("#closing svg a .reach", "/closing?from=")
     wait_until(lambda: browser.value("document.querySelectorAll('.keys tbody a').length") > 0)
-    browser.click(".keys tbody a")
-    browser.arrives("/key?source=")
+    browser.follow(".keys tbody a", "/key?source=")
     assert "open session" in text(browser, "pre")
     browser.both_colours(tmp_path, "key")
     browser.is_clean(run.home)

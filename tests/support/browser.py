@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import shutil
 import subprocess
@@ -79,15 +80,27 @@ class Browser:
         self.arrives(url)
 
     def arrives(self, url: str) -> None:
-        """Wait until the page at `url` is loaded. Until then, the browser may leave the page that responds."""
+        wait_until(lambda: self.is_at(url))
 
-        def is_loaded() -> bool:
-            try:
-                return self.value("document.readyState") == "complete" and url in self.value("location.href")
-            except PageLeftError:
-                return False
+    def is_at(self, url: str) -> bool:
+        """Return whether the page at `url` is loaded. False if the browser leaves the page that should respond."""
+        try:
+            return self.value("document.readyState") == "complete" and url in self.value("location.href")
+        except PageLeftError:
+            return False
 
-        wait_until(is_loaded)
+    def follow(self, selector: str, url: str) -> None:
+        """Click on the first element until the page at `url` is loaded. A live page may move it under the pointer."""
+
+        def is_followed() -> bool:
+            with contextlib.suppress(AssertionError, PageLeftError):  # the opened page does not have the element
+                self.click(selector)
+            ends = time.monotonic() + 3
+            while not (arrived := self.is_at(url)) and time.monotonic() < ends:
+                time.sleep(0.05)
+            return arrived
+
+        wait_until(is_followed)
 
     def dark(self, enabled: bool) -> None:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if enabled else "light"}

@@ -137,10 +137,8 @@ class LocalPipeline:
         """
         for name in (rows_by_source := rows if isinstance(rows, Mapping) else {self._only_source(): rows}):
             if name not in self.source_names:
-                names_text = ", ".join(self.source_names)
-                raise ConfigError(
-                    [f'{self.pipeline.name}: source "{name}" does not exist; expected one of {names_text}']
-                )
+                expected = ", ".join(self.source_names)
+                raise ConfigError([f'{self.pipeline.name}: source "{name}" does not exist; expected one of {expected}'])
         self.now_us += took_ms * 1000
         if self._session is not None:
             from slackwater.testing.spark_row_preparation import InputRows
