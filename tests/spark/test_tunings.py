@@ -58,3 +58,8 @@ def test_the_cache_of_expressions_finds_the_attributes_of_pyspark(runner: Runner
 def test_the_table_of_tunings_lists_each_of_them() -> None:
     section = README.read_text().partition("## Tunings of the engine")[2].partition("\n## ")[0]
     assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == sorted(TUNINGS)
+
+
+def test_few_tasks_get_small_pages(spark: Any) -> None:
+    """`local[2]`: a task that aggregates or sorts allocates at least one page."""
+    assert spark.sparkContext.getConf().get("spark.buffer.pageSize") == "16m"

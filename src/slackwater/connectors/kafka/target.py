@@ -41,6 +41,7 @@ _EXACTLY_ONCE, _AT_LEAST_ONCE = "exactly_once", "at_least_once"
 _SECRETS = ("password", "secret", "token", "jaas", ".key", "credential")
 _EARLIER = (KafkaError._FATAL, KafkaError._STATE)
 _FENCED = (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
+_POLL_EVERY = 1000  # messages; polling for each message would take a fifth of the time
 _KEY_BYTES = 500_000  # a message is 1 MB at most by default, and its value repeats the key
 
 
@@ -204,7 +205,7 @@ class KafkaTarget:
 
     def _transaction(self, producer: Producer, epoch: int, messages: Messages, commit: str) -> None:
         producer.begin_transaction()
-        self._produce(producer, epoch, messages, lambda error, message: None)
+        self._produce(producer, epoch, messages)  # committing reports errors
         marker = TargetMarker(state=self._table.state, epoch=epoch, commit=commit)
         value, headers = self._markers.record(marker)
         self._send(producer, EPOCHS_TOPIC, value, self._markers.key, partition=0, headers=headers)
@@ -232,12 +233,19 @@ class KafkaTarget:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"{remaining} messages not acknowledged"))
 
     def _produce(
-        self, producer: Producer, epoch: int, messages: Messages, on_delivery: Callable[[Any, Any], None]
+        self,
+        producer: Producer,
+        epoch: int,
+        messages: Messages,
+        on_delivery: Callable[[KafkaError | None, Message[Any, Any]], None] | None = None,
     ) -> None:
         """Produce the messages one by one, because batch calls of the client library do not support headers."""
         headers, topic = self._rows.headers(epoch), self._topic
-        for key, value, row_headers in messages:
-            self._send(producer, topic, value, key, headers=[*row_headers, *headers], on_delivery=on_delivery)
+        for number, (key, value, row_headers) in enumerate(messages):
+            all_headers = [*row_headers, *headers] if row_headers else headers
+            self._send(producer, topic, value, key, headers=all_headers, on_delivery=on_delivery)
+            if number % _POLL_EVERY == 0:
+                producer.poll(0)
 
     def _send(self, producer: Producer, *message: Any, **more: Any) -> None:
         """Produce one message, waiting while the client's queue is full."""
@@ -245,7 +253,6 @@ class KafkaTarget:
         while True:
             try:
                 producer.produce(*message, **more)
-                producer.poll(0)
                 return
             except BufferError:
                 end = end or time.monotonic() + self._timeout

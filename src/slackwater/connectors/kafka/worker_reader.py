@@ -36,8 +36,14 @@ Int64s = np.ndarray[Any, Any]
 RangesByPartition = Mapping[tuple[str, int], tuple[int, int]]  # the first offset and the end offset of each partition
 _PER_CALL, _PER_CALL_S = 20_000, 0.02  # a call returns after this number of records, or after this time
 _QUIET_S = 120.0  # how long to wait for the next record, as Spark's client does
-_QUEUED, _QUEUED_KIB = 60_000, 32_768  # the client's queue; records beyond the end of a range are fetched in vain
-_DEFAULTS = {"fetch.wait.max.ms": 5, "queued.max.messages.kbytes": _QUEUED_KIB, "log_level": 0}
+_QUEUED = 20_000  # records in the client's queue; those beyond the end of a range are fetched in vain
+_DEFAULTS = {
+    "fetch.max.bytes": 1 << 20,  # the heaps of the client's threads keep the memory of larger responses
+    "fetch.wait.max.ms": 5,
+    "fetch.queue.backoff.ms": 5,  # by default, a full queue stops the client for a second
+    "queued.max.messages.kbytes": 8_192,
+    "log_level": 0,
+}
 _REQUIRED = {"enable.auto.commit": False, "enable.partition.eof": True}
 
 

@@ -39,6 +39,8 @@ _DEFAULTS = {
     # Spark puts these before spark.executor.extraJavaOptions, whose values win
     "spark.executor.defaultJavaOptions": avro.JAVA_OPTIONS,
 }
+_FEW_TASKS = 4
+_FEW_TASKS_DEFAULTS = {"spark.buffer.pageSize": "16m"}  # if few tasks share the heap, Spark chooses 32m or 64m
 _KEY = "spark.remote"
 _NEEDED = {"spark.sql.session.timeZone": "UTC", "spark.sql.ansi.enabled": "true"}
 
@@ -81,13 +83,14 @@ def start_session(
     builder = SparkSession.builder.appName("slackwater")
     if "spark.master" not in (settings or {}) and "--master" not in os.environ.get("PYSPARK_SUBMIT_ARGS", ""):
         builder = builder.master(os.environ.get("SPARK_MASTER", "local[*]"))
-    for key, value in {**_DEFAULTS, **(settings or {})}.items():
+    slots = jvm_launch.count_task_slots(settings or {})
+    defaults = _DEFAULTS | (_FEW_TASKS_DEFAULTS if slots is not None and slots <= _FEW_TASKS else {})
+    for key, value in {**defaults, **(settings or {})}.items():
         builder = builder.config(key, value)
     notice("info", "starting Spark, which takes 5 to 30 s …")
     began = time.monotonic()
     options = jvm_launch.jvm_options(settings or {})
-    is_local = jvm_launch.count_task_slots(settings or {}) is not None
-    archive = jvm_launch.use_class_archive(options, is_local)
+    archive = jvm_launch.use_class_archive(options, is_local=slots is not None)
     with _stderr_to_file() as log, _keep_interrupt_handler(), archive:
         try:
             _silence_error_logs()
